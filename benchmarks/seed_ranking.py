@@ -123,13 +123,14 @@ def _run(row: dict[str, str]) -> Run:
 
 def workload_of(row: dict[str, str]) -> Workload:
     major, minor = map(int, (row["transformers"] or "5.0").split("."))
+    deepspeed = tuple(map(int, row["deepspeed"].split(".")))
     return Workload(
         method=cast(Method, row["method"]),
         lora_rank=int(row["lora_rank"] or 8),
         seq_len=int(row["seq_len"]),
         precision=cast(Precision, row["precision"]),
         attention=cast(AttentionKernel, row["attention"]),
-        software=Software(transformers=(major, minor)),
+        software=Software(transformers=(major, minor), deepspeed=deepspeed),
     )
 
 

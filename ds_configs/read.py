@@ -13,7 +13,7 @@ from ..estimators.errors import ConfigFileError
 from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
-from ..estimators.workload import OptimizerStep, Precision, Workload
+from ..estimators.workload import DEFAULT, OptimizerStep, Precision, Software, Workload
 
 _HIGHEST = 2**63 - 1
 """sys.maxsize, DeepSpeed's own value for "no limit"."""
@@ -43,12 +43,13 @@ def plan_from_ds_config(
     gradient_accumulation_steps: int | None = None,
     gradient_checkpointing: bool = False,
     cpu_checkpointing: bool = False,
+    software: Software = DEFAULT,
 ) -> Plan:
     """The plan that the Trainer or `deepspeed.initialize` runs with this configuration on this cluster.
 
     micro_batch_size, gradient_accumulation_steps: the values of TrainingArguments. They fill `auto`; if None,
         TrainingArguments' defaults do. gradient_checkpointing, cpu_checkpointing: never part of a DeepSpeed
-        configuration as the Trainer uses it.
+        configuration as the Trainer uses it. software: its DeepSpeed decides what an absent `pin_memory` means.
 
     Other `auto` values follow from the model's hidden size (`ConfigKey.filled_from_hidden_size`) or are DeepSpeed's
     defaults, because its configuration classes drop them. Keys that a plan does not have or its stage does not use are
@@ -92,7 +93,7 @@ def plan_from_ds_config(
     # A group larger than the number of ranks contains all ranks, and 0 means 1 (utils/groups.py, runtime/engine.py).
     copied = max(1, min(read.pop("zero_hpz_partition_size", 1), cluster.world_size))
     pinned = [
-        _flag(block, "pin_memory", default=True)
+        _flag(block, "pin_memory", default=software.pins_by_default)
         for block, device in ((optimizer, offload_optimizer), (param, offload_param))
         if device != "none"
     ]

@@ -71,11 +71,15 @@ class Gpu:
         return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
 
     @property
+    def is_geforce(self) -> bool:
+        brand, _, number = self.name.partition(" ")
+        # "RTX A6000" and "RTX 6000 Ada" are workstation cards.
+        return brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
+
+    @property
     def sends_through_host(self) -> bool:
         """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
-        brand, _, number = self.name.partition(" ")
-        # "RTX A6000" and "RTX 6000 Ada" are workstation cards, whose drivers allow peer access.
-        return self.peer_link == "pcie" and brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
+        return self.peer_link == "pcie" and self.is_geforce
 
     @property
     def is_cpu(self) -> bool:
@@ -155,13 +159,18 @@ DRAM_BYTES_PER_S = 200e9
 as much (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307), but no published optimizer step on the host is faster there
 (`offload_time.DRAM_SHARE`)."""
 
+DESKTOP_DRAM_BYTES_PER_S, DESKTOP_CORES, DESKTOP_GPUS = 51.2e9, 16, 2
+"""Host of at most two GeForce or TITAN cards: a desktop with two channels of DDR4-3200 and 16 cores. The only published
+steps of such cards with an optimizer on the host (gpt2-xl on 2 TITAN RTX, huggingface/blog accelerate-deepspeed;
+Qwen2.5-0.5B on 2 RTX 3080, seed 000) were 1.5 to 3 times slower than a server's, and lie within 30 % with it."""
+
 KERNEL_MEMORY_SHARE = 0.02
 """Share of the installed RAM that is unavailable to processes: a 64-byte descriptor per 4 KiB page (1.6 %; Linux
 include/linux/mm_types.h `struct page`), and the reservations of firmware and kernel."""
 
 _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
-"""Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56). Other nodes are assumed to have 32,
-so that memory bounds the optimizer's step."""
+"""Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56). Other nodes but desktops are assumed
+to have 32, so that memory bounds the optimizer's step."""
 
 _GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 """Bandwidth between nodes by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and p6-b200
@@ -179,11 +188,20 @@ NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 
 
 def dram_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.dram_bytes_per_s_per_node or DRAM_BYTES_PER_S
+    assumed = DESKTOP_DRAM_BYTES_PER_S if is_desktop(cluster) else DRAM_BYTES_PER_S
+    return cluster.dram_bytes_per_s_per_node or assumed
+
+
+def is_desktop(cluster: Cluster) -> bool:
+    """Return whether the host is assumed to be a desktop."""
+    gpu, cores = cluster.gpu, cluster.cpu_cores_per_node or 0
+    is_small = cluster.gpus_per_node <= DESKTOP_GPUS and cores <= 2 * DESKTOP_CORES
+    return is_small and (gpu.is_geforce or gpu.name.startswith("TITAN"))
 
 
 def cpu_cores(cluster: Cluster) -> int:
-    return cluster.cpu_cores_per_node or round(_by_gpu(_CPU_CORES, cluster, otherwise=32))
+    others = DESKTOP_CORES if is_desktop(cluster) else 32
+    return cluster.cpu_cores_per_node or round(_by_gpu(_CPU_CORES, cluster, otherwise=others))
 
 
 def host_score_s(cluster: Cluster) -> float:

@@ -27,8 +27,9 @@ class Software:
     5 every expert is a separate module: bitsandbytes quantizes it, its routing waits for the GPU, and ZeRO-3 gathers it
     separately; and GPT-2's eager attention masks its scores twice. In 4.38 and 4.39 Llama has a mask without padding;
     before 4.54 key and value heads are repeated for torch's attention."""
-    deepspeed: tuple[int, int] = (0, 19)
-    """Major and minor version. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
+    deepspeed: tuple[int, ...] = (0, 19, 8)
+    """Major and minor version, and a patch. What an offload costs depends on it (`time.offload_time`), as does
+    `pins_by_default`. Before 0.19 stages 1 and 2 flatten the weights on the host; before 0.18 stage 3 hooks
     every module of an expert unless `set_z3_leaf_modules` was called; before 0.13 gathers of a recomputation do not use
     hpZ's second copy; before 0.6 stage 3 waits for the GPU at every fetch."""
     trl: tuple[int, int] = (1, 16)
@@ -70,6 +71,11 @@ class Software:
     pinned_inputs: bool = True
     """Whether layer inputs in host RAM are page-locked, each block rounded up to a power of two, as in transformers.
     Pageable ones have their exact size and are copied more slowly."""
+
+    @property
+    def pins_by_default(self) -> bool:
+        """Whether DeepSpeed takes an absent `pin_memory` as true (runtime/zero/offload_config.py)."""
+        return self.deepspeed >= (0, 19, 5)
 
 
 DEFAULT = Software()

@@ -124,6 +124,7 @@ class Run:
             gradient_accumulation_steps=self.gradient_accumulation_steps if filled is None else None,
             gradient_checkpointing=self.gradient_checkpointing,
             cpu_checkpointing=self.cpu_checkpointing,
+            software=self.workload.software,
         )
 
     def estimate(self, filled: Mapping[str, Any] | None = None) -> Estimate | None:

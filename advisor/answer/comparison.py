@@ -201,7 +201,7 @@ def build_side(
             accumulation=accumulation,
             gradient_checkpointing=options.get("gradient_checkpointing", "auto"),
         )
-        plan = filled.plan(config, model, cluster)
+        plan = filled.plan(config, model, cluster, workload.software)
     except ConfigFileError as error:
         what = f"{name}: {error.what}"
         raise ConfigFileError(what, why=error.why, fix=error.fix) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.files import free_bytes
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
+    Launcher,
     launch_commands,
     threads_setting,
+    unset_threads,
 )
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import (
@@ -27,6 +30,7 @@ from ...ds_configs.training_script import (
 )
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
+from ...estimators.time.step_time import estimate_time
 from ..document.blocks import Block, Commands, Sentence
 from ..question.cluster import gpus_argument
 from ..question.file_question import record
@@ -84,9 +88,18 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
             why = "Before the start, on every node (without it, fragmentation can take a quarter more memory):"
         settings.append((variables, why))
     if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
-        why = "For the optimizer on the host (torchrun and accelerate would give each rank one thread):"
+        one, other = (f"{_unset_speed(answer, chosen, launcher):.2f}" for launcher in ("accelerate", "deepspeed"))
+        why = f"For the optimizer on the host (without it {one} x as fast by accelerate, {other} x by deepspeed):"
         settings.append((threads_setting(cluster), why))
     return settings
+
+
+def _unset_speed(answer: Recommendation, chosen: Candidate, launcher: Launcher) -> float:
+    """Return the speed of the plan with the launcher's own number of threads, as a share of that with an equal part of
+    the cores."""
+    question = answer.question
+    cluster = replace(question.cluster, threads_per_rank=unset_threads(launcher, question.cluster))
+    return chosen.time.step_s / estimate_time(question.model, question.workload, cluster, chosen.plan).step_s
 
 
 def start_commands(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, list[str]]:

@@ -130,6 +130,8 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
     without_autoep = question.replace_options(
         experts="zero"
     )  # AutoEP supports none of these methods, losses and states
+    if question.workload.precision == "fp16" and question.cluster.gpu.has_bf16:  # the host checks fp16 for overflow
+        yield [("--precision bf16", _altered(question, precision="bf16"))]
     yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
     if chosen is None or not chosen.fit.assumed_host_bytes:

@@ -131,6 +131,7 @@ def _figures(advice: CommandAdvice) -> ImportFigures:
         micro_batch_size=today.engine.micro_batch_size,
         gradient_accumulation_steps=today.engine.gradient_accumulation_steps,
         gradient_checkpointing=today.observed.recomputes,
+        software=question.workload.software,
     )
     as_is = replace(predict(model, question.workload, cluster, plan), fit=today.fit)
     is_faster = recommended is not None and not is_as_fast(as_is, recommended) and (advice.speedup or 2.0) > 1.0

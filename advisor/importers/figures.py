@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,10 +12,12 @@ from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware import Cluster, cores_per_rank
+from ...estimators.memory.plan_memory import has_room_for_pinned
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PlainPyTorch, Plan
+from ...estimators.time.step_time import estimate_time, gain_of_bf16
 from ...estimators.units import GIB
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
@@ -114,6 +116,7 @@ def import_figures(
                 f"the optimizer runs on the host with {own} per rank: OMP_NUM_THREADS={cores_per_rank(cluster)} would "
                 f"make the run {times(gain)} as fast"
             )
+        remarks += _slow_offload(as_is.plan, model, workload, as_started)
     if run.training.get("seq_len") is None:
         remarks.append(f"the sample length is not given: {workload.seq_len:,} tokens are assumed (--seq-len)")
     splits_layers = plan.autotp_size > 1  # the script's data loader depends on the groups
@@ -263,6 +266,18 @@ def _plain_strategy(run: ImportedRun, model: ModelShape, workload: Workload, clu
     return "fsdp" if unsupported(model, workload, sharded) is not None else sharded.strategy  # type: ignore[return-value]
 
 
+def _slow_offload(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Iterator[str]:
+    """Yield what an offload loses by pageable memory and by fp16."""
+    if not plan.pin_memory and has_room_for_pinned(model, workload, cluster, plan):
+        pinned = plan.replace_fields(pin_memory=True)
+        pageable_s, pinned_s = (estimate_time(model, workload, cluster, each).step_s for each in (plan, pinned))
+        if pageable_s >= _LEAST_GAIN * pinned_s:
+            gain = times(pageable_s / pinned_s)
+            yield f"the offload is not pinned: pin_memory would make the run {gain} as fast"
+    if (gain_of_type := gain_of_bf16(model, workload, cluster, plan)) >= _LEAST_GAIN:
+        yield f"the host checks fp16 gradients for infinities: bf16 would make the run {times(gain_of_type)} as fast"
+
+
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
@@ -278,7 +293,9 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
         strategy = _plain_strategy(run, model, workload, cluster)
         return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
     try:
-        return plan_from_ds_config(config, model, cluster, cpu_checkpointing=offloads, **batch)
+        return plan_from_ds_config(
+            config, model, cluster, cpu_checkpointing=offloads, software=workload.software, **batch
+        )
     except ConfigFileError as error:
         name = run.deepspeed.name if run.deepspeed is not None else ""
         raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
@@ -107,7 +107,8 @@ def parse_cluster(
         means one GPU. `auto` asks the driver of this machine.
     ram: host memory per node: `256GB` or `0.5TB` as sold, `200GiB` as usable (`parse_ram`). By default this machine's
         if gpus is `auto` (the container's limit first), else unknown.
-    nvme: `PATH:SIZE` or `SIZE`, per node; by default unknown.
+    nvme: `PATH:SIZE` or `SIZE`, per node, and the drive's rates: `/nvme:2TB@7GB/s,5GB/s` reads 7 and writes 5 GB/s; a
+        single rate is for both. By default unknown; the rates are then measured or assumed ones.
     interconnect: bandwidth between nodes, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, each with an
         optional `8x`. `GB/s` is bytes and everything else bits. By default `network_bytes_per_s`.
 
@@ -118,8 +119,10 @@ def parse_cluster(
         usable, reading = parse_ram(ram)
         cluster = replace(cluster, host_memory_bytes_per_node=usable)
         cluster = _assuming(cluster, reading) if reading else cluster
+    at = rates = ""
     if nvme is not None:
-        path, _, size = nvme.rpartition(":")
+        path, _, drive = nvme.rpartition(":")
+        size, at, rates = drive.partition("@")
         cluster = replace(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )
@@ -130,9 +133,13 @@ def parse_cluster(
         cluster = cluster if known is None else measured_cluster(cluster, known)
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
+    if at:  # what is stated takes precedence over what was measured
+        read, *others = (_rate(text, _DRIVE) for text in rates.split(",", 1))
+        write = others[0] if others else read
+        cluster = replace(cluster, nvme_read_bytes_per_s_per_node=read, nvme_write_bytes_per_s_per_node=write)
     if interconnect is None:
         return cluster
-    rate = _rate(interconnect)
+    rate = _rate(interconnect, _NETWORK)
     if cluster.nodes == 1:
         return _assuming(cluster, "--interconnect has no effect on one node")
     return replace(cluster, interconnect_bytes_per_s=rate)
@@ -253,9 +260,28 @@ def _this_machine() -> Cluster:
     )
 
 
-def _rate(text: str) -> float:
-    """Bytes per second of a node's adapters."""
-    fix = "write it as 200Gb/s, 25GB/s or 100GbE (8x200Gb/s for eight adapters per node)"
+class _Rated(NamedTuple):
+    """What a rate is of, for errors."""
+
+    option: str
+    why: str
+    fix: str
+
+
+_NETWORK = _Rated(
+    "--interconnect",
+    "the time of every collective depends on it",
+    "write it as 200Gb/s, 25GB/s or 100GbE (8x200Gb/s for eight adapters per node)",
+)
+_DRIVE = _Rated(
+    "--nvme",
+    "the time of every swap depends on it",
+    "write it as /nvme:2TB@7GB/s, or with another rate of writing as /nvme:2TB@7GB/s,5GB/s",
+)
+
+
+def _rate(text: str, rated: _Rated) -> float:
+    """Bytes per second of a node's adapters or drives."""
     number = re.fullmatch(
         r"(?:(\d{1,3})\s*x\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)",
         text.strip(),
@@ -263,17 +289,17 @@ def _rate(text: str) -> float:
     )
     if number is None:
         raise ClusterError(
-            f"--interconnect {text[:40]!r} is not a rate",
-            why="the time of every collective depends on it",
-            fix=fix,
+            f"{rated.option} {text[:40]!r} is not a rate",
+            why=rated.why,
+            fix=rated.fix,
         )
     in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[3]) is not None
     rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(
-            f"--interconnect {text!r} is {rate / 1e9:g} GB/s per node",
+            f"{rated.option} {text!r} is {rate / 1e9:g} GB/s per node",
             why="values from 0.1 to 2000 GB/s are accepted",
-            fix=fix,
+            fix=rated.fix,
         )
     return rate
 

@@ -147,7 +147,11 @@ class MachineOptions(TypedDict, total=False):
     ]
     ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
     nvme: Annotated[
-        str | None, Option("Folder on an NVMe drive and its free space, such as /nvme:2TB.", metavar="PATH:SIZE")
+        str | None,
+        Option(
+            "Folder on an NVMe drive and its free space, such as /nvme:2TB; with rates, /nvme:2TB@7GB/s,5GB/s.",
+            metavar="PATH:SIZE",
+        ),
     ]
     interconnect: Annotated[
         str | None, Option("Bandwidth between nodes, per node and direction, such as 200Gb/s.", metavar="RATE")

@@ -203,9 +203,11 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     elif get_origin(kind) is tuple:
         wanted = "a version such as 4.45"
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-        version = re.fullmatch(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?", text)
+        version = re.fullmatch(r"(\d{1,3})(?:\.(\d{1,3})(?:\.(\d{1,3})?.*)?)?", text)
         if version is not None:
-            return int(version[1]), int(version[3] or 0)
+            major, minor, patch = version.groups()
+            with_patch = (patch,) if patch is not None and ... in choices else ()
+            return tuple(map(int, (major, minor or 0, *with_patch)))
     elif value in choices:
         return value
     wanted = wanted or f"one of {', '.join(map(str, choices))}"

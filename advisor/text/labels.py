@@ -215,7 +215,7 @@ _TIME: Final[Mapping[str, str]] = _by_name(
     "all_reduces_of_a_number all_to_all_of_heads all_reduce all_gather reduce_scatter all_to_all reduce broadcast",
     pcie="gradients_to_host weights_from_host updated_weights_to_host updated_weights_to_gpu copies_to_host "
     "copies_to_device",
-    host="optimizer_on_the_host tensor_operations_on_the_host",
+    host="optimizer_on_the_host overflow_check_on_the_host tensor_operations_on_the_host",
     launch="launch_overhead launches_of_the_step launches hooks deepspeed's_python_code",
 )
 """Family of a time component; components that are not listed are memory-bound work, or NVMe by their name."""

@@ -285,7 +285,8 @@ def _answer_of_file(file: Path, question: Question, options: Mapping[str, Any]) 
     given = {name: value for name, value in given.items() if value not in (None, "auto")}
     own, model, cluster = read_file_question(file, given), question.model, question.cluster
     workload = configured_workload(own.config, options, model, cluster.gpu)
-    plan = filled_batch(own.config, model, workload, cluster, **own.batch).plan(own.config, model, cluster)
+    batch = filled_batch(own.config, model, workload, cluster, **own.batch)
+    plan = batch.plan(own.config, model, cluster, workload.software)
     samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
     workload = replace(workload, global_batch_size=samples // plan.sequence_parallel_size)
     candidate = predict(model, workload, cluster, plan)

@@ -22,7 +22,7 @@ from ..estimate import TimeEstimate, TimeTerm
 from ..hardware import Cluster, network_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.host_costs import HostCosts, host_costs
-from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
+from ..time.offload_time import cpu_step_bytes_per_s, host_link_s, new_memory_bytes_per_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
 from ..workload import PRECISIONS
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule, add_serialized_copies
@@ -256,7 +256,8 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     kind, size = operation.kind, operation.size_bytes
     if kind == "host":
         # All ranks of a node step at the same time and share its memory bandwidth.
-        return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
+        mapped_s = operation.unmapped_bytes / new_memory_bytes_per_s(cluster)
+        return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster) + mapped_s
     if kind in ("to host", "to device"):
         return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.serialized else 0.0)
     if kind == "collective":

@@ -62,6 +62,9 @@ SYMBOLS: Mapping[str, str] = {
     "more": "forward passes of a micro batch without gradients",
     "forward": "seconds of a step's forward passes, with their communication",
     "PCIe": "bytes per second between a GPU and the host",
+    "pageable": "bytes per second of a copy from or to pageable memory of the host",
+    "new": "bytes per second that the host's kernel maps as new memory for a rank",
+    "check": "seconds to check a gradient on the host for infinities, in memory that is mapped",
     "host": "bytes per second that the optimizer's step on the host moves, with the threads that each rank has",
     "hosted": "share of an offloaded optimizer that is stepped on the host",
     "kept": "parameters of one rank that an offloaded optimizer steps on the GPU",
@@ -239,6 +242,13 @@ class Step:
     def host_link_term(self, name: str, size_bytes: float, formula: str, **values: float) -> TimeTerm:
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
         return self.term(name, "pcie", seconds, formula, **values)
+
+    def new_memory_copy(self, width: int) -> tuple[float, dict[str, float]]:
+        """Return the seconds of a copy between the GPU and new pageable memory of `width` bytes for each parameter that
+        a rank steps on the host, and the values of its formula's symbols."""
+        size, new = width * self.trained_per_rank * self.host_share, offload.new_memory_bytes_per_s(self.cluster)
+        one_s = offload.host_link_s(self.cluster, 1, pinned=False)
+        return size * (one_s + 1 / new), {"pageable": 1 / one_s, "new": new, "hosted": self.host_share}
 
 
 @lru_cache(maxsize=256)

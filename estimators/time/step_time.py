@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -78,6 +79,17 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
     step = _step(model, workload, cluster, plan)
     passes = Passes(step)
     return _forward_s(passes, _forward_links(step, passes))
+
+
+def gain_of_bf16(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
+    """Return the speedup of bf16 over the workload's precision if the host checks that one's gradients for infinities;
+    0 if it does not, or if the GPU has no bf16."""
+    if workload.precision == "bf16" or not cluster.gpu.has_bf16:
+        return 0.0
+    if not offload.checks_overflow_on_host(workload, plan):
+        return 0.0
+    in_bf16 = replace(workload, precision="bf16")
+    return estimate_time(model, workload, cluster, plan).step_s / estimate_time(model, in_bf16, cluster, plan).step_s
 
 
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
@@ -169,7 +181,7 @@ def optimizer_terms(step: Step, passes: Passes) -> list[TimeTerm]:
         on_gpu = _gpu_update(step)
         launches = _launches(step, passes, on_gpu.seconds * (1 - _stepped_share(step)))
         return [on_gpu, launches, *_weights_moved(step), *_collectives(step)]
-    stepped = [*_host_update(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
+    stepped = [*_overflow_check(step), *_host_update(step), *_weights_to_gpu(step), *_kept_on_gpu(step)]
     return [*stepped, _launches(step, passes, 0.0), *_weights_moved(step), *_collectives(step)]
 
 
@@ -214,6 +226,16 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
     return term._replace(hidden_s=hidden)
 
 
+def _overflow_check(step: Step) -> list[TimeTerm]:
+    """Return the term of the check of the gradients on the host."""
+    if not offload.checks_overflow_on_host(step.workload, step.plan):
+        return []
+    seconds = step.trained_per_rank * offload.overflow_check_s(step.cluster)
+    inputs = {"check": offload.OVERFLOW_CHECK_S, "new": offload.new_memory_bytes_per_s(step.cluster)}
+    formula = f"Pr (check + {offload.OVERFLOW_CHECK_BYTES} / new)"
+    return [step.term("overflow check on the host", "cpu", seconds, formula, **inputs)]
+
+
 def _host_update(step: Step) -> list[TimeTerm]:
     """Return the terms of the step on the host, including reads and writes of states on NVMe."""
     cluster, node = step.cluster, step.trained_per_node
@@ -221,8 +243,11 @@ def _host_update(step: Step) -> list[TimeTerm]:
         return []
     states = optimizer(step.workload.optimizer, bf16_states=step.plan.bf16_optimizer_states).cpu_state_bytes or 0.0
     rate = offload.cpu_step_bytes_per_s(cluster)
-    seconds = offload.cpu_step_bytes(states, step.plan.master_bytes) * node * step.host_share / rate
-    formula = "hosted (6 m + 2 + 2 states) Pn / host" if step.gpu_stepped else "(6 m + 2 + 2 states) Pn / host"
+    casts = offload.way_of_weights(step.workload, step.plan) != "uncast"
+    moved = offload.cpu_step_bytes(states, step.plan.master_bytes, casts=casts)
+    seconds = moved * node * step.host_share / rate
+    text = "(6 m + 2 + 2 states)" if casts else "(5 m + 2 states)"
+    formula = f"{'hosted ' if step.gpu_stepped else ''}{text} Pn / host"
     inputs = {"states": states, "host": rate, "hosted": step.host_share}
     terms = [step.term("optimizer on the host", "cpu", seconds, formula, **inputs)]
     if step.plan.offload_optimizer == "nvme":
@@ -237,9 +262,14 @@ def _host_update(step: Step) -> list[TimeTerm]:
 def _weights_to_gpu(step: Step) -> list[TimeTerm]:
     if step.plan.offload_param != "none":
         return []
-    size = step.element_bytes * step.trained_per_rank * step.host_share
-    formula = "w hosted Pr / PCIe" if step.gpu_stepped else "w Pr / PCIe"
-    return [step.host_link_term("updated weights to GPU", size, formula, hosted=step.host_share)]
+    name, way = "updated weights to GPU", offload.way_of_weights(step.workload, step.plan)
+    hosted = "hosted " if step.gpu_stepped else ""
+    if way == "new memory" and step.element_bytes != step.plan.master_bytes:
+        seconds, inputs = step.new_memory_copy(step.element_bytes)
+        return [step.term(name, "pcie", seconds, f"w {hosted}Pr (1 / pageable + 1 / new)", **inputs)]
+    symbol, width = ("m", step.plan.master_bytes) if way == "uncast" else ("w", step.element_bytes)
+    size = width * step.trained_per_rank * step.host_share
+    return [step.host_link_term(name, size, f"{symbol} {hosted}Pr / PCIe", hosted=step.host_share)]
 
 
 def _kept_on_gpu(step: Step) -> list[TimeTerm]:

@@ -135,9 +135,7 @@ def expert_gradient_reduction(step: Step) -> TimeTerm:
 def gradients_to_host(step: Step) -> TimeTerm:
     plan, n, w, master = step.plan, step.micro_batches, step.element_bytes, step.plan.master_bytes
     if plan.zero_stage == 3:
-        per_rank = (master * step.host_share + 2 * w * n) * step.trained_per_rank
-        formula = "(m hosted + 2 w n) Pr / PCIe" if step.gpu_stepped else "(m + 2 w n) Pr / PCIe"
-        return step.host_link_term("gradients to host", per_rank, formula, hosted=step.host_share)
+        return _gradient_shards_to_host(step)
     per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
     if plan.zero_stage == 2 and n > 1:
         per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
@@ -146,6 +144,22 @@ def gradients_to_host(step: Step) -> TimeTerm:
     in_turn = per_parameter * step.trained * alone
     seconds = offload.host_link_s(step.cluster, in_turn, pinned=plan.pin_memory, alone=alone)
     return step.term("gradients to host", "pcie", seconds, formula, PCIe=in_turn / seconds, bucket=bucket)
+
+
+def _gradient_shards_to_host(step: Step) -> TimeTerm:
+    """Return the term of stage 3, whose ranks copy their shards at the same time."""
+    plan, n, w, master = step.plan, step.micro_batches, step.element_bytes, step.plan.master_bytes
+    name, accumulated = "gradients to host", 2 * w * n * step.trained_per_rank
+    hosted = " hosted" if step.gpu_stepped else ""
+    if not offload.casts_gradients_on_host(step.workload, plan) or w == master:
+        size = accumulated + master * step.host_share * step.trained_per_rank
+        return step.host_link_term(name, size, f"(m{hosted} + 2 w n) Pr / PCIe", hosted=step.host_share)
+    copied_s, inputs = step.new_memory_copy(w)
+    rate = offload.cpu_step_bytes_per_s(step.cluster)
+    cast_s = (w + master) * step.host_share * step.trained_per_node / rate
+    formula = f"2 w n Pr / PCIe + w{hosted} Pr (1 / pageable + 1 / new) + (w + m){hosted} Pn / host"
+    term = step.host_link_term(name, accumulated, formula, host=rate, **inputs)
+    return term._replace(seconds=term.seconds + copied_s + cast_s)
 
 
 def exchanges(step: Step) -> list[TimeTerm]:

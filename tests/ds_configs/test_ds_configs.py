@@ -63,7 +63,7 @@ def test_an_emitted_configuration_reads_back_as_the_same_plan(
     emitted = json.loads(json.dumps(ds_config(wanted, MODEL, Workload(), CLUSTER, flavor=flavor)))
     assert "auto" not in json.dumps(emitted["zero_optimization"]), "memory is predicted for numbers"
     offloads = [block for name, block in emitted["zero_optimization"].items() if name.startswith("offload_")]
-    assert all(block["pin_memory"] is True for block in offloads), "up to DeepSpeed 0.19.0 the default is False"
+    assert all(block["pin_memory"] is True for block in offloads), "before DeepSpeed 0.19.5 the default is False"
     assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == wanted
 
 
@@ -225,6 +225,13 @@ def test_reading_fills_in_what_trainer_and_deepspeed_fill_in(given: dict[str, An
     """Batch sizes are derived, `auto` is resolved, defaults, aliases and deprecated keys are DeepSpeed's."""
     read = plan_from_ds_config(given, MODEL, CLUSTER)
     assert {name: getattr(read, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(("version", "pinned"), [((0, 19, 5), True), ((0, 19, 4), False)])
+def test_what_no_pin_memory_means_depends_on_the_version(version: tuple[int, ...], pinned: bool) -> None:
+    given = stage_block(2, offload_optimizer=CPU)
+    software = Software(deepspeed=version)
+    assert plan_from_ds_config(given, MODEL, CLUSTER, software=software).pin_memory == pinned
 
 
 @pytest.mark.parametrize(

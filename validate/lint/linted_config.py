@@ -23,7 +23,8 @@ from ...estimators.optimizers import OptimizerSpec, deepspeed_optimizer
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
-from ...estimators.workload import Framework, Workload
+from ...estimators.workload import DEFAULT, Framework, Software, Workload
+from .. import parse_version
 from .document import Document
 from .facts import DeepSpeedFacts
 from .values import TRUTHS
@@ -45,7 +46,9 @@ class FilledBatch(NamedTuple):
     words: str = ""
     """The description of values that the advice filled in; "" if none."""
 
-    def plan(self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster) -> Plan:
+    def plan(
+        self, config: Mapping[str, Any], model: ModelShape, cluster: Cluster, software: Software = DEFAULT
+    ) -> Plan:
         """The plan of a configuration with these values. Raises like `plan_from_ds_config`."""
         return plan_from_ds_config(
             config,
@@ -55,6 +58,7 @@ class FilledBatch(NamedTuple):
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             gradient_checkpointing=self.gradient_checkpointing,
             cpu_checkpointing=self.cpu_checkpointing,
+            software=software,
         )
 
 
@@ -243,8 +247,10 @@ class LintedConfig:
         model, workload, cluster = self.model, self.workload, self.cluster
         if model is None or workload is None or cluster is None:
             return None
+        software = replace(workload.software, deepspeed=parse_version(self.facts.version).release)
+        workload = replace(workload, software=software)
         try:
-            plan = self.batch.plan(self.values, model, cluster)
+            plan = self.batch.plan(self.values, model, cluster, software)
         except ConfigFileError:
             return None
         if unsupported(model, workload, plan, cluster):

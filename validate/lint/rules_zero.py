@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.memory.plan_memory import has_room_for_pinned
+from ...estimators.time.offload_time import PAGEABLE_BYTES_PER_S
+from ...estimators.time.step_time import gain_of_bf16
 from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
-from .linted_config import LintedConfig
+from .linted_config import GAIN, LintedConfig
 from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
-from .rule_conditions import at, key_name, that
+from .rule_conditions import Condition, at, key_name, that
 from .rules_types import DTYPES
 
 _STAGE_12 = "runtime/zero/stage_1_and_2.py"
@@ -341,6 +343,24 @@ def _fits_pinned(config: LintedConfig) -> bool:
     return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
 
 
+_unpinned = when.off | (when.null & Condition(lambda config, path: config.facts.default(path) is False))
+_may_use_bf16 = that(lambda config: config.cluster is None or config.cluster.gpu.has_bf16)
+
+
+def _pageable_copies(config: LintedConfig, path: str) -> str:
+    what = f"{path.split('.')[1]} is not pinned: copies at most {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s"
+    known = config.situation
+    gain = known.gain(known.plan.replace_fields(pin_memory=True)) if known is not None else 0.0
+    return what + (f"; pinned it is predicted {gain:.1f} x as fast" if gain else "")
+
+
+def _checked_on_host(config: LintedConfig, _: str) -> str:
+    what = "the host checks the gradients of every step for infinities"
+    known = config.situation
+    gain = gain_of_bf16(known.model, known.workload, known.cluster, known.plan) if known is not None else 0.0
+    return what + (f": bf16 is predicted {gain:.1f} x as fast" if gain >= GAIN else "")
+
+
 _partly_offloaded = when.number(lambda ratio: 0 <= ratio < 1) & when.stages(3) & when.offloaded
 _without_cpu_class = when.known_optimizer & that(
     lambda config: not (config.optimizer_spec and config.optimizer_spec.cpu_class)
@@ -412,14 +432,18 @@ OFFLOAD_RULES = section(
     ),
     advice_rule(
         "DS415 offload to memory that is not pinned",
-        at(
-            _both("pin_memory"),
-            when.off & when.in_use & that(_fits_pinned),
-            lambda _, path: f"{path.split('.')[1]} is not pinned",
-        ),
-        why="copies from and to pageable memory are slower and do not overlap with computation",
+        at(_both("pin_memory"), _unpinned & when.in_use & that(_fits_pinned), _pageable_copies),
+        why="copies from and to pageable memory are slower and do not overlap with computation; without the key, "
+        "memory is pinned from 0.19.5 on",
         fix='set "pin_memory": true',
-        source="runtime/zero/offload_config.py",
+        source="runtime/zero/offload_config.py, estimators/time/offload_time.py",
+    ),
+    advice_rule(
+        "DS416 fp16 gradients that the host checks",
+        at("fp16.enabled", when.fp16 & ~when.bf16 & when.stages(3) & when.offloaded & _may_use_bf16, _checked_on_host),
+        why="with an offloaded optimizer, stage 3 looks for infinities in all fp16 gradients on the host",
+        fix="use bf16, which is not checked, on GPUs that have it",
+        source=_STAGE_3 + " has_overflow, estimators/time/offload_time.py",
     ),
     warning_rule(
         "DS417 a partly offloaded optimizer",

@@ -11,7 +11,13 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import build_cluster, cluster_here, parse_cluster
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware import KERNEL_MEMORY_SHARE, machine_assumptions, network_bytes_per_s
+from ds_advise.estimators.hardware import (
+    KERNEL_MEMORY_SHARE,
+    machine_assumptions,
+    network_bytes_per_s,
+    nvme_read_bytes_per_s,
+    nvme_write_bytes_per_s,
+)
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 
 GIB = 2**30
@@ -104,6 +110,16 @@ def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
     assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("/mnt/数据", 2 * 10**12)
     cluster = parse_cluster("2x32GB", nvme="500GB")
     assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("", 5 * 10**11)
+    assert any("NVMe that reads" in phrase for phrase in machine_assumptions(cluster))
+
+
+@pytest.mark.parametrize(("rates", "read", "write"), [("7GB/s,5000MB/s", 7e9, 5e9), ("20GB/s", 20e9, 20e9)])
+def test_the_rates_of_a_drive_are_stated_with_it(rates: str, read: float, write: float) -> None:
+    """They replace the assumed ones, and the answer no longer names an assumption."""
+    cluster = parse_cluster("2x32GB", nvme=f"/mnt/nvme:2TB@{rates}")
+    assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("/mnt/nvme", 2 * 10**12)
+    assert (nvme_read_bytes_per_s(cluster), nvme_write_bytes_per_s(cluster)) == (read, write)
+    assert not any("NVMe" in phrase for phrase in machine_assumptions(cluster))
 
 
 BAD = {
@@ -111,7 +127,7 @@ BAD = {
     f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|{'9' * 300}xH100|{'9' * 20}x80GB|{'9' * 5000}x80GB|"
     "1234567890x8x80GB|1x2x99999999999x80GB|12345.5x80GB|99999999999xTesla V100-32GB|2x3x4567xTesla V100-32GB",
     "ram": "|256|GB|0GB|-5GB|1e9GB|999999TB|256QB|\u0662GB|nan GB",
-    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB",
+    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB|/mnt:2TB@|/mnt:2TB@fast|/mnt:2TB@7GB/s,|/mnt:2TB@0GB/s",
     "interconnect": "|200|200g|fast|0Gb/s|-1Gb/s|1e9Gb/s|999999GB/s|ib|roce|0x200Gb/s",
 }
 

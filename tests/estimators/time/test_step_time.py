@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware import AttentionSpeed, Cluster, find_gpu
+from ds_advise.estimators.hardware import DRAM_BYTES_PER_S, AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time import roofline
@@ -201,6 +201,61 @@ def test_the_host_steps_only_its_share_of_the_optimizer() -> None:
 
     assert host_s(0.5) == pytest.approx(host_s(1) / 2, rel=0.2)
     assert host_s(0) == 0 < host_s(0.9) < host_s(1)
+
+
+CHECK, TO_HOST, TO_GPU = "overflow check on the host", "gradients to host", "updated weights to GPU"
+
+
+def offload_s(
+    name: str, version: tuple[int, ...], precision: Any = "bf16", cluster: Cluster = PAIR, **more: Any
+) -> float:
+    workload = dataclasses.replace(WORKLOAD, precision=precision, software=Software(deepspeed=version))
+    chosen = plan(**{"zero_stage": 3, "offload_optimizer": "cpu", **more})
+    return seconds(estimate_time(MODEL, workload, cluster, chosen), name)
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "stage", "checks"),
+    [
+        ((0, 19, 8), "fp16", 3, True),
+        ((0, 19, 8), "fp16", 2, False),
+        ((0, 19, 8), "bf16", 3, False),
+        ((0, 11, 1), "bf16", 3, True),
+        ((0, 11, 2), "bf16", 3, False),
+        ((0, 9, 3), "fp16", 3, False),
+    ],
+)
+def test_the_host_checks_the_gradients_that_the_version_checks(
+    version: tuple[int, ...], precision: Any, stage: int, checks: bool
+) -> None:
+    """By stage3.py of these versions; a core takes 3 to 5 ns for each gradient of its rank."""
+    took = offload_s(CHECK, version, precision, zero_stage=stage)
+    assert (took > 0) == checks
+    assert not checks or 3e-9 < took / (MODEL.parameters / PAIR.world_size) < 5e-9
+
+
+def test_what_the_host_copies_and_casts_depends_on_the_version() -> None:
+    """Casts on the host in new memory take longer than those on the GPU, and than fp32 over the link."""
+    assert offload_s(TO_HOST, (0, 15, 3)) > 1.5 * offload_s(TO_HOST, (0, 15, 4))
+    uncast, cast, new = (offload_s(TO_GPU, version, zero_stage=2) for version in ((0, 16), (0, 17), (0, 14, 0)))
+    assert uncast == pytest.approx(2 * cast)
+    assert new == offload_s(TO_GPU, (0, 19, 8)) > uncast
+
+
+def test_a_pageable_copy_does_not_get_faster_with_the_link() -> None:
+    """A core of the host makes it: PCIe 5 gains nothing over PCIe 4, as it does for pinned memory."""
+    old, new = parse_cluster("2xA100-80GB"), parse_cluster("2xH100")
+    for pinned, ratio in ((True, 2.0), (False, 1.0)):
+        took = [offload_s(TO_HOST, (0, 19, 8), cluster=each, pin_memory=pinned) for each in (old, new)]
+        assert took[0] / took[1] == pytest.approx(ratio, rel=0.01)
+
+
+def test_one_or_two_geforce_cards_are_in_a_desktop() -> None:
+    """Whose memory is slower than a server's; more cards, more cores and other cards make it a server."""
+    hosts = [parse_cluster(gpus) for gpus in ("2xRTX4090", "4xRTX4090", "2xRTXA6000", "2xA100-80GB")]
+    hosts.append(dataclasses.replace(hosts[0], cpu_cores_per_node=64))
+    desktop, *servers = (dram_bytes_per_s(each) for each in hosts)
+    assert {*servers} == {DRAM_BYTES_PER_S} and desktop < DRAM_BYTES_PER_S / 3
 
 
 def test_measured_attention_replaces_what_is_published() -> None:

@@ -141,6 +141,32 @@ def test_a_flood_of_findings_is_cut() -> None:
     assert len(report.findings) == 200 and report.more > 0
 
 
+def test_memory_that_the_version_does_not_pin_by_itself_is_named_with_what_it_costs() -> None:
+    """DS415 by the default of the version, and DS416, each with the predicted gain where the model is known."""
+    block = facts().block("zero_optimization.offload_optimizer")
+    assert block is not None and block.field("pin_memory") is not None
+    older = replace(
+        facts(),
+        version="0.19.4",
+        blocks=tuple(
+            replace(each, fields=tuple(replace(known, default=False) for known in each.fields if known.default is True))
+            if each.path == block.path
+            else each
+            for each in facts().blocks
+        ),
+    )
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    }
+    context = {"model": "Qwen2.5-7B", "gpus": "1xH100", "ram": "500GB"}
+    found = {finding.code: finding.what for finding in judged(config, older, **context).findings}
+    assert re.search(r"not pinned: copies at most \d.* pinned it is predicted 1\.\d x as fast", found["DS415"])
+    assert re.search(r"bf16 is predicted \d\.\d x as fast", found["DS416"])
+    assert "DS415" not in codes(judged(config, **context))
+
+
 def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the report says whose they are."""
     monkeypatch.setattr("ds_advise.validate.lint.installed_facts.installed_version", lambda _package: "")
