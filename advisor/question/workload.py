@@ -184,7 +184,7 @@ def plan_settings(
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal."""
-    choices: Sequence[str] = get_args(kind)
+    choices: Sequence[Any] = get_args(kind)
     wanted = ""
     if kind is bool:
         choices = tuple(_WORDS)
