@@ -16,7 +16,7 @@ from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 from ...estimators.unsupported import unsupported
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..question.file_question import FileQuestion, read_file_question
+from ..question.file_question import FileQuestion, read_file_question, split_batch
 from ..question.question import Question
 from ..question.workload import assumes_half_precision, configured_workload
 from ..search.candidate import LEAST, Candidate, candidate_duration, predict
@@ -180,8 +180,7 @@ def build_side(
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = context.question.model, context.question.cluster
-    options = dict(side.options if side.recorded is not None else context.options)
-    accumulation = options.pop("accumulation", None)
+    options, batch = split_batch(side.options if side.recorded is not None else context.options)
     workload = configured_workload(config, options, model, cluster.gpu)
     assumed = f"{workload.precision} assumed (--precision)" if assumes_half_precision(config, options) else ""
     if workload.optimizer not in OPTIMIZERS:
@@ -192,15 +191,7 @@ def build_side(
             fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
         )
     try:
-        filled = filled_batch(
-            config,
-            model,
-            workload,
-            cluster,
-            micro_batch=options.get("micro_batch"),
-            accumulation=accumulation,
-            gradient_checkpointing=options.get("gradient_checkpointing", "auto"),
-        )
+        filled = filled_batch(config, model, workload, cluster, **batch)
         plan = filled.plan(config, model, cluster, workload.software)
     except ConfigFileError as error:
         what = f"{name}: {error.what}"

@@ -15,7 +15,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import DeepSpeedFacts, LintReport, lint, load_facts
 from ...validate.lint.config_file import correct, read_config_file, shown_name
-from ..question.file_question import FileQuestion, file_question
+from ..question.file_question import FileQuestion, file_question, split_batch
 from ..question.model_source import load_model
 from ..question.rollouts import training_cluster
 from ..question.workload import apply_model_options, configured_workload
@@ -27,16 +27,15 @@ def lint_settings(
     *,
     framework: Framework | None = None,
     model: str | ModelShape | None = None,
-    accumulation: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return keyword arguments of `lint`.
 
     The workload is None without a model and for an unknown optimizer; memory and speed are then not checked. The advice
-    fills an `auto` batch. options: those of a question. Raises DsAdviseError for invalid GPUs, an unknown model, and
-    impossible options.
+    fills an `auto` batch. options: those of a question, and `accumulation`. Raises DsAdviseError for invalid GPUs, an
+    unknown model, and impossible options.
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    options, batch = split_batch(options)
     is_placed = any(name in options for name in ("gpus", "device", "ranks"))
     cluster = training_cluster(options) if is_placed else None
     shape = load_model(model, offline=options.get("offline", False)) if isinstance(model, str) else model
@@ -52,15 +51,7 @@ def lint_settings(
         from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
 
         with suppress(DsAdviseError):  # a lint rule reports it
-            known["batch"] = filled_batch(
-                config,
-                shape,
-                workload,
-                cluster,
-                micro_batch=options.get("micro_batch"),
-                accumulation=accumulation,
-                gradient_checkpointing=options.get("gradient_checkpointing", "auto"),
-            )
+            known["batch"] = filled_batch(config, shape, workload, cluster, **batch)
     return known
 
 

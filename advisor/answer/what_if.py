@@ -77,7 +77,7 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         yield from _other_assumptions(question, chosen)
     storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        # The answer hangs on the RAM: plans with less of it come first.
+        # The answer depends on the RAM, so plans with less of it come first.
         yield from _smaller_hosts(question, chosen)
         yield next(storage, None)
         yield from _grown(question, chosen, next(kinds))

@@ -67,7 +67,7 @@ _FILE = (
 
 
 def file_options(*, extra: Sequence[Decorator] = ()) -> Decorator:
-    """The options of a question about a file, for commands of other modules."""
+    """The options of a question about a file, for `lint` and `why`."""
     return _file_question(_FILE, extra=extra)
 
 
@@ -76,7 +76,7 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 @click.command()
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
-@_file_question(_FILE, extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
+@file_options(extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")

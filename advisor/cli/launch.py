@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=CommandWithUsersCommand)
-@run_options(model_option("Model of the command, for --check quick and for the plans of --fallback."), needs_file=False)
+@run_options(model_option("Model of the command, for --check quick and for the plans of --fallback."))
 @question_options(("gpus", "device", "ranks"), into="machine", only_passed=True)
 @click.option(
     "--launcher",

@@ -17,11 +17,10 @@ POSITIVE = click.IntRange(min=1)
 RANK = click.IntRange(min=0)
 
 
-def run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
-    """Decorator that gives a command the options of a run, and passes their values as `run`: the arguments of
+def run_options(model: Decorator) -> Decorator:
+    """Decorator that gives a command the options of a run, and passes those that the user passed as `run`: arguments of
     `read_run` except the cluster."""
-    metavar = "DS_CONFIG" if needs_file else "[DS_CONFIG]"
-    file = click.argument("config_file", metavar=metavar, type=PATH, required=needs_file)
+    file = click.argument("config_file", metavar="[DS_CONFIG]", type=PATH, required=False)
     return question_options(
         (
             *(*TRAINING, *ROLLOUTS, "micro_batch", "precision"),
@@ -30,10 +29,7 @@ def run_options(model: Decorator, *, needs_file: bool = True) -> Decorator:
         into="run",
         extra=[file, model, ACCUMULATION],
         only_passed=True,
-        micro_batch={
-            "help": "Value for an `auto` micro batch.",
-            "default_text": "the recommended value, else 1",
-        },
+        micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value, else 1"},
         method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Value for an `auto` in bf16 or fp16."},
         gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},

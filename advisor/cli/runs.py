@@ -111,7 +111,7 @@ def _warn_of_set_keys(run: Run) -> None:
 
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
-@run_options(_MODEL, needs_file=False)
+@run_options(_MODEL)
 @question_options(("gpus", "device", "ranks", "ram", "nvme"), into="machine", only_passed=True)
 @click.option("--rank", type=RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
@@ -236,7 +236,7 @@ def _described_answer(
 
 
 @click.command(cls=CommandWithUsersCommand)
-@run_options(_MODEL, needs_file=False)
+@run_options(_MODEL)
 @question_options(("gpus", *names_in(CpuOptions)), into="machine", only_passed=True)
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=RANK, default=0, help="Rank to run with --solo.")

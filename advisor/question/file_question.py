@@ -31,7 +31,9 @@ _AMOUNTS = ("data", "samples", "tokens")
 _NOT_RECORDED = {"offline", "global_batch", "micro_batch", "gradient_checkpointing", "sequence_parallel_size"}
 """Options that do not belong to the question, or that the plan decides."""
 
-_BATCH = ("micro_batch", "accumulation", "gradient_checkpointing")
+BATCH_OPTIONS = ("micro_batch", "accumulation", "gradient_checkpointing")
+"""What the training script decides, and a DeepSpeed configuration does not or by `auto`: the arguments of
+`search.open_batch.filled_batch`."""
 
 _FILLED = {"micro_batch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps"}
 """Options that fill the `auto` of a key."""
@@ -120,7 +122,7 @@ class FileQuestion:
     asked: dict[str, Any]
     """Options of a question by name, without those in `batch`. One that is not known is missing."""
     batch: dict[str, Any]
-    """`micro_batch`, `accumulation` and `gradient_checkpointing`, which the training script decides."""
+    """Those in `BATCH_OPTIONS`."""
     recorded: Mapping[str, Any] | None = None
     """The record's options; None for a file without a record."""
     plan: Plan | None = None
@@ -196,9 +198,8 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
     """
     value = document.value
     config = without_record(value)
-    given = {each: what for each, what in given.items() if what is not None}
+    given, batch = split_batch(given)
     model = given.pop("model", None)
-    batch = {each: given.pop(each) for each in _BATCH if each in given}
     unrecorded = FileQuestion(name=name, document=document, config=config, model=model, asked=given, batch=batch)
     if RECORD_KEY not in value:
         return unrecorded
@@ -228,6 +229,13 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
         recorded=recorded,
         plan=plan,
     )
+
+
+def split_batch(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the options of the question, those in `BATCH_OPTIONS`), each without those that are None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    batch = {name: given.pop(name) for name in BATCH_OPTIONS if name in given}
+    return given, batch
 
 
 def has_record(path: Path) -> bool:
