@@ -107,6 +107,16 @@ class Run:
         samples = (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1) * self.cluster.world_size
         return samples // self.ranks_per_sample
 
+    @property
+    def config_with_batch(self) -> dict[str, Any]:
+        """The configuration with `micro_batch_size` and `gradient_accumulation_steps` in place of an `auto`."""
+        batch = {
+            "train_micro_batch_size_per_gpu": self.micro_batch_size,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+        open_keys = [key for key in batch if self.config.get(key, "auto") == "auto" and batch[key] is not None]
+        return {**self.config, **{key: batch[key] for key in open_keys}}
+
     def plan(self, filled: Mapping[str, Any] | None = None) -> Plan | None:
         """The plan of the configuration; None for a model or optimizer without closed form.
 
@@ -151,7 +161,8 @@ def absolute_factory(text: str) -> str:
     return f"{path}:{function}"
 
 
-_MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")
+MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")
+"""Blocks of a configuration that write files, open connections or print, and change nothing else."""
 
 
 def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
@@ -160,7 +171,7 @@ def isolated_config(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
     DeepSpeed clears and creates its swap folders below `nvme_path`, where a real training may be running: they are
     placed in `folder`. Monitors, which write files or open connections, and the profiler, which prints, are removed.
     """
-    isolated = {key: value for key, value in config.items() if key not in _MONITORS}
+    isolated = {key: value for key, value in config.items() if key not in MONITORS}
     zero = isolated.get("zero_optimization")
     if isinstance(zero, dict):
         isolated["zero_optimization"] = {

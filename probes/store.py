@@ -106,6 +106,10 @@ class Record:
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
 
     @property
+    def ran_on_gpus(self) -> bool:
+        return self.result.get("device") == "cuda" and bool(self.machine.gpus)
+
+    @property
     def body(self) -> dict[str, Any]:
         """The fields that have no column."""
         names = ("model_name", "plan", "workload", "result", "versions")
@@ -120,8 +124,8 @@ def build_record(
     config: Mapping[str, Any] | None = None,
     **conditions: Any,
 ) -> Record:
-    """A record of a run's measurement on this machine, made now. config: the run's configuration if more of it is
-    known. conditions: stored with the workload."""
+    """A record of a run's measurement on this machine, made now. config: the run's configuration if more of it is known
+    than the given one with its batch sizes. conditions: stored with the workload."""
     name = run.model_name or (run.shape.name if run.shape is not None else "")
     return Record(
         kind=kind,
@@ -129,7 +133,7 @@ def build_record(
         model="" if run.shape is None else model_key(run.shape),
         # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
-        plan=dict(run.config if config is None else config),
+        plan=dict(run.config_with_batch if config is None else config),
         workload={**stored_workload(run), **conditions},
         result=result,
         versions={library: version(library) for library in LIBRARIES},

@@ -90,8 +90,8 @@ def test_an_issue_form_is_one(form: Path) -> None:
     assert all(field["attributes"]["options"] for field in fields if field["type"] == "dropdown")
 
 
-def test_there_are_a_form_for_wrong_numbers_and_two_more() -> None:
+def test_there_are_a_form_for_wrong_numbers_and_three_more() -> None:
     """The first asks for the explanation, which holds every term of the number."""
-    assert len(WORKFLOWS) == 3 and len(FORMS) == 3
+    assert len(WORKFLOWS) == 3 and len(FORMS) == 4
     first = _read(ROOT / ".github" / "ISSUE_TEMPLATE" / "wrong-number.yml")["body"][0]
     assert re.search(r"ds-advise explain .* --json", first["attributes"]["placeholder"])

@@ -1,4 +1,4 @@
-"""Commands that are not about a training: `doctor`, `bench`, `history`, `checkpoint` and `page`."""
+"""Commands that are not about one training: `doctor`, `bench`, `history`, `contribute`, `checkpoint` and `page`."""
 
 from __future__ import annotations
 
@@ -101,6 +101,51 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     found = store.find(ids=chosen, limit=None if most is None else most + 1)
     more = most is not None and len(found) > most
     show_document(lambda: history_document(found[:most], path=store.path, more=more), output)
+    return 0
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID ...]")
+@click.option("--model", metavar="MODEL", help="Folder with the config.json of a model that has no public name.")
+@click.option("-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file.")
+@FORCE
+@output_options
+def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: bool, output: Output) -> int:
+    """Show measured runs in the form of the published runs, to compare predictions with them.
+
+    ID is the number of a probe or a training in `ds-advise history`; by default the newest that ran on GPUs. A row has
+    the model, the machine's class, the versions, the configuration, and the measured and predicted figures. It has no
+    path, no name of a host or a user, and no text of a script. Nothing is sent.
+
+    \b
+    ds-advise contribute 12 13
+    ds-advise contribute 12 --model ./my-model -o measured.json
+
+    Exit code: 0, or 2 if a record is not such a run.
+    """
+    from ...ds_configs.files import write_text
+    from ...probes.store import Store
+    from ...validate.lint.installed_facts import load_facts
+    from ..render.contribution import contribution_document, contribution_json
+    from ..render.deliver import show_document
+    from ..verification.contribution import Contribution, contributed_run
+
+    store = Store()
+    records = store.find(ids=[_number(text) for text in ids] if ids else None)
+    if missing := {_number(text) for text in ids} - {record.id for record in records}:
+        raise DsAdviseError(
+            f"there is no record {', '.join(map(str, sorted(missing)))}", fix="`ds-advise history` lists them"
+        )
+    if not ids:
+        records = [each for each in records if each.kind in ("probe", "training") and each.ran_on_gpus][:1]
+    if not records:
+        raise DsAdviseError("nothing was measured on GPUs yet", fix="use ds-advise probe, launch or train")
+    facts = load_facts()
+    found = Contribution(runs=tuple(contributed_run(record, facts, model) for record in records))
+    show_document(lambda: contribution_document(found), output)
+    if file is not None:
+        write_text(contribution_json(found), file, force=force)
+        output.say(f"wrote {file}")
     return 0
 
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
     "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
     "history": ("machine:history", "List, export or remove measurements."),
+    "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
     "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
     "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
     "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),

@@ -30,6 +30,7 @@ from ..render.lint import LintFigures
 from ..render.why import WhyReport
 from ..rent import RentFigures
 from ..train.report import TrainingReport
+from ..verification.contribution import Contribution
 from ..verification.probe import ProbeAdditions
 from .options import DEBUG
 
@@ -51,6 +52,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "checkpoint": (CheckpointAnswer,),
     "bench": (Record,),
     "history": (History,),
+    "contribute": (Contribution,),
     "compare": (ComparisonFigures,),
     "check": (CheckResult,),
     "rent": (RentFigures,),
@@ -70,7 +72,7 @@ NAMES = tuple(_FORMS)
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
     dry-run, advise-command and dry-run-command (for the user's command), probe, launch, train, checkpoint, bench,
-    history, compare, check, from, rent, lint, doctor or why.
+    history, contribute, compare, check, from, rent, lint, doctor or why.
 
     \b
     ds-advise schema advise

@@ -75,15 +75,12 @@ def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **setting
     return result
 
 
-def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None, **conditions: str) -> int | None:
+def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None, **conditions: Any) -> int | None:
     """Keep a probe, also a failed one. Return its number; None if the store cannot be used (a line on stderr).
 
-    The configuration is stored as given, with its `auto` batch sizes filled. A successful result has it complete.
-    conditions: stored with the workload.
+    A successful result has the configuration complete. conditions: stored with the workload.
     """
-    record = build_record(
-        run, "probe", result.to_json(), config=_filled_config(run), memory_limit_bytes=memory_limit_bytes, **conditions
-    )
+    record = build_record(run, "probe", result.to_json(), memory_limit_bytes=memory_limit_bytes, **conditions)
     return try_store(lambda store: store.add(record), None)
 
 
@@ -124,7 +121,7 @@ class PastProbes:
     def find(self, run: Run) -> PastProbe | None:
         """Return the newest valid probe for a run of this model."""
         for record in self._records.get(
-            _probe_digest(_filled_config(run), stored_workload(run), _versions(*LIBRARIES)), ()
+            _probe_digest(run.config_with_batch, stored_workload(run), _versions(*LIBRARIES)), ()
         ):
             assert record.id is not None, "it is from the store"
             try:
@@ -148,15 +145,6 @@ def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versio
         "eval_new_tokens",
     )
     return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)
-
-
-def _filled_config(run: Run) -> dict[str, Any]:
-    batch = {
-        "train_micro_batch_size_per_gpu": run.micro_batch_size,
-        "gradient_accumulation_steps": run.gradient_accumulation_steps,
-    }
-    open_keys = [key for key in batch if run.config.get(key, "auto") == "auto" and batch[key] is not None]
-    return {**run.config, **{key: batch[key] for key in open_keys}}
 
 
 def _is_valid(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:

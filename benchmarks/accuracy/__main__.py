@@ -2,6 +2,7 @@
 
 python -m benchmarks.accuracy             # docs/accuracy.md, printed
 python -m benchmarks.accuracy --write     # bring the documents, intervals and questions up to date
+python -m benchmarks.accuracy --add FILE --by issue-12    # take contributed runs in (`contributed`)
 
 `benchmarks/data/questions.csv` has a line for each run: what was measured, what is predicted, and the command.
 """
@@ -12,8 +13,22 @@ import argparse
 import sys
 from pathlib import Path
 
+from ds_advise.estimators.errors import DsAdviseError, error_line
+
 from .. import numbers
-from . import memory, memory_spread, other_objectives, peers, questions, recorded, software, spread, time, whole_runs
+from . import (
+    contributed,
+    memory,
+    memory_spread,
+    other_objectives,
+    peers,
+    questions,
+    recorded,
+    software,
+    spread,
+    time,
+    whole_runs,
+)
 from .predicted_memory import results
 from .report import Section, document
 from .rows import runs as memory_runs
@@ -42,7 +57,14 @@ def figures() -> dict[str, dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="bring documents, intervals and questions up to date")
-    if not parser.parse_args().write:
+    parser.add_argument("--add", type=Path, metavar="FILE", help="add the runs of a file of `ds-advise contribute`")
+    parser.add_argument("--by", metavar="NAME", help="source of these runs, which counts once, such as issue-12")
+    options = parser.parse_args()
+    if options.add is not None:
+        if options.by is None:
+            parser.error("--add needs --by")
+        return _add(options.add, options.by)
+    if not options.write:
         print(document(sections()))
         return 0
     spread.write(spread.errors([run for run in read_runs() if run.counted]))  # first: the intervals of jobs use it
@@ -51,6 +73,20 @@ def main() -> int:
     whole_runs.write()
     questions.FILE.write_text(all_questions(), encoding="utf-8")
     numbers.write(figures())
+    return 0
+
+
+def _add(file: Path, name: str) -> int:
+    try:
+        added = contributed.add(file, name)
+    except DsAdviseError as error:
+        print(error_line(error), file=sys.stderr)
+        return 2
+    for row in added:
+        run = row.run
+        print(f"{run.model}, {run.gpus}: measured {run.measured}")
+        print(f"    predicted by ds-advise {run.versions['ds-advise']}: {run.predicted}")
+    print(f"Added to {contributed.FOLDER.name}/{name}.json. --write takes it into the statistics.")
     return 0
 
 

@@ -28,6 +28,7 @@ from ds_advise.estimators.workload import (
     Workload,
 )
 
+from . import contributed
 from .between_sources import origin_of
 from .questions import Asked, model_of
 
@@ -98,9 +99,34 @@ class Run:
 
 @cache
 def runs() -> tuple[Run, ...]:
-    """Every row, in the order of the file."""
+    """Every row, in the order of the file, and the contributed runs."""
     with (DATA / "published_memory.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(run_of(number, row) for number, row in enumerate(csv.DictReader(file), start=2))
+        published = [run_of(number, row) for number, row in enumerate(csv.DictReader(file), start=2)]
+    following = enumerate(contributed.rows(), start=len(published) + 2)
+    return (*published, *(_contributed_run(number, row) for number, row in following if _has_memory(row)))
+
+
+def _has_memory(row: contributed.Row) -> bool:
+    return row.run.out_of_memory or row.run.measured.allocated_bytes is not None
+
+
+def _contributed_run(number: int, row: contributed.Row) -> Run:
+    run, asked = row.run, row.asked
+    return Run(
+        row=number,
+        source=row.source,
+        model=asked.model,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        plan=asked.plan,
+        asked=asked,
+        quantity="allocated",
+        measured_bytes=run.measured.allocated_bytes,
+        device_bytes=run.measured.device_bytes,
+        fitted=not run.out_of_memory,
+        not_met_because="",
+        notes=f"{run.kind} of {run.date}",
+    )
 
 
 @cache

@@ -1,6 +1,7 @@
 """Which software a published run was made with: the versions that ds-advise supports, or others.
 
 `benchmarks/data/software_of_sources.csv` has a line for each source, by the beginning of its name, with the evidence.
+Contributed runs state their versions.
 A source belongs to one of four groups:
 
     supported:  every version of DeepSpeed and transformers that its runs used is supported
@@ -23,6 +24,8 @@ from typing import Literal, Protocol, cast, get_args
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
 
+from . import contributed
+
 FILE = Path(__file__).parents[1] / "data" / "software_of_sources.csv"
 
 Group = Literal["supported", "older", "not stated", "neither"]
@@ -38,6 +41,13 @@ def software_groups() -> dict[str, Group]:
 
 def software_of(source: str) -> Group:
     """The group of a source. Raises ValueError unless exactly one line is the beginning of its name."""
+    if source.startswith(contributed.PREFIX):
+        ran = [row.run.trained.software for row in contributed.rows() if row.source == source]
+        is_old = any(
+            each.deepspeed < SUPPORTED_SINCE.deepspeed or each.transformers < SUPPORTED_SINCE.transformers
+            for each in ran
+        )
+        return "older" if is_old else "supported"
     found = [group for start, group in software_groups().items() if source.startswith(start)]
     if len(found) != 1:
         raise ValueError(f"{FILE.name} has {len(found)} lines for {source!r}")
