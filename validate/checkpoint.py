@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import pickletools
 import re
 import stat
 import zipfile
@@ -29,7 +30,12 @@ _MAX_NAMED = 1000
 """Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
 
 _PICKLE = b"\x80"
-"""First byte of files that `torch.save` wrote before it used zip archives."""
+"""First byte of files that `torch.save` writes without a zip archive, as before torch 1.6 and DeepSpeed's fast writer
+do (0.19.8 runtime/checkpoint_engine/fast_checkpoint_engine.py)."""
+
+_PICKLE_MAGIC, _PICKLES = 0x1950A86A20F9469CFC6C, 5
+"""The first of the pickles of such a file, and their number; the tensors follow (torch 2.13 serialization.py
+`_legacy_save`)."""
 
 OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 """Name of a rank's file of optimizer states; the group is the rank."""
@@ -60,7 +66,8 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     evidence: Literal["checksums", "structure"]
     """"checksums": the files equal the saved ones. "structure": archives and JSON are complete, and the records in
-    torch's archives match their checksums; corrupted safetensors are not detected."""
+    torch's archives match their checksums; corrupted safetensors, and corrupted or missing tensors in files of torch
+    that are no archives, are not detected."""
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
@@ -221,7 +228,7 @@ def _archive(path: Path) -> str:
     with path.open("rb") as stream:
         first = stream.read(1)
     if first == _PICKLE:
-        return ""
+        return _pickles(path)
     try:
         with zipfile.ZipFile(path) as archive:
             saved_as = next((name.removesuffix("/data.pkl") for name in archive.namelist() if "/data.pkl" in name), "")
@@ -232,6 +239,19 @@ def _archive(path: Path) -> str:
             return "has changed bytes" if archive.testzip() else ""
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
         return "is cut off" if first else "is empty"
+
+
+def _pickles(path: Path) -> str:
+    """The damage of a torch file that is no archive, or "". The pickles are read, not executed."""
+    with path.open("rb") as stream:
+        try:
+            for number in range(_PICKLES):
+                values = [value for _, value, _ in pickletools.genops(stream)]
+                if number == 0 and _PICKLE_MAGIC not in values:
+                    return "is a pickle that torch did not save"
+        except (ValueError, UnicodeDecodeError):
+            return "is cut off"
+    return ""
 
 
 def _safetensors(path: Path) -> str:

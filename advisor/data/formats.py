@@ -66,10 +66,15 @@ def recognise(path: Path, columns: Iterable[str]) -> str:
             return name
     known = "; ".join(f"{name} ({row_format.fields})" for name, row_format in ROW_FORMATS.items())
     raise DataError(
-        f"{path.name}: fields {', '.join(map(str, columns)) or '(none)'} match no known format",
+        f"{path.name}: fields {_listed(columns)} match no known format",
         why="it is not clear what is trained",
         fix=f"name the fields as one of: {known}",
     )
+
+
+def _listed(columns: Iterable[str]) -> str:
+    names = [str(name)[:40] for name in columns]
+    return ", ".join(names[:8]) + f" and {len(names) - 8:,} more" * (len(names) > 8) if names else "(none)"
 
 
 def read_sample(row: Row, row_format: str, place: str) -> Sample | None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from datasets import Dataset, Features, List, Value
 
 from .formats import Completion, read_sample, recognise
-from .rows import DataError, no_rows, read_rows
+from .rows import DataError, no_rows, read_rows, unreadable
 from .tokenizing import IGNORED, Rendered, Renderer, tokenize
 
 Integers = npt.NDArray[np.int64]
@@ -112,7 +112,10 @@ def prepare(
             counts["highest"] = max(counts["highest"], *map(max, filter(None, made["input_ids"])), 0)
             return made | {"length": list(map(len, made["input_ids"]))}
 
-        sequences = _mapped(read, tokenized, folder / "tokens.arrow", f"Tokenizing {path.name}", with_indices=True)
+        try:
+            sequences = _mapped(read, tokenized, folder / "tokens.arrow", f"Tokenizing {path.name}", with_indices=True)
+        except UnicodeDecodeError as problem:  # of JSON, whose strings are decoded when a row is read
+            raise unreadable(path, problem) from None
     empty = 0 if path.suffix.lower() == ".txt" else rows - len(sequences)
     if not len(sequences):
         raise no_rows(path, f"every row is empty or has an empty answer ({empty:,})")

@@ -185,3 +185,10 @@ REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     "judge": lambda request: iter((judge(request),)),
 }
 """Functions by the name of the request; each yields JSON texts."""
+
+NEEDED: Mapping[str, frozenset[str]] = {
+    "choices": frozenset(),
+    "answer": frozenset({"state"}),
+    "judge": frozenset({"config", "state"}),
+}
+"""Fields without which a request is no request."""

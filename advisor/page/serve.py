@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +12,7 @@ from typing import Any
 
 from ...estimators.errors import DsAdviseError
 from ..text.language import Language
-from .answers import REQUESTS
+from .answers import NEEDED, REQUESTS
 from .build import TYPES, page_file
 
 ADDRESS = "127.0.0.1"
@@ -63,7 +63,11 @@ class _Handler(BaseHTTPRequestHandler):
         if begun is None or not self._is_ours() or not length.isdigit() or int(length) > _MOST_BYTES:
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        asked = self.rfile.read(int(length)).decode()
+        body = self.rfile.read(int(length))
+        if not _is_request(body, NEEDED[self.path.removeprefix("/ask/")]):
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        asked = body.decode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "application/x-ndjson")
         self.send_header("Connection", "close")
@@ -86,6 +90,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Discard log messages, to keep the user's terminal clean."""
+
+
+def _is_request(body: bytes, fields: Collection[str]) -> bool:
+    """Whether a body is a JSON object with these fields."""
+    try:
+        asked = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(asked, dict) and set(fields) <= asked.keys()
 
 
 def _parts(answered: Iterator[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
 from ..document import blocks as doc
-from ..text.units import count, gib, printable
+from ..text.units import count, gib, printable, size
 
 _MOST_FILES = 5
 """Largest number of damaged files that are listed."""
@@ -35,7 +35,7 @@ def checkpoint_document(answer: CheckpointAnswer) -> doc.Document:
     """Return what the checkpoint is, whether it is whole, and its possible uses."""
     contents, damaged = answer.contents, answer.damaged
     name = printable(contents.folder)
-    blocks: list[doc.Block] = [doc.Sentence(f"{_kind(contents)}, {gib(contents.size_bytes)} GiB in all.")]
+    blocks: list[doc.Block] = [doc.Sentence(f"{_kind(contents)}, {size(contents.size_bytes)} in all.")]
     blocks += [doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES]]
     if len(damaged) > _MOST_FILES:
         blocks.append(doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)"))
@@ -69,7 +69,8 @@ def _kind(contents: CheckpointContents) -> str:
     ranks = f" of {contents.ranks} ranks" if contents.ranks else ""
     split = f", layers split by {contents.model_ranks}" if contents.model_ranks > 1 else ""
     step = "" if contents.step is None else f", step {contents.step}"
-    return f"ZeRO-{contents.stage}{ranks}{split}{step}, optimizer states {gib(contents.optimizer_bytes)} GiB"
+    states = f", optimizer states {size(contents.optimizer_bytes)}" if contents.optimizer_bytes else ""
+    return f"ZeRO-{contents.stage}{ranks}{split}{step}{states}"
 
 
 def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
@@ -80,6 +81,8 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
         yield doc.Gap()
         yield doc.Sentence("Its weights as a Hugging Face model:")
         yield doc.Commands([f"ds-advise checkpoint {folder} --to-hf my-model"])
+    if contents.stage == "0":
+        yield doc.Sentence("Training resumes from it on any number of GPUs.")
     if contents.stage in ("1 or 2", "3"):
         sharded = contents.stage == "3"
         where = "also ZeRO-3" if sharded else "ZeRO-1 or 2"

@@ -144,5 +144,6 @@ def size(size_bytes: int) -> str:
     """Return a buffer's size in binary units: `8 B`, `64 KiB`, `256 MiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
+            value = size_bytes / scale
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
     return f"{size_bytes} B"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
 from ds_advise.validate.checkpoint_weights import read_contents
 
@@ -38,6 +40,16 @@ def _nothing_inside(path: Path) -> None:
         pass
 
 
+def _any_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"a": 1}, 2))
+
+
+def _cut_pickle(path: Path) -> None:
+    """As DeepSpeed's fast writer saves, and then cut."""
+    torch.save({"a": list(range(100))}, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:200])
+
+
 def _make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -60,6 +72,8 @@ def _copy_rank_0(path: Path) -> None:
         (STATES, _empty, "is empty", "is cut off after 0 of"),
         (STATES, Path.unlink, "is missing", "is missing"),
         (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
+        (STATES, _any_pickle, "is a pickle that torch did not save", "is cut off after"),
+        (STATES, _cut_pickle, "is cut off", "is cut off after"),
         (STATES, _make_folder, "cannot be read (it is no file)", "cannot be read (it is no file)"),
         (STATES, _make_pipe, "cannot be read (it is no file)", "cannot be read (it is no file)"),
         (STATES, _copy_rank_0, "is a copy of bf16_zero_pp_rank_0_", "has changed since it was saved"),
@@ -105,6 +119,13 @@ def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: st
     checkpoint = read_checkpoint(folder)
     assert f"{words} of rank 1 is missing" in checkpoint.problem
     assert read_contents(folder).ranks == 2
+
+
+def test_a_file_of_the_fast_writer_is_whole(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    states = torch.load(folder / STATES, weights_only=False)
+    torch.save(states, folder / STATES, _use_new_zipfile_serialization=False)
+    assert read_checkpoint(folder, ranks=2).is_whole
 
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:

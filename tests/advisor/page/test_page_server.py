@@ -29,7 +29,7 @@ def port() -> Iterator[int]:
         thread.join()
 
 
-def asked(port: int, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
+def asked(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, body, headers)
     response = connection.getresponse()
@@ -62,7 +62,9 @@ def test_other_sites_get_no_answer(port: int, headers: dict[str, str]) -> None:
 
 
 def test_a_bad_request_is_an_error_and_the_next_is_answered(port: int) -> None:
-    assert "error of ds-advise itself" in asked(port, "POST", "/ask/answer", "no JSON")[1]
+    for body in ("no JSON", b"\xff", "{}", "[]", "[" * 100_000):
+        assert asked(port, "POST", "/ask/answer", body)[0] == 400
+    assert "error of ds-advise itself" in asked(port, "POST", "/ask/answer", '{"state": 1}')[1]
     assert asked(port, "POST", "/ask/nothing", "{}")[0] == 400
     assert asked(port, "POST", "/ask/choices", "{}")[0] == 200
 

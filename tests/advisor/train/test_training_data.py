@@ -119,6 +119,8 @@ GOOD = json.dumps(INSTRUCTION)
         ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 field, but the header names 2"),
         ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
         ("a.csv", "instruction,output\n", "no rows"),
+        ("a.csv", "x," * 1_000_000 + "output\n", "a.csv has 1,000,001 columns"),
+        ("a.jsonl", json.dumps({f"c{i}": 1 for i in range(20)}), "c6, c7 and 12 more match no known format"),
         ("a.jsonl", "", "no rows"),
         ("a.docx", "x", "unknown kind of data file"),
         ("a.jsonl", '{"text": ""}\n{}\n', "every row is empty or has an empty answer (2)"),
@@ -137,7 +139,8 @@ def test_errors_name_the_place(tmp_path: Path, tokenizer: Any, name: str, conten
 def test_files_that_cannot_be_read(tmp_path: Path, tokenizer: Any, suffix: str) -> None:
     with pytest.raises(DataError, match=r"cannot be read .No such file"):
         prepare(tmp_path / f"none{suffix}", tokenizer, tmp_path / "tokens")
-    (tmp_path / f"a{suffix}").write_bytes(b"instruction,output\nx,\xff\n")
+    text = b'{"text": "a \xff b"}\n' if suffix == ".jsonl" else b"instruction,output\nx,\xff\n"
+    (tmp_path / f"a{suffix}").write_bytes(text)
     with pytest.raises(DataError, match=f"a{suffix}: not UTF-8 text"):
         prepare(tmp_path / f"a{suffix}", tokenizer, tmp_path / "tokens")
 
