@@ -15,6 +15,7 @@ from .options import (
     FALLBACK,
     FORCE,
     PATH,
+    STALL,
     CommandWithUsersCommand,
     model_option,
     output_options,
@@ -23,7 +24,7 @@ from .options import (
     report_options,
     users_command,
 )
-from .run_options import POSITIVE, RANK, given_file, machine_options, refuse_described, run_options
+from .run_options import RANK, given_file, machine_options, refuse_described, run_options
 
 if TYPE_CHECKING:
     from ...ds_configs.job import JobKind
@@ -56,13 +57,7 @@ if TYPE_CHECKING:
 @click.option("--no-check", is_flag=True, help="Start without a check.")
 @FALLBACK
 @click.option("--log-dir", type=PATH, metavar="FOLDER", help="Folder of the logs.  [default: ds-advise-launch/TIME]")
-@click.option(
-    "--stall",
-    "stall_s",
-    type=POSITIVE,
-    metavar="SECONDS",
-    help="End after this time without a step or a line of output.  [default: only warn]",
-)
+@STALL
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
 @FORCE
 @report_options(own_force=True)

@@ -51,6 +51,7 @@ class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as ab
 
 COUNT = _Count()
 NUMBER = _Number()
+POSITIVE = click.IntRange(min=1)
 
 
 def _type(option: Option) -> Any:
@@ -244,6 +245,14 @@ ACCUMULATION = click.option(
 )
 
 FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")
+
+STALL = click.option(
+    "--stall",
+    "stall_s",
+    type=POSITIVE,
+    metavar="SECONDS",
+    help="End after this time without a step or a line of output.  [default: only warn]",
+)
 
 
 def _job_kinds(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from ..question.options import OPTIONS, CpuOptions, MachineOptions, ModuleOption
 from ..text.output import Output
 from .options import ACCUMULATION, PATH, ROLLOUTS, TRAINING, Decorator, question_options
 
-POSITIVE = click.IntRange(min=1)
 RANK = click.IntRange(min=0)
 
 

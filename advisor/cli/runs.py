@@ -18,6 +18,7 @@ from .options import (
     COUNT,
     FORCE,
     PATH,
+    POSITIVE,
     CommandWithUsersCommand,
     model_option,
     output_options,
@@ -26,7 +27,7 @@ from .options import (
     users_command,
     warn_ignored,
 )
-from .run_options import POSITIVE, RANK, given_file, machine_of, machine_options, refuse_described, run_options
+from .run_options import RANK, given_file, machine_of, machine_options, refuse_described, run_options
 
 if TYPE_CHECKING:
     from ...estimators.hardware import Cluster

@@ -15,6 +15,7 @@ from .options import (
     FALLBACK,
     OBJECTIVE,
     PATH,
+    STALL,
     model_option,
     output_options,
     passed_options,
@@ -53,6 +54,7 @@ _TRAINED = (
 @click.option("--resume", is_flag=True, help="Continue the training in --output-dir with its options.")
 @click.option("--force", is_flag=True, help="Use an --output-dir that is not empty, and remove its checkpoints.")
 @FALLBACK
+@STALL
 @click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
 @output_options
@@ -63,6 +65,7 @@ def train(
     resume: bool,
     force: bool,
     fallback: bool,
+    stall_s: float | None,
     dry: bool,
     verbose: bool,
     output: Output,
@@ -95,7 +98,7 @@ def train(
     for name in ("model", "data", "eval_data", "config_file"):
         if options.get(name) and Path(options[name]).expanduser().exists():
             options[name] = str(Path(options[name]).expanduser().absolute())
-    controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
+    controls = TrainingControls(output=output, fallback=fallback, stall_s=stall_s, verbose=verbose)
     if resume:
         return resume_training({name: options[name] for name in passed_options() & options.keys()}, folder, controls)
     advice = {name: options[name] for name in _TRAINED}

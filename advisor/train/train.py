@@ -51,6 +51,8 @@ class TrainingControls:
     output: Output
     fallback: bool
     """Whether the training continues with the next plan that fits if memory runs out."""
+    stall_s: float | None
+    """Seconds without a step or a line of output after which it is ended; None to wait."""
     verbose: bool
     """Whether to show the first rank's output."""
 
@@ -248,6 +250,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
         folder.state.unlink(missing_ok=True)
 
     fallback, verbose, output = controls.fallback, controls.verbose, controls.output
+    request = replace(request, stall_s=controls.stall_s)
     session = run_session(request, fallback=fallback, verbose=verbose, output=output, prepare=keep)
     trained = Trained(session=session, folder=folder)
     if merging and run.workload.method != "full" and trained.finished and trained.is_whole:

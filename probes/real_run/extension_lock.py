@@ -14,6 +14,7 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from ..scratch import try_lock
 _MARK = b"held by ds-advise"
 
 
-def install() -> None:
+def install(note: Callable[[dict[str, Any]], None]) -> None:
+    """note: records an event of this process: `waits_for` is the lock of another process, "" when it is free."""
     from torch.utils import file_baton
 
     baton: Any = file_baton.FileBaton
@@ -41,9 +43,11 @@ def install() -> None:
 
     def wait(self: Any) -> None:
         lock = Path(self.lock_file_path)
+        note({"waits_for": str(lock)})
         while lock.exists():
             _remove_if_abandoned(lock)
             time.sleep(self.wait_seconds)
+        note({"waits_for": ""})
 
     def release(self: Any) -> None:
         Path(self.lock_file_path).unlink()  # before the unlock: afterwards the file may be another owner's

@@ -46,7 +46,7 @@ def start() -> None:
     _change("deepspeed.runtime.pipe.engine", observer.install_pipeline)
     for name in PHASES:
         _change(name, observer.install_phases)
-    _change("torch.utils.file_baton", lambda _: extension_lock.install())
+    _change("torch.utils.file_baton", lambda _: extension_lock.install(process.note))
     if settings.solo is not None:
         solo = settings.solo
         _change("torch.distributed.distributed_c10d", lambda module: join_alone(module, solo))

@@ -36,6 +36,7 @@ class Rank:
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     report        the counters of the process, with the configuration: the end of a probe.
+    waits_for     the lock file of an extension that another process builds; "" when it is free.
     error         {type, message, errno, details}: the exception that ended the script.
     end           0: the script ended by itself.
     exit          exit status of the process, negative for a signal, from the process that started it.
@@ -113,6 +114,15 @@ class Rank:
             found = str(psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING)
             return "dead" if found == psutil.STATUS_ZOMBIE else found
         return "dead"
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot go on, as far as its process shows; "" for nothing."""
+        if self.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return f"rank {self.number} was suspended (SIGSTOP)"
+        if lock := self.latest.get("waits_for"):
+            return f"rank {self.number} waits until another process has built {Path(lock).parent.name} ({lock})"
+        return ""
 
     @property
     def is_lost(self) -> bool:

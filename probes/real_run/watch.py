@@ -84,7 +84,7 @@ class _Job:
         for rank in self.records.ranks:
             # The others would wait for it forever.
             if rank.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                return self._failure(rank, "stopped", f"rank {rank.number} was suspended (SIGSTOP)")
+                return self._failure(rank, "stopped", rank.obstacle)
         now, slowest = time.monotonic(), self.slowest or Rank(EventLogReader(self.records.folder), 0)
         if now > deadline:
             message = f"not done in time; rank {slowest.number} was in phase {slowest.phase}"
@@ -93,7 +93,8 @@ class _Job:
             if self.compiles:
                 self.records.heard_at = now
             else:
-                return self._failure(slowest, "hang", f"rank {slowest.number} made no progress for {stall_s:.0f} s")
+                message = slowest.obstacle or f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                return self._failure(slowest, "hang", message)
         return None
 
     def _first_failure(self) -> RankFailure:
@@ -182,6 +183,8 @@ def watch(
             title = job.phase
             if title in _MAY_COMPILE and job.compiles:
                 title = f"{title}, compiling DeepSpeed's extensions"
+            elif job.slowest is not None and job.slowest.obstacle:
+                title = f"{title}, {job.slowest.obstacle}"
             if title not in shown:
                 shown.add(title)
                 on_progress(title)

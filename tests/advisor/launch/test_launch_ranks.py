@@ -407,3 +407,24 @@ def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest
     failure = monitor.abort_reason()
     assert failure is not None
     assert (failure.kind, failure.evidence) == ("hang", ("last line of rank 1: waiting for rank 0",))
+
+
+def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Path) -> None:
+    request = _request(tmp_path, "", stall_s=1.0)
+    request.folder.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as suspended:
+        suspended.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, suspended.pid, os.WSTOPPED)
+        for rank, pid in ((0, suspended.pid), (1, os.getpid())):
+            event = {"time": time.monotonic(), "rank": rank, "pid": pid, "host": socket.gethostname()}
+            lock = {"waits_for": "/cache/cpu_adam/lock" if rank else ""}
+            (request.folder / f"rank{rank}.jsonl").write_text(json.dumps(event | lock) + "\n")
+        monitor = Monitor(request, Display(Console(file=StringIO())))
+        monitor.look(os.getpid())
+        monitor.records.heard_at -= 10.0
+        failure = monitor.abort_reason()
+        suspended.kill()
+    assert failure is not None and failure.evidence == (
+        "rank 0 was suspended (SIGSTOP)",
+        "rank 1 waits until another process has built cpu_adam (/cache/cpu_adam/lock)",
+    )

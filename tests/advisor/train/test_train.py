@@ -223,8 +223,11 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     (output / "checkpoint-11").mkdir()
     assert run(["train", "--resume", "--output-dir", str(output), "--epochs", "9"]) == 2
     assert "--epochs was None in the training to resume" in capsys.readouterr().err
+    # The imports take longer than a second.
+    assert run(["train", "--resume", "--output-dir", str(output), "--stall", "1"]) == 1
     assert run(["train", "--resume", "--output-dir", str(output)]) == 0
     resumed = capsys.readouterr()
+    assert "The ranks made no progress" in resumed.out
     assert f"resuming from {last.name}" in resumed.err
     assert "checkpoint-11 is damaged: the optimizer states of rank 0 is missing" in resumed.err
     assert losses(output) == losses(whole)

@@ -22,7 +22,7 @@ sys.modules |= {"torch": types.ModuleType("torch"), "torch.utils": types.ModuleT
 sys.modules["torch.utils"].file_baton = baton  # torch's own lock, without the rest of torch
 from ds_advise.probes.real_run import extension_lock
 os.getpid = lambda: int(sys.argv[2])
-extension_lock.install()
+extension_lock.install(lambda event: None)
 lock = baton.FileBaton(sys.argv[1])
 print(lock.try_acquire(), flush=True)
 sys.stdin.readline()

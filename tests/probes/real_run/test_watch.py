@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.estimators.errors import DsAdviseError
@@ -66,7 +67,7 @@ run.probe(Run(config=config, model={}, cluster=cluster), device="cpu")
 """
 
 
-def watched(tmp_path: Path, body: str, ranks: int = 1, **limits: float) -> tuple[list[Rank], RankFailure | None]:
+def watched(tmp_path: Path, body: str, ranks: int = 1, **limits: Any) -> tuple[list[Rank], RankFailure | None]:
     """Ranks that run the code, started by a launcher."""
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     (tmp_path / "rank.py").write_text(RANK + body)
@@ -100,6 +101,19 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
     _, failure = watched(tmp_path, body, ranks=2, stall_s=4)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "4 s" in failure.message
+
+
+def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
+    """By torch's own lock. The user sees it as it begins, before it counts as a hang."""
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    body = f'from torch.utils.file_baton import FileBaton\nnote(phase="load")\nFileBaton({str(lock)!r}).wait()'
+    shown: list[str] = []
+    _, failure = watched(tmp_path, body, stall_s=4, on_progress=shown.append)
+    assert failure is not None and failure.kind == "hang"
+    assert failure.message == f"rank 0 waits until another process has built cpu_adam ({lock})"
+    assert f"load, {failure.message}" in shown
 
 
 @pytest.mark.parametrize(
