@@ -42,7 +42,9 @@ def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> P
 
     if "config_file" in run:
         return Path(run.pop("config_file"))
-    names_one = any("deepspeed" in word or ".json" in word or "config_file" in word for word in words)
+    # `--deepspeed`, `--use_deepspeed`; the word `deepspeed` alone is the launcher.
+    flags = any(word.startswith("-") and "deepspeed" in word for word in words)
+    names_one = flags or any(".json" in word or "config_file" in word for word in words)
     if names_one or "model" in run or not has_record(Path(CONFIG_NAME)):
         return None
     output.say(f"with {CONFIG_NAME} of this folder")

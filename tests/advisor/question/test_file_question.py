@@ -222,6 +222,8 @@ def test_commands_without_a_file_find_that_of_the_folder(capsys: pytest.CaptureF
     assert run(launch) == 0
     shown = capsys.readouterr()
     assert "with ds_config.json of this folder" in shown.err and "--nproc_per_node 4" in shown.out
+    assert run([*launch[:-1], "deepspeed", "train.py"]) == 0  # the launcher names no file
+    assert "with ds_config.json of this folder" in capsys.readouterr().err
     assert run([*launch, "--deepspeed", "other.json"]) == 2 and "of this folder" not in capsys.readouterr().err
     config = json.loads(Path("ds_config.json").read_text())
     Path("ds_config.json").write_text(json.dumps(without_record(config)))
