@@ -189,7 +189,7 @@ def run_plan(run: Run) -> Plan:
 
 def _number(config: Mapping[str, Any], key: str, requested: int | None) -> int | None:
     value = config.get(key, "auto")
-    return value if isinstance(value, int) else requested
+    return int(value) if isinstance(value, int | float) else requested
 
 
 def matching_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,8 @@ def matching_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if known.argument and isinstance(value, int | float):
-            found[known.argument] = value
+            # DeepSpeed takes 8.0 as a number of samples, and the Trainer's arguments 8 alone.
+            found[known.argument] = int(value) if float(value).is_integer() else value
     return found
 
 
