@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError
+from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
-from .options import ACCUMULATION, PATH, model_option, output_options
+from .options import ACCUMULATION, PATH, CommandWithUsersCommand, model_option, output_options, users_command
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
     from ..answer.memory_change import MemoryForecast
+    from ..command.advice import CommandAdvice
 
 
-@click.command()
+@click.command(cls=CommandWithUsersCommand)
 @click.argument("log", metavar="LOG", required=False)
 @click.option(
     "--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits."
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 def why(log: str | None, config: Path | None, listed: bool, question: dict[str, Any], output: Output) -> int:
     """Name the cause of a failed training and its fix, by the log of any launcher.
 
-    LOG is a file (also .gz), or - for standard input. It is read once, whatever its size, with all ranks in it.
+    LOG is a file (also .gz), or - for standard input. It is read once, whatever its size, with all ranks in it. If
+    memory ran out, the training command behind `--` is run on a simulated GPU, as it is and as it would fit.
 
     \b
     ds-advise why train.log
     ds-advise why slurm-1234.out --config ds_config.json
     ds-advise why train.log --config ds_config.json --model Qwen2.5-7B --gpus 4x48GB
+    ds-advise why train.log --gpus 4x48GB -- torchrun train.py --bf16
     kubectl logs my-job | ds-advise why -
 
     Exit code: 0 if the cause is known, 1 if it is not, 2 if the log cannot be read.
@@ -52,8 +56,11 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
         return 0
     if log is None:
         raise click.UsageError("missing argument 'LOG'")
-    if question and config is None:
-        raise click.UsageError("--model, --gpus and the like need --config")
+    words = users_command()
+    if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
+        raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
+    if question and config is None and not words:
+        raise click.UsageError("--model, --gpus and the like need --config, or the training command behind --")
     with _opened(log) as stream:
         try:
             found = diagnose(stream)
@@ -62,8 +69,13 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
                 f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)
             ) from error
     name = "the input" if log == "-" else Path(log).name
-    forecast = None if config is None else _forecast(config, found, question, output)
-    show_document(lambda: why_document(name, found, forecast), output)
+    forecast = advice = None
+    if found.kind in ("gpu_out_of_memory", "host_out_of_memory"):
+        if words:
+            advice = _command_advice(words, config, question, output)
+        elif config is not None:
+            forecast = _forecast(config, found, question, output)
+    show_document(lambda: why_document(name, found, forecast, advice), output)
     return 0 if found.message is not None else 1
 
 
@@ -79,10 +91,22 @@ def _opened(log: str) -> AbstractContextManager[BinaryIO]:
         raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
 
 
-def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
-    """The prediction for the configuration of a training whose memory ran out; None for another failure."""
-    if found.kind not in ("gpu_out_of_memory", "host_out_of_memory"):
-        return None
+def _command_advice(
+    words: tuple[str, ...], config: Path | None, question: dict[str, Any], output: Output
+) -> CommandAdvice:
+    """The dry runs of the command whose memory ran out, as it is and as advised."""
+    from ..command.advise import advise_command
+    from ..question.file_question import read_file_question
+
+    recorded = {} if config is None else read_file_question(config, question).asked
+    machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
+    with output.progress("dry run") as on_progress:
+        given = {"gpus": "auto", **machine, **question}
+        return advise_command(words, given, config_file=config, say=output.say, on_progress=on_progress)
+
+
+def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast:
+    """The prediction for the configuration of a training whose memory ran out."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
     from ..question.file_question import read_file_question

@@ -40,7 +40,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
             blocks=[
                 *map(doc.Sentence, sentences),
                 *today_and_advised(answer),
-                *_changes(answer),
+                *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
             ],
@@ -96,7 +96,7 @@ def _offload(answer: CommandAnswer, name: str) -> str:
     return str(offload_device_in(answer.engine.config, f"offload_{name}"))
 
 
-def _changes(answer: CommandAdvice) -> Iterator[doc.Block]:
+def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield what to change: files, lines, and the command."""
     changed, proof = answer.changed, answer.proof
     if changed is None or proof is None:

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.messages import ErrorKind, Phase, messages
 from ..answer.memory_change import MemoryForecast
+from ..command.advice import CommandAdvice
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
+from .command_advice import changes_to_make, today_and_advised
 
 _LONGEST = 400
 """Characters of a message that are printed."""
@@ -116,9 +119,14 @@ class WhyReport:
     """Known messages that are not the cause."""
     forecast: MemoryForecast | None
     """Null without a configuration, and if memory did not run out."""
+    training: dict[str, Any] | None
+    """The advice for the command, as `ds-advise --gpus SPEC -- COMMAND --json` prints it; null without a command, and
+    if memory did not run out."""
 
 
-def why_report(name: str, found: Diagnosis, forecast: MemoryForecast | None) -> WhyReport:
+def why_report(
+    name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
+) -> WhyReport:
     """Return the diagnosis of a log as data."""
     first, message, phase, memory, collective = found.first, found.message, found.phase, found.memory, found.collective
     return WhyReport(
@@ -136,12 +144,16 @@ def why_report(name: str, found: Diagnosis, forecast: MemoryForecast | None) -> 
         else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
         effects=tuple(each.title for each in found.effects),
         forecast=forecast,
+        training=None if advice is None else to_json(advice.to_json()),
     )
 
 
-def why_document(name: str, found: Diagnosis, forecast: MemoryForecast | None) -> doc.Document:
-    """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit."""
-    report = why_report(name, found, forecast)
+def why_document(
+    name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
+) -> doc.Document:
+    """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
+    its dry runs as it is and as advised."""
+    report = why_report(name, found, forecast, advice)
     message, phase = report.message, report.phase
     if message is None:
         return doc.Document(
@@ -158,6 +170,7 @@ def why_document(name: str, found: Diagnosis, forecast: MemoryForecast | None) -
         *_collective(report),
         *_effects(report),
         *([] if forecast is None else _forecast(forecast)),
+        *([] if advice is None else _training(advice)),
     ]
     verdict = ended(capitalised(f"{message.title}{where}"))
     return doc.Document(subject=name, verdict=verdict, tone="bad", blocks=blocks, data=report)
@@ -254,6 +267,22 @@ def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
     yield doc.Sentence(f"To paste, for {first.what}:")
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
     yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
+
+
+def _training(advice: CommandAdvice) -> Iterator[doc.Block]:
+    today = advice.today
+    need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
+    yield doc.Heading("The command", "command", printed=False)
+    yield doc.Sentence(
+        f"The dry run of the command needs {need} of {have} GiB, most in {_words(today.result.peak.phase)}."
+    )
+    if today.fit.fits:
+        yield doc.Sentence(
+            "That fits, so the failed training differs from the command: longer samples, another machine, another "
+            "process on the GPU."
+        )
+    yield from today_and_advised(advice)
+    yield from changes_to_make(advice)
 
 
 def _words(name: str) -> str:

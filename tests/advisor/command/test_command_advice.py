@@ -16,6 +16,7 @@ from ds_advise.advisor.render.command_advice import MOST_LINES
 from ds_advise.estimators.errors import DsAdviseError
 
 from tests.helpers import SMALL_LLAMA, schema_errors
+from tests.probes.failures.test_diagnosis import FRAMES, FULL
 
 AUTO = {
     "wall_clock_breakdown": True,
@@ -110,6 +111,23 @@ def advice(script: str, *words: str, **options: Any) -> AnswerForCommand:
     answer = ds_advise.advise(command=[sys.executable, "train.py", *words], gpus="2xA100-40GB", **options)
     assert isinstance(answer, AnswerForCommand)
     return answer
+
+
+def test_a_log_with_its_command_gets_the_command_that_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By dry runs of the user's script."""
+    (folder / "train.py").write_text(TRAINER)
+    (folder / "train.log").write_text(f"{FRAMES}{FULL}")
+    (folder / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA | {"vocab_size": 128_000}))
+    command = [sys.executable, "train.py", "--deepspeed", "auto.json", "--output_dir", "out", "--bf16"]
+    command += ["--per_device_train_batch_size", "16"]
+    assert run(["why", "train.log", "--gpus", "2x4GB", "--json", "--", *command]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert schema_errors(report, command_schema("why")) == []
+    training = report["training"]
+    assert not training["today"]["fits"] and report["message"]["id"] == "gpu-memory"
+    assert training["proofs"][-1]["problem"] == "" and "--per_device_train_batch_size" in training["changed"]["command"]
+    assert run(["why", "train.log", "--model", "gpt2", "--", *command]) == 2
+    assert "--model has no effect on a command" in capsys.readouterr().err
 
 
 def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) -> None:
