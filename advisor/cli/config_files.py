@@ -60,7 +60,7 @@ _file_question = partial(
 """The options of a question about files. Those that are not passed come from the record of a file."""
 
 _FILE = (
-    *("gpus", "device", "ranks", "ram", "nvme", "interconnect"),
+    *("gpus", "device", "ranks", "ram", "host", "nvme", "link", "interconnect"),
     *(*TRAINING, "micro_batch", "precision", "optimizer"),
     *("framework", "software", "offline"),
 )
@@ -246,7 +246,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @click.argument("file", metavar="FILE", type=PATH)
 @question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect"),
+        *("gpus", "ram", "host", "nvme", "link", "interconnect"),
         *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing", "risk", "offline"),
     ),
     extra=[

@@ -146,11 +146,27 @@ class MachineOptions(TypedDict, total=False):
         Option("GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.", "auto", metavar="SPEC"),
     ]
     ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
+    host: Annotated[
+        str | None,
+        Option(
+            "Host of a node: 72cores,500GB/s (2x64cores,2x204GB/s for sockets), 16cores,2xDDR5-5600, or a name such as "
+            "desktop or gh200.",
+            metavar="HOST",
+        ),
+    ]
     nvme: Annotated[
         str | None,
         Option(
-            "Folder on an NVMe drive and its free space, such as /nvme:2TB; with rates, /nvme:2TB@7GB/s,5GB/s.",
+            "Folder on an NVMe drive and its free space, such as /nvme:2TB; with rates, /nvme:2TB@7GB/s,5GB/s, or with "
+            "a kind of drive, /nvme:2TB@pcie4 (sata, pcie3 to pcie5, 4xpcie4).",
             metavar="PATH:SIZE",
+        ),
+    ]
+    link: Annotated[
+        str | None,
+        Option(
+            "Links of the GPUs in a node: nvlink or infinity-fabric (bridges), pcie4x8; with a rate, nvlink:50GB/s.",
+            metavar="LINK",
         ),
     ]
     interconnect: Annotated[

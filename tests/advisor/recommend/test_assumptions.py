@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ds_advise import advise, estimate
 from ds_advise.advisor.advise import build_question
+from ds_advise.advisor.answer.assumed_parts import WORTH_LISTING
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.what_if import WORTH_LISTING
 from ds_advise.advisor.rent import rent
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
 from ds_advise.estimators.hardware import gpus, same_size_gpus
