@@ -186,7 +186,7 @@ def machine_arguments(cluster: Cluster) -> dict[str, str]:
             links.append(f"{gpu.peer_link.replace(' ', '-')}:{_rate_text(gpu.peer_bytes_per_s)}")
         found["link"] = ",".join(links)
     if cluster.interconnect_bytes_per_s is not None:
-        found["interconnect"] = _rate_text(cluster.interconnect_bytes_per_s)
+        found["interconnect"] = f"{cluster.interconnect_bytes_per_s * 8 / 1e9:.6g}Gb/s"
     return found
 
 
