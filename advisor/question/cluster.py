@@ -10,6 +10,7 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
 from .machine_parts import NETWORK, drive_rates, parse_rate, with_host, with_links
 from .options import MachineOptions, names_in
 
@@ -280,7 +281,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
 
 
 def _this_machine() -> Cluster:
-    from ...probes.machine import chosen_threads, cpu_cores, host_memory_bytes, visible_gpus
+    from ...probes.machine import chosen_threads, cpu_cores, gpu_links, host_memory_bytes, visible_gpus
 
     found = visible_gpus()
     kinds = {gpu.name for gpu in found}
@@ -290,7 +291,7 @@ def _this_machine() -> Cluster:
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="select equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB",
         )
-    return Cluster(
+    cluster = Cluster(
         nodes=1,
         gpus_per_node=len(found),
         gpu=min(found, key=lambda gpu: gpu.memory_bytes),
@@ -299,6 +300,12 @@ def _this_machine() -> Cluster:
         threads_per_rank=chosen_threads(),
         is_this_machine=True,
     )
+    links, gpu = gpu_links(), cluster.gpu
+    if bridge_of(gpu.name) is None:
+        links = links.removesuffix(",nvlink")
+    if not links or (gpu.pcie_bytes_per_s or 0) > pcie_bytes_per_s(6, 16):  # NVLink-C2C to a Grace processor
+        return cluster
+    return with_links(cluster, links)
 
 
 def parse_ram(text: str) -> tuple[int, str]:
