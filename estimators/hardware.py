@@ -49,6 +49,8 @@ class Gpu:
     peer_link: str
     """Printed name of the link: "nvlink", "pcie", ..."""
     source: str
+    peer_joins: int | None = None
+    """Largest number of cards that bridges join; None for a link of all GPUs of a node."""
     attention: tuple[AttentionSpeed, ...] = ()
     """Rates measured on this device, in ascending order of keys for each precision and pass."""
     assumed: bool = False

@@ -184,7 +184,8 @@ def machine_arguments(cluster: Cluster) -> dict[str, str]:
     if cluster.links_are_known and gpu.peer_bytes_per_s and gpu.pcie_bytes_per_s:
         links = [f"pcie:{_rate_text(gpu.pcie_bytes_per_s)}"]
         if gpu.peer_link != "pcie":
-            links.append(f"{gpu.peer_link.replace(' ', '-')}:{_rate_text(gpu.peer_bytes_per_s)}")
+            rate = f":{_rate_text(gpu.peer_bytes_per_s)}" if gpu.peer_joins is None else ""
+            links.append(f"{gpu.peer_link.replace(' ', '-')}{rate}")
         found["link"] = ",".join(links)
     if cluster.interconnect_bytes_per_s is not None:
         found["interconnect"] = f"{cluster.interconnect_bytes_per_s * 8 / 1e9:.6g}Gb/s"

@@ -104,12 +104,11 @@ def with_links(cluster: Cluster, text: str) -> Cluster:
     """The cluster whose GPUs have these links: `nvlink`, `infinity-fabric`, `pcie4x8`, or several with commas.
 
     PCIe is a GPU's link to the host, and joins the GPUs of a node where nothing else does. A bridge is that of
-    `estimators/data/bridges.csv` if no rate is given. One that joins fewer cards than a node has leaves PCIe in the
-    ring of all.
+    `estimators/data/bridges.csv` if no rate is given; a given rate is that of all GPUs of the node.
 
     Raises ClusterError for a link that is not understood, or that the GPU does not have.
     """
-    gpu, assumptions, bridged = cluster.gpu, list[str](), cluster.gpu.peer_link != "pcie"
+    gpu, assumptions = cluster.gpu, list[str]()
     for word in text.split(","):
         found = _LINK_WORD.fullmatch(word.strip())
         name = found[1].lower() if found is not None else ""
@@ -120,7 +119,6 @@ def with_links(cluster: Cluster, text: str) -> Cluster:
             gpu = replace(gpu, pcie_bytes_per_s=rate or _slot(gpu, found[2], found[3]))
             continue
         kind = "nvlink" if name == "nvlink" else "infinity fabric"
-        bridged = True
         if gpu.peer_link == kind:
             gpu = replace(gpu, peer_bytes_per_s=rate or gpu.peer_bytes_per_s)
             continue
@@ -131,16 +129,13 @@ def with_links(cluster: Cluster, text: str) -> Cluster:
                 why="its rate is not known",
                 fix=_LINK.fix,
             )
-        if rate is None and bridge is not None and cluster.gpus_per_node > bridge.joins:
-            bridged = False
-            assumptions.append(
-                f"bridges join {bridge.joins} cards, so collectives of {cluster.gpus_per_node} GPUs go over PCIe"
-            )
-            continue
-        if rate is None and bridge is not None:  # of a mesh, those links that lead to a card of the node
-            rate = bridge.bytes_per_s * max(1, cluster.gpus_per_node - 1) / (bridge.joins - 1)
-        gpu = replace(gpu, peer_link=kind, peer_bytes_per_s=rate)
-    if not bridged:
+        joins = None
+        if rate is None and bridge is not None:
+            rate, joins = bridge.bytes_per_s, bridge.joins
+            if cluster.gpus_per_node > joins:
+                assumptions.append(f"bridges join {joins} cards, and PCIe the others of a node")
+        gpu = replace(gpu, peer_link=kind, peer_bytes_per_s=rate, peer_joins=joins)
+    if gpu.peer_link == "pcie":
         gpu = replace(gpu, peer_bytes_per_s=gpu.pcie_bytes_per_s)
     return replace(
         cluster,
@@ -154,10 +149,8 @@ def with_links(cluster: Cluster, text: str) -> Cluster:
 def _slot(gpu: Gpu, generation: str | None, lanes: str | None) -> float:
     """The rate of a GPU in a slot, which is no higher than its own."""
     own = gpu.pcie_bytes_per_s
-    if generation is None and own is None:
-        raise ClusterError(f"--link pcie without a generation for the {gpu.name}", why=_LINK.why, fix=_LINK.fix)
     if generation is None:
-        return (own or 0) * int(lanes or 16) / 16
+        raise ClusterError("--link pcie has no generation", why=_LINK.why, fix=_LINK.fix)
     rate = pcie_bytes_per_s(int(generation), int(lanes or 16))
     return min(rate, own or rate)
 
