@@ -20,7 +20,8 @@ ASSUMED_DRIVE = (2.5e9, 1.25e9)
 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
 
 SLOWEST_DRIVE, FASTEST_DRIVE = 0.3e9, 20e9
-"""Bytes per second that the drives of published steps with NVMe read, from a desktop's to an array's."""
+"""Bytes per second that nearly all swap drives read: a desktop's that the system shares, and an array. By DeepSpeed's
+aio a SATA drive reads 0.5 GB/s (DeepSpeed #998), four PCIe 4 drives 10 and four PCIe 5 drives 27 (blogs/deepnvme)."""
 
 _LANE_BYTES_PER_S = 8e9 / 8 * 128 / 130
 """PCIe 3, one lane and way: 8 GT/s, of which 128 of 130 bits are data. Each later generation doubles it (PCI-SIG)."""
