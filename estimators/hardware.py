@@ -6,11 +6,14 @@ import csv
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log2
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .errors import ClusterError
-from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, named_host
+from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, named_host, pcie_bytes_per_s
+
+_PCIE3_BYTES_PER_S = pcie_bytes_per_s(3, 16)
 
 
 class AttentionSpeed(NamedTuple):
@@ -82,6 +85,16 @@ class Gpu:
     def sends_through_host(self) -> bool:
         """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
         return self.peer_link == "pcie" and self.is_geforce
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether NVLink joins all GPUs of a node by design, not by bridges."""
+        return self.peer_link == "nvlink" and bridge_of(self.name) is None
+
+    @property
+    def pcie_generation(self) -> int:
+        """Generation of PCIe that has the GPU's rate to the host with 16 lanes, or the nearest."""
+        return 3 + round(log2((self.pcie_bytes_per_s or _PCIE3_BYTES_PER_S) / _PCIE3_BYTES_PER_S))
 
     @property
     def is_cpu(self) -> bool:
@@ -190,7 +203,7 @@ def assumed_host_name(cluster: Cluster) -> str:
     gpu = cluster.gpu
     if is_desktop(cluster):
         return "desktop"
-    is_large = gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
+    is_large = gpu.is_joined and cluster.gpus_per_node >= 8
     return assumed_host(gpu.name) or (assumed_host(gpu.architecture) if is_large else "") or "server"
 
 
@@ -235,8 +248,7 @@ def network_bytes_per_s(cluster: Cluster) -> float:
     """Return the network bandwidth between nodes, one way, per node: the stated one, or the default for the GPUs."""
     if cluster.interconnect_bytes_per_s is not None:
         return cluster.interconnect_bytes_per_s
-    linked = cluster.gpu.peer_link == "nvlink"
-    return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
+    return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if cluster.gpu.is_joined else 100) * 1e9 / 8
 
 
 def network_assumption(cluster: Cluster) -> str:
@@ -247,7 +259,6 @@ def network_assumption(cluster: Cluster) -> str:
 
 
 DRIVE_PHRASE = f"NVMe that reads {ASSUMED_DRIVE[0] / 1e9:g} and writes {ASSUMED_DRIVE[1] / 1e9:g} GB/s"
-PCIE_PHRASE = "PCIe between the GPUs of a node"
 
 
 def host_phrase(cluster: Cluster) -> str:
@@ -259,8 +270,12 @@ def assumes_drive(cluster: Cluster) -> bool:
 
 
 def assumes_pcie(cluster: Cluster) -> bool:
-    """Return whether the GPUs of a node are assumed to be joined by their PCIe links alone, in slots of 16 lanes."""
-    return cluster.gpu.peer_link == "pcie" and cluster.gpus_per_node > 1 and not cluster.links_are_known
+    """Return whether the GPUs are assumed to have PCIe links alone, in slots as fast as they are."""
+    return cluster.gpu.peer_link == "pcie" and not cluster.links_are_known
+
+
+def pcie_phrase(cluster: Cluster) -> str:
+    return f"PCIe {cluster.gpu.pcie_generation} x16 for each GPU"
 
 
 def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
@@ -272,7 +287,7 @@ def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
     if assumes_drive(cluster):
         phrases.append(DRIVE_PHRASE)
     if assumes_pcie(cluster):
-        phrases.append(PCIE_PHRASE)
+        phrases.append(pcie_phrase(cluster))
     return tuple(phrases)
 
 

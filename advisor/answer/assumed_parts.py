@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import log2
 from typing import NamedTuple
 
 from ...estimators.hardware import (
+    DESKTOP_GPUS,
     DRIVE_PHRASE,
-    PCIE_PHRASE,
     Cluster,
-    Gpu,
     assumed_host_name,
     assumes_drive,
     assumes_pcie,
     host_phrase,
     network_bytes_per_s,
+    pcie_phrase,
 )
 from ...estimators.machine_parts import bridge_of
-from ...estimators.time.collective_time import PCIE3_BYTES_PER_S
 from ...estimators.time.step_time import estimate_time
 from ..question.machine_parts import drive_rates, with_host, with_links
 from ..question.question import Question
@@ -35,8 +33,8 @@ SLOWER_NETWORKS = (100, 10)
 OTHER_DRIVES = ("sata", "4xpcie4")
 """Drives that are shown where one is assumed: the slowest kind, and an array of usual ones."""
 
-_OTHER_HOSTS = {"desktop": "server", "server": "desktop"}
-"""Hosts that are shown in place of an assumed one. A server's GPUs in eights have one of its kind."""
+_OLDER_SERVER = "6xDDR4-2933"
+"""Memory of one socket of the servers before those that are assumed (Intel Xeon Scalable of the second generation)."""
 
 
 class AssumedPart(NamedTuple):
@@ -65,23 +63,26 @@ def assumed_parts(cluster: Cluster) -> Iterator[AssumedPart]:
         yield AssumedPart(
             DRIVE_PHRASE, tuple((f"--nvme {place}@{name}", _with_drive(cluster, name)) for name in OTHER_DRIVES)
         )
-    if cluster.dram_bytes_per_s_per_node is None and (name := _OTHER_HOSTS.get(assumed_host_name(cluster))):
-        other = with_host(cluster, name)
-        if cluster.cpu_cores_per_node is not None:
-            name = f"{(other.dram_bytes_per_s_per_node or 0) / 1e9:g}GB/s"
-            other = with_host(cluster, name)
-        yield AssumedPart(host_phrase(cluster), ((f"--host {name}", other),))
+    if cluster.dram_bytes_per_s_per_node is None and (name := _other_host(cluster)):
+        yield AssumedPart(host_phrase(cluster), ((f"--host {name}", with_host(cluster, name)),))
     if assumes_pcie(cluster):
-        bridge, links = bridge_of(gpu.name), list[str]()
-        if bridge is not None and cluster.gpus_per_node <= bridge.joins:
+        bridge, links, generation = bridge_of(gpu.name), list[str](), gpu.pcie_generation
+        if bridge is not None and 1 < cluster.gpus_per_node <= bridge.joins:
             links.append(bridge.link.replace(" ", "-"))
-        if assumed_host_name(cluster) == "desktop":  # whose processor has 16 lanes for all slots
-            links.append(f"pcie{_generation(gpu)}x8")
-        yield AssumedPart(PCIE_PHRASE, tuple((f"--link {link}", with_links(cluster, link)) for link in links))
+        # The slots of a desktop share 16 lanes of its processor; a server may be older than its cards.
+        is_desktop = assumed_host_name(cluster) == "desktop" or generation == 3
+        links.append(f"pcie{generation}x8" if is_desktop else f"pcie{generation - 1}")
+        yield AssumedPart(pcie_phrase(cluster), tuple((f"--link {link}", with_links(cluster, link)) for link in links))
 
 
-def _generation(gpu: Gpu) -> int:
-    return 3 + round(log2((gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) / PCIE3_BYTES_PER_S))
+def _other_host(cluster: Cluster) -> str:
+    """Another host than the assumed one, as `--host` takes it; "" for GPUs whose servers are alike."""
+    assumed, are_few = assumed_host_name(cluster), cluster.gpus_per_node <= DESKTOP_GPUS
+    if assumed not in ("desktop", "server"):
+        return ""
+    if cluster.cpu_cores_per_node is None and (assumed == "desktop" or are_few):
+        return "server" if assumed == "desktop" else "desktop"
+    return "8xDDR4-3200" if assumed == "desktop" else _OLDER_SERVER
 
 
 def _with_drive(cluster: Cluster, name: str) -> Cluster:
