@@ -58,7 +58,7 @@ def host_names() -> tuple[str, ...]:
 @cache
 def named_host(name: str, gpus: int) -> Host | None:
     """Return the host with a name, of a node with a number of GPUs; None for an unknown name."""
-    row = next((row for row in _rows("hosts") if row["name"] == name), None)
+    row = _row("hosts", "name", name)
     if row is None:
         return None
     hosts = -(-gpus // int(row["gpus_per_host"] or gpus))
@@ -79,20 +79,24 @@ def drive_names() -> tuple[str, ...]:
 
 def named_drive(name: str) -> tuple[float, float] | None:
     """Return the rates at which a kind of drive reads and writes, in bytes per second; None for an unknown name."""
-    row = next((row for row in _rows("drives") if row["name"] == name), None)
-    return row and (float(row["read_gb_per_s"]) * 1e9, float(row["write_gb_per_s"]) * 1e9)
+    row = _row("drives", "name", name)
+    return None if row is None else (float(row["read_gb_per_s"]) * 1e9, float(row["write_gb_per_s"]) * 1e9)
 
 
 @cache
 def bridge_of(gpu: str) -> Bridge | None:
     """Return the bridge of a card; None if it has none."""
-    row = next((row for row in _rows("bridges") if row["gpu"] == gpu), None)
-    return row and Bridge(row["link"], float(row["gb_per_s"]) * 1e9, int(row["joins"]))
+    row = _row("bridges", "gpu", gpu)
+    return None if row is None else Bridge(row["link"], float(row["gb_per_s"]) * 1e9, int(row["joins"]))
 
 
 def pcie_bytes_per_s(generation: int, lanes: int) -> float:
     """Return the theoretical rate of PCIe, one way: 15.75 GB/s for 16 lanes of PCIe 3."""
     return _LANE_BYTES_PER_S * 2.0 ** (generation - 3) * lanes
+
+
+def _row(file: str, column: str, value: str) -> dict[str, str] | None:
+    return next((row for row in _rows(file) if row[column] == value), None)
 
 
 @cache
