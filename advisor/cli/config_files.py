@@ -60,7 +60,7 @@ _file_question = partial(
 """The options of a question about files. Those that are not passed come from the record of a file."""
 
 _FILE = (
-    *("gpus", "device", "ranks", "ram", "host", "nvme", "link", "interconnect"),
+    *("gpus", "device", "ranks", "ram", "nvme", "interconnect"),
     *(*TRAINING, "micro_batch", "precision", "optimizer"),
     *("framework", "software", "offline"),
 )

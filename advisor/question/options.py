@@ -148,26 +148,18 @@ class MachineOptions(TypedDict, total=False):
     ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
     host: Annotated[
         str | None,
-        Option(
-            "Host of a node: 72cores,500GB/s (2x64cores,2x204GB/s for sockets), 16cores,2xDDR5-5600, or a name such as "
-            "desktop or gh200.",
-            metavar="HOST",
-        ),
+        Option("Host: 72cores,500GB/s, 16cores,2xDDR5-5600 or a name: desktop.", metavar="HOST"),
     ]
     nvme: Annotated[
         str | None,
         Option(
-            "Folder on an NVMe drive and its free space, such as /nvme:2TB; with rates, /nvme:2TB@7GB/s,5GB/s, or with "
-            "a kind of drive, /nvme:2TB@pcie4 (sata, pcie3 to pcie5, 4xpcie4).",
+            "Folder on an NVMe drive and its free space: /nvme:2TB, with rates /nvme:2TB@7GB/s,5GB/s or @pcie4.",
             metavar="PATH:SIZE",
         ),
     ]
     link: Annotated[
         str | None,
-        Option(
-            "Links of the GPUs in a node: nvlink or infinity-fabric (bridges), pcie4x8; with a rate, nvlink:50GB/s.",
-            metavar="LINK",
-        ),
+        Option("GPU links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK"),
     ]
     interconnect: Annotated[
         str | None, Option("Bandwidth between nodes, per node and direction, such as 200Gb/s.", metavar="RATE")
