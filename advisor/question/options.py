@@ -153,16 +153,16 @@ class MachineOptions(TypedDict, total=False):
     nvme: Annotated[
         str | None,
         Option(
-            "Folder on an NVMe drive and its free space: /nvme:2TB, with rates /nvme:2TB@7GB/s,5GB/s or @pcie4.",
+            "Folder on an NVMe drive, its free space: /nvme:2TB, with rates /nvme:2TB@7GB/s,5GB/s or @pcie4.",
             metavar="PATH:SIZE",
         ),
     ]
     link: Annotated[
         str | None,
-        Option("GPU links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK"),
+        Option("Links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK"),
     ]
     interconnect: Annotated[
-        str | None, Option("Bandwidth between nodes, per node and direction, such as 200Gb/s.", metavar="RATE")
+        str | None, Option("Bandwidth between nodes, per node and direction: 200Gb/s.", metavar="RATE")
     ]
     threads: Annotated[int | None, Option("Host threads per rank.", default_text="as in the printed command")]
 
