@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log2
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .errors import ClusterError
+from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, named_host, pcie_bytes_per_s
+
+_PCIE3_BYTES_PER_S = pcie_bytes_per_s(3, 16)
 
 
 class AttentionSpeed(NamedTuple):
@@ -49,6 +52,8 @@ class Gpu:
     peer_link: str
     """Printed name of the link: "nvlink", "pcie", ..."""
     source: str
+    peer_joins: int | None = None
+    """Largest number of cards that bridges join; None for a link of all GPUs of a node."""
     attention: tuple[AttentionSpeed, ...] = ()
     """Rates measured on this device, in ascending order of keys for each precision and pass."""
     assumed: bool = False
@@ -80,6 +85,16 @@ class Gpu:
     def sends_through_host(self) -> bool:
         """Whether GPUs exchange data through host memory: over PCIe, GeForce drivers have no peer access."""
         return self.peer_link == "pcie" and self.is_geforce
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether NVLink joins all GPUs of a node by design, not by bridges."""
+        return self.peer_link == "nvlink" and bridge_of(self.name) is None
+
+    @property
+    def pcie_generation(self) -> int:
+        """Generation of PCIe that has the GPU's rate to the host with 16 lanes, or the nearest."""
+        return 3 + round(log2((self.pcie_bytes_per_s or _PCIE3_BYTES_PER_S) / _PCIE3_BYTES_PER_S))
 
     @property
     def is_cpu(self) -> bool:
@@ -129,6 +144,8 @@ class Cluster:
     """Measured time of an almost empty collective over all ranks; not used for several nodes."""
     all_reduce_bytes_per_s: float | None = None
     """Measured bus bandwidth of an all-reduce; not used for several nodes."""
+    links_are_known: bool = False
+    """Whether the links of the GPUs in a node were stated or measured."""
     is_this_machine: bool = False
     """Whether the figures were detected on this machine."""
     measured: str = ""
@@ -154,23 +171,15 @@ class Cluster:
         return self.gpus_per_node * min(memory, _SMALL_HOSTS.get(self.gpu.name, memory))
 
 
-DRAM_BYTES_PER_S = 200e9
-"""Host memory bandwidth of a node: one socket of eight DDR4-3200 channels. Nodes of eight GPUs have two to three times
-as much (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307), but no published optimizer step on the host is faster there
-(`offload_time.DRAM_SHARE`)."""
-
-DESKTOP_DRAM_BYTES_PER_S, DESKTOP_CORES, DESKTOP_GPUS = 51.2e9, 16, 2
-"""Host of at most two GeForce or TITAN cards: a desktop with two channels of DDR4-3200 and 16 cores. The only published
-steps of such cards with an optimizer on the host (gpt2-xl on 2 TITAN RTX, huggingface/blog accelerate-deepspeed;
-Qwen2.5-0.5B on 2 RTX 3080, seed 000) were 1.5 to 3 times slower than a server's, and lie within 30 % with it."""
+DESKTOP_CORES, DESKTOP_GPUS = 16, 2
+"""Most cores of a desktop's processor, and most GeForce or TITAN cards of a node that is assumed to be one. The only
+published steps of such cards with an optimizer on the host (gpt2-xl on 2 TITAN RTX, huggingface/blog
+accelerate-deepspeed; Qwen2.5-0.5B on 2 RTX 3080, seed 000) were 1.5 to 3 times slower than a server's, and lie within
+30 % with it."""
 
 KERNEL_MEMORY_SHARE = 0.02
 """Share of the installed RAM that is unavailable to processes: a 64-byte descriptor per 4 KiB page (1.6 %; Linux
 include/linux/mm_types.h `struct page`), and the reservations of firmware and kernel."""
-
-_CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
-"""Cores of a node with NVLink GPUs (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56). Other nodes but desktops are assumed
-to have 32, so that memory bounds the optimizer's step."""
 
 _GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 """Bandwidth between nodes by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and p6-b200
@@ -183,13 +192,25 @@ reference core of the unit costs in `time/host_costs.py`."""
 
 HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
 
-NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
-"""One PCIe 4 drive under DeepNVMe; four reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
-
 
 def dram_bytes_per_s(cluster: Cluster) -> float:
-    assumed = DESKTOP_DRAM_BYTES_PER_S if is_desktop(cluster) else DRAM_BYTES_PER_S
-    return cluster.dram_bytes_per_s_per_node or assumed
+    return cluster.dram_bytes_per_s_per_node or assumed_node_host(cluster).memory_bytes_per_s
+
+
+def assumed_host_name(cluster: Cluster) -> str:
+    """Return the name in `data/hosts.csv` of the host of a node, if it is unknown: by the GPU, a desktop, by the
+    architecture of eight or more NVLink GPUs, or a server."""
+    gpu = cluster.gpu
+    if is_desktop(cluster):
+        return "desktop"
+    is_large = gpu.is_joined and cluster.gpus_per_node >= 8
+    return assumed_host(gpu.name) or (assumed_host(gpu.architecture) if is_large else "") or "server"
+
+
+def assumed_node_host(cluster: Cluster) -> Host:
+    host = named_host(assumed_host_name(cluster), cluster.gpus_per_node)
+    assert host is not None
+    return host
 
 
 def is_desktop(cluster: Cluster) -> bool:
@@ -200,8 +221,7 @@ def is_desktop(cluster: Cluster) -> bool:
 
 
 def cpu_cores(cluster: Cluster) -> int:
-    others = DESKTOP_CORES if is_desktop(cluster) else 32
-    return cluster.cpu_cores_per_node or round(_by_gpu(_CPU_CORES, cluster, otherwise=others))
+    return cluster.cpu_cores_per_node or assumed_node_host(cluster).cores
 
 
 def host_score_s(cluster: Cluster) -> float:
@@ -217,45 +237,57 @@ def threads_per_rank(cluster: Cluster) -> int:
 
 
 def nvme_read_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.nvme_read_bytes_per_s_per_node or NVME_READ_BYTES_PER_S
+    return cluster.nvme_read_bytes_per_s_per_node or ASSUMED_DRIVE[0]
 
 
 def nvme_write_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.nvme_write_bytes_per_s_per_node or NVME_WRITE_BYTES_PER_S
-
-
-def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -> float:
-    """Return the figure of the GPU's architecture for nodes of eight or more NVLink GPUs, `otherwise` for any other."""
-    is_server = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
-    return known.get(cluster.gpu.architecture, otherwise) if is_server else otherwise
+    return cluster.nvme_write_bytes_per_s_per_node or ASSUMED_DRIVE[1]
 
 
 def network_bytes_per_s(cluster: Cluster) -> float:
     """Return the network bandwidth between nodes, one way, per node: the stated one, or the default for the GPUs."""
     if cluster.interconnect_bytes_per_s is not None:
         return cluster.interconnect_bytes_per_s
-    linked = cluster.gpu.peer_link == "nvlink"
-    return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100) * 1e9 / 8
+    return (_GBIT_PER_S.get(cluster.gpu.architecture, 100) if cluster.gpu.is_joined else 100) * 1e9 / 8
 
 
 def network_assumption(cluster: Cluster) -> str:
     """Return the assumed network between nodes as a phrase; "" for one node, and if the user gave it."""
     if cluster.nodes == 1 or cluster.interconnect_bytes_per_s is not None:
         return ""
-    return f"{network_bytes_per_s(cluster) * 8 / 1e9:g} Gb/s between nodes (--interconnect)"
+    return f"{network_bytes_per_s(cluster) * 8 / 1e9:g} Gb/s between nodes"
+
+
+DRIVE_PHRASE = f"NVMe that reads {ASSUMED_DRIVE[0] / 1e9:g} and writes {ASSUMED_DRIVE[1] / 1e9:g} GB/s"
+
+
+def host_phrase(cluster: Cluster) -> str:
+    return f"{dram_bytes_per_s(cluster) / 1e9:g} GB/s of host memory bandwidth"
+
+
+def assumes_drive(cluster: Cluster) -> bool:
+    return None in (cluster.nvme_read_bytes_per_s_per_node, cluster.nvme_write_bytes_per_s_per_node)
+
+
+def assumes_pcie(cluster: Cluster) -> bool:
+    """Return whether the GPUs are assumed to have PCIe links alone, in slots as fast as they are."""
+    return cluster.gpu.peer_link == "pcie" and not cluster.links_are_known
+
+
+def pcie_phrase(cluster: Cluster) -> str:
+    return f"PCIe {cluster.gpu.pcie_generation} x16 for each GPU"
 
 
 def machine_assumptions(cluster: Cluster) -> tuple[str, ...]:
     phrases = [network] if (network := network_assumption(cluster)) else []
     if cluster.dram_bytes_per_s_per_node is None:
-        speed = f"{dram_bytes_per_s(cluster) / 1e9:g}"
-        phrases.append(f"{speed} GB/s of host memory bandwidth per node")
+        phrases.append(host_phrase(cluster))
     if cluster.cpu_cores_per_node is None:
         phrases.append(f"{cpu_cores(cluster)} CPU cores per node")
-    if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
-        phrases.append(
-            f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s"
-        )
+    if assumes_drive(cluster):
+        phrases.append(DRIVE_PHRASE)
+    if assumes_pcie(cluster):
+        phrases.append(pcie_phrase(cluster))
     return tuple(phrases)
 
 

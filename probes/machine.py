@@ -266,6 +266,28 @@ def _gpu(pynvml: Any, handle: Any) -> Gpu:
     return known
 
 
+def gpu_links() -> str:
+    """The links of the visible GPUs as `--link` takes them: PCIe as far as GPU and system support it, and NVLink if
+    every GPU has an active link. "" where the driver does not tell, as in some virtual machines."""
+
+    def links(nvml: Any) -> str:
+        handles = visible_handles(nvml)
+        generation = min(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) for handle in handles)
+        lanes = min(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle) for handle in handles)
+        if not 3 <= generation <= 6 or lanes not in (4, 8, 16):
+            return ""
+        bridged = all(_has_nvlink(nvml, handle) for handle in handles)
+        return f"pcie{generation}x{lanes}{',nvlink' if bridged else ''}"
+
+    return query_nvml(links, "")
+
+
+def _has_nvlink(pynvml: Any, handle: Any) -> bool:
+    with suppress(pynvml.NVMLError):
+        return any(pynvml.nvmlDeviceGetNvLinkState(handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS))
+    return False
+
+
 def host_memory_bytes(root: Path = Path("/")) -> int:
     """RAM for a process here: the lesser of the machine's and the container's limit (cgroup v2 or v1).
 

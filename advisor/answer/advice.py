@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...estimators.estimate import Evidence
+from ...estimators.hardware import cpu_cores, dram_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import PlainPyTorch, PlanSettings, Strategy
 from ...estimators.time.flops import model_flops_utilization
@@ -154,6 +155,17 @@ class ClusterFigures:
     """Memory that CUDA reports as available."""
     host_memory_bytes_per_node: int | None
     """Null if unknown."""
+    cpu_cores_per_node: int
+    host_memory_bytes_per_s: float
+    """Bandwidth of a node's memory."""
+    gpu_link: str
+    """Link between the GPUs of a node."""
+    gpu_link_bytes_per_s: float | None
+    """One way, of a GPU; null if unknown."""
+    host_link_bytes_per_s: float | None
+    """Link between a GPU and the host, one way; null if unknown."""
+    nvme_read_bytes_per_s: float
+    nvme_write_bytes_per_s: float
     measured: str
     """Names of the figures that come from a benchmark of this machine; "" if there are none."""
 
@@ -238,7 +250,7 @@ def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Adv
     """Return the answer as data. `candidates` holds the best plan of each strategy, or every candidate."""
     question, series = answer.question, answer.probe_series
     estimate = answer.deepspeed_estimate if answer.shows_deepspeed_estimate else None
-    workload, cluster = question.workload, question.cluster
+    workload, cluster, gpu = question.workload, question.cluster, question.cluster.gpu
     best = [step.candidate for step in answer.ladder if step.candidate is not None]
     rollouts = workload.rollouts
     reward = rollouts.reward_model.name if rollouts and rollouts.reward_model else None
@@ -256,7 +268,17 @@ def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Adv
             software=_keys(asdict(workload.software)),
         ),
         cluster=from_attributes(
-            ClusterFigures, cluster, gpu=cluster.gpu.name, gpu_memory_bytes=cluster.gpu.memory_bytes
+            ClusterFigures,
+            cluster,
+            gpu=gpu.name,
+            gpu_memory_bytes=gpu.memory_bytes,
+            cpu_cores_per_node=cpu_cores(cluster),
+            host_memory_bytes_per_s=dram_bytes_per_s(cluster),
+            gpu_link=gpu.peer_link,
+            gpu_link_bytes_per_s=gpu.peer_bytes_per_s,
+            host_link_bytes_per_s=gpu.pcie_bytes_per_s,
+            nvme_read_bytes_per_s=nvme_read_bytes_per_s(cluster),
+            nvme_write_bytes_per_s=nvme_write_bytes_per_s(cluster),
         ),
         candidates=tuple(_plan(question, candidate) for candidate in (answer.candidates if all_candidates else best)),
         ladder=tuple(map(_step, answer.ladder)),

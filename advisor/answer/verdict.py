@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from ...ds_configs.training_script import evaluation_arguments
-from ...estimators.hardware import network_bytes_per_s, same_size_gpus
+from ...estimators.hardware import same_size_gpus
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
@@ -16,6 +16,7 @@ from ..search.candidate import LEAST, Candidate, Fit, candidate_duration, chance
 from ..text.job import verdict_sentence
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title, plan_title
 from ..text.units import count, gib, percent, rate, rough_rate, times
+from .assumed_parts import deciding_parts
 from .phases import split_sentences
 from .recommendation import Recommendation
 
@@ -126,8 +127,8 @@ def speed_sentence(question: Question, chosen: Candidate) -> str:
         text = f"{text}; {rate(chosen.tokens_per_s / length)} samples/s"
     if cluster.gpu.assumed:
         text = f"{text}, assuming the speed of the {cluster.gpu.name}"
-    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
-        text = f"{text}, assuming {network_bytes_per_s(cluster) * 8 / 1e9:,g} Gb/s between nodes"
+    for part in deciding_parts(question, chosen):
+        text = f"{text}, assuming {part.phrase}"
     return f"{text}."
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware import Cluster, find_gpu, network_bytes_per_s
+from ...estimators.hardware import Cluster, find_gpu
 from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.memory.plan_memory import node_bytes
@@ -26,11 +26,8 @@ from ..search.search import best_over_losses, fastest
 from ..text.job import hours, money
 from ..text.labels import batch_label
 from ..text.units import rate, whole_gib
+from .assumed_parts import WORTH_LISTING, deciding_parts
 from .recommendation import Change, Changes
-
-WORTH_LISTING = 1.15
-"""Least speed-up of a change that is shown; smaller ones are within the time model's error. A change to a smaller host
-may be slower by this factor."""
 
 MOST_STEPS = 3
 """Steps of each kind of change that are tried if a plan already fits: three doublings of the GPUs."""
@@ -50,9 +47,6 @@ LARGE_DRIVE_BYTES = 8 * 10**12
 BATCHES = (0.25, 4)
 """Other global batches that are shown, as shares of the default: 8 and 128 of 32, the ends of published recipes
 (`options.GLOBAL_BATCH`)."""
-
-SLOWER_NETWORKS = (100, 10)
-"""Networks in Gb/s that are shown where a faster one is assumed: one adapter of a usual cloud node, and Ethernet."""
 
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
@@ -104,14 +98,11 @@ def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]
 
 
 def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change | None]:
-    """Yield other values of what the answer assumes, if they change the speed by `WORTH_LISTING` in either direction: a
-    slower network, a smaller and a larger global batch."""
+    """Yield other values of what the answer assumes, if they change the speed by `WORTH_LISTING` in either direction:
+    other parts of the machines, a smaller and a larger global batch."""
     cluster, asked = question.cluster, list[Asked]()
-    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
-        assumed = network_bytes_per_s(cluster)
-        slower = next((each for each in SLOWER_NETWORKS if each * 1e9 / 8 < assumed), SLOWER_NETWORKS[-1])
-        network = replace(cluster, interconnect_bytes_per_s=slower * 1e9 / 8)
-        asked.append((f"--interconnect {slower}Gb/s", replace(question, cluster=network)))
+    for part in deciding_parts(question, chosen):
+        asked += ((flags, replace(question, cluster=other)) for flags, other in part.others)
     if question.free_batch and (batch := question.workload.global_batch_size) is not None:
         others = (question.default_batch(cluster, batch * share) for share in BATCHES)
         asked += ((f"--global-batch {each}", _altered(question, global_batch_size=each)) for each in others)

@@ -246,7 +246,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @click.argument("file", metavar="FILE", type=PATH)
 @question_options(
     (
-        *("gpus", "ram", "nvme", "interconnect"),
+        *("gpus", "ram", "host", "nvme", "link", "interconnect"),
         *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing", "risk", "offline"),
     ),
     extra=[

@@ -95,6 +95,22 @@ def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomple
     return [typed + name for name in found]
 
 
+def complete_host(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from ...estimators.machine_parts import host_names
+
+    return _matching_names(host_names(), incomplete)
+
+
+def complete_link(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """A link after others: `nvlink,pc` becomes `nvlink,pcie4x8`."""
+    others, comma, link = incomplete.rpartition(",")
+    slots = [f"pcie{generation}{lanes}" for generation in (3, 4, 5) for lanes in ("", "x8")]
+    return [others + comma + name for name in _matching_names(["nvlink", "infinity-fabric", *slots], link)]
+
+
+_COMPLETIONS = {"gpus": complete_gpus, "host": complete_host, "link": complete_link}
+
+
 def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.lower().startswith(prefix.lower())][:_MOST_COMPLETIONS]
 
@@ -118,7 +134,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         default=option.default,
         metavar=option.metavar or None,
         help=text,
-        shell_complete=complete_gpus if option.name == "gpus" else None,
+        shell_complete=_COMPLETIONS.get(option.name),
     )
 
 

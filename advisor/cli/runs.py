@@ -113,7 +113,7 @@ def _warn_of_set_keys(run: Run) -> None:
 
 @click.command("dry-run", cls=CommandWithUsersCommand)
 @run_options(_MODEL)
-@question_options(("gpus", "device", "ranks", "ram", "nvme"), into="machine", only_passed=True)
+@question_options(("gpus", "device", "ranks", "ram", "host", "nvme", "link"), into="machine", only_passed=True)
 @click.option("--rank", type=RANK, help="Rank to simulate.  [default: the rank with the most memory]")
 @click.option(
     "--iterations",

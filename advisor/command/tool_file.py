@@ -25,7 +25,7 @@ from .advise import advise_command
 from .changes import ChangedCommand
 from .question import observed_options
 
-_KEPT = ("ram", "nvme", "interconnect", "risk", "offline")
+_KEPT = ("ram", "host", "nvme", "link", "interconnect", "risk", "offline")
 """Options of `import_file` that are no part of the training."""
 
 

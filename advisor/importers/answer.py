@@ -99,7 +99,9 @@ def import_file(
     model: str | None = None,
     gpus: str | None = None,
     ram: str | None = None,
+    host: str | None = None,
     nvme: str | None = None,
+    link: str | None = None,
     interconnect: str | None = None,
     ds_config: Path | None = None,
     destination: Path | None = None,
@@ -130,7 +132,7 @@ def import_file(
     obstacle: DsAdviseError | None = None
     cluster: Cluster | None = None
     try:
-        cluster = parse_cluster(kind, ram=ram, nvme=nvme, interconnect=interconnect)
+        cluster = parse_cluster(kind, ram=ram, host=host, nvme=nvme, link=link, interconnect=interconnect)
     except ClusterError as error:
         if gpus is not None:
             raise

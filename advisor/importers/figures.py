@@ -18,13 +18,12 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PlainPyTorch, Plan
 from ...estimators.time.step_time import estimate_time, gain_of_bf16
-from ...estimators.units import GIB
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted, strategy_candidate
 from ..answer.recommendation import Recommendation
 from ..answer.verdict import what_lacks
-from ..question.cluster import gpus_argument
+from ..question.cluster import machine_arguments
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
@@ -250,10 +249,8 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
     """The command that asks about the same training on the same machines."""
     options = {name: value for name, value in run.training.items() if name != "software"}
     options |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
-    words = ["ds-advise", model.name, "--gpus", gpus_argument(cluster)]
-    if cluster.host_memory_bytes_per_node is not None:
-        words += ["--ram", f"{int(cluster.host_memory_bytes_per_node / GIB)}GiB"]
-    for name, value in {**options, "global_batch": workload.global_batch_size}.items():
+    words = ["ds-advise", model.name]
+    for name, value in {**machine_arguments(cluster), **options, "global_batch": workload.global_batch_size}.items():
         words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]
     return shlex.join(words)
 

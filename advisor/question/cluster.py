@@ -1,5 +1,4 @@
-"""From the options that describe machines (`--gpus`, `--ram`, `--nvme`, `--interconnect`, `--device cpu`) to a
-`Cluster`."""
+"""From the options that describe machines (`MachineOptions`, `--device cpu`) to a `Cluster`."""
 
 from __future__ import annotations
 
@@ -7,10 +6,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
+from .machine_parts import NETWORK, drive_rates, parse_rate, with_host, with_links
+from .options import MachineOptions, names_in
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
@@ -72,7 +74,8 @@ def build_cluster(options: Mapping[str, Any]) -> Cluster:
     elif isinstance(gpus, Cluster):
         cluster = gpus
     else:
-        cluster = parse_cluster(gpus, **{name: options.get(name) for name in ("ram", "nvme", "interconnect")})
+        parts = {name: options.get(name) for name in names_in(MachineOptions, without=("gpus", "threads"))}
+        cluster = parse_cluster(gpus, **parts)
     return cluster if threads is None else replace(cluster, threads_per_rank=threads)
 
 
@@ -99,16 +102,25 @@ def memory_limit_bytes(options: Mapping[str, Any]) -> int | None:
 
 
 def parse_cluster(
-    gpus: str, *, ram: str | None = None, nvme: str | None = None, interconnect: str | None = None
+    gpus: str,
+    *,
+    ram: str | None = None,
+    host: str | None = None,
+    nvme: str | None = None,
+    link: str | None = None,
+    interconnect: str | None = None,
 ) -> Cluster:
-    """The cluster described by four texts.
+    """The cluster described by these texts.
 
     gpus: [nodes x] GPUs per node x kind. A kind is a GPU's name in any spelling, or a memory size (`32GB`); alone it
         means one GPU. `auto` asks the driver of this machine.
     ram: host memory per node: `256GB` or `0.5TB` as sold, `200GiB` as usable (`parse_ram`). By default this machine's
         if gpus is `auto` (the container's limit first), else unknown.
+    host: cores and memory bandwidth of a node (`with_host`). By default this machine's, else those of `hosts.csv`.
     nvme: `PATH:SIZE` or `SIZE`, per node, and the drive's rates: `/nvme:2TB@7GB/s,5GB/s` reads 7 and writes 5 GB/s; a
-        single rate is for both. By default unknown; the rates are then measured or assumed ones.
+        single rate is for both; `/nvme:2TB@pcie4` names a kind of drive. By default unknown; the rates are then
+        measured or assumed ones.
+    link: links of the GPUs in a node (`with_links`). By default those of `gpus.csv`, without bridges.
     interconnect: bandwidth between nodes, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, each with an
         optional `8x`. `GB/s` is bytes and everything else bits. By default `network_bytes_per_s`.
 
@@ -121,8 +133,8 @@ def parse_cluster(
         cluster = _assuming(cluster, reading) if reading else cluster
     at = rates = ""
     if nvme is not None:
-        path, _, drive = nvme.rpartition(":")
-        size, at, rates = drive.partition("@")
+        place, at, rates = nvme.rpartition("@") if "@" in nvme.rpartition(":")[2] else (nvme, "", "")
+        path, _, size = place.rpartition(":")
         cluster = replace(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )
@@ -134,12 +146,15 @@ def parse_cluster(
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")
     if at:  # what is stated takes precedence over what was measured
-        read, *others = (_rate(text, _DRIVE) for text in rates.split(",", 1))
-        write = others[0] if others else read
+        read, write = drive_rates(rates)
         cluster = replace(cluster, nvme_read_bytes_per_s_per_node=read, nvme_write_bytes_per_s_per_node=write)
+    if link is not None:
+        cluster = with_links(cluster, link)
+    if host is not None:
+        cluster = with_host(cluster, host)
     if interconnect is None:
         return cluster
-    rate = _rate(interconnect, _NETWORK)
+    rate = parse_rate(interconnect, NETWORK)
     if cluster.nodes == 1:
         return _assuming(cluster, "--interconnect has no effect on one node")
     return replace(cluster, interconnect_bytes_per_s=rate)
@@ -151,6 +166,34 @@ def gpus_argument(cluster: Cluster) -> str:
     kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
     counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
     return counts + kind
+
+
+def machine_arguments(cluster: Cluster) -> dict[str, str]:
+    """Return the options that describe this cluster, as far as it is known, by name."""
+    found, gpu = {"gpus": gpus_argument(cluster)}, cluster.gpu
+    cores, memory = cluster.cpu_cores_per_node, cluster.dram_bytes_per_s_per_node
+    if cluster.host_memory_bytes_per_node is not None:
+        found["ram"] = f"{f'{cluster.host_memory_bytes_per_node / 2**30:.6f}'.rstrip('0').rstrip('.')}GiB"
+    if cores or memory:
+        found["host"] = ",".join([*([f"{cores}cores"] * bool(cores)), *([_rate_text(memory)] if memory else [])])
+    if cluster.nvme_bytes_per_node is not None:
+        found["nvme"] = f"{cluster.nvme_path}:{cluster.nvme_bytes_per_node / 1e9:g}GB".removeprefix(":")
+        read, write = cluster.nvme_read_bytes_per_s_per_node, cluster.nvme_write_bytes_per_s_per_node
+        if read and write:
+            found["nvme"] += f"@{_rate_text(read)},{_rate_text(write)}"
+    if cluster.links_are_known and gpu.peer_bytes_per_s and gpu.pcie_bytes_per_s:
+        links = [f"pcie:{_rate_text(gpu.pcie_bytes_per_s)}"]
+        if gpu.peer_link != "pcie":
+            rate = f":{_rate_text(gpu.peer_bytes_per_s)}" if gpu.peer_joins is None else ""
+            links.append(f"{gpu.peer_link.replace(' ', '-')}{rate}")
+        found["link"] = ",".join(links)
+    if cluster.interconnect_bytes_per_s is not None:
+        found["interconnect"] = f"{cluster.interconnect_bytes_per_s * 8 / 1e9:.6g}Gb/s"
+    return found
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.6g}GB/s"
 
 
 def _assuming(cluster: Cluster, assumption: str) -> Cluster:
@@ -239,7 +282,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
 
 
 def _this_machine() -> Cluster:
-    from ...probes.machine import chosen_threads, cpu_cores, host_memory_bytes, visible_gpus
+    from ...probes.machine import chosen_threads, cpu_cores, gpu_links, host_memory_bytes, visible_gpus
 
     found = visible_gpus()
     kinds = {gpu.name for gpu in found}
@@ -249,7 +292,7 @@ def _this_machine() -> Cluster:
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="select equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB",
         )
-    return Cluster(
+    cluster = Cluster(
         nodes=1,
         gpus_per_node=len(found),
         gpu=min(found, key=lambda gpu: gpu.memory_bytes),
@@ -258,50 +301,12 @@ def _this_machine() -> Cluster:
         threads_per_rank=chosen_threads(),
         is_this_machine=True,
     )
-
-
-class _Rated(NamedTuple):
-    """What a rate is of, for errors."""
-
-    option: str
-    why: str
-    fix: str
-
-
-_NETWORK = _Rated(
-    "--interconnect",
-    "the time of every collective depends on it",
-    "write it as 200Gb/s, 25GB/s or 100GbE (8x200Gb/s for eight adapters per node)",
-)
-_DRIVE = _Rated(
-    "--nvme",
-    "the time of every swap depends on it",
-    "write it as /nvme:2TB@7GB/s, or with another rate of writing as /nvme:2TB@7GB/s,5GB/s",
-)
-
-
-def _rate(text: str, rated: _Rated) -> float:
-    """Bytes per second of a node's adapters or drives."""
-    number = re.fullmatch(
-        r"(?:(\d{1,3})\s*x\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)",
-        text.strip(),
-        flags=re.IGNORECASE,
-    )
-    if number is None:
-        raise ClusterError(
-            f"{rated.option} {text[:40]!r} is not a rate",
-            why=rated.why,
-            fix=rated.fix,
-        )
-    in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[3]) is not None
-    rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
-    if not 1e8 <= rate <= 2e12:
-        raise ClusterError(
-            f"{rated.option} {text!r} is {rate / 1e9:g} GB/s per node",
-            why="values from 0.1 to 2000 GB/s are accepted",
-            fix=rated.fix,
-        )
-    return rate
+    links, gpu = gpu_links(), cluster.gpu
+    if bridge_of(gpu.name) is None:
+        links = links.removesuffix(",nvlink")
+    if not links or (gpu.pcie_bytes_per_s or 0) > pcie_bytes_per_s(6, 16):  # NVLink-C2C to a Grace processor
+        return cluster
+    return with_links(cluster, links)
 
 
 def parse_ram(text: str) -> tuple[int, str]:

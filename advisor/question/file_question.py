@@ -19,7 +19,7 @@ from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...validate.lint.config_file import read_config_file, shown_name
 from ...validate.lint.document import Document
-from .cluster import build_cluster, gpus_argument, parse_cluster
+from .cluster import build_cluster, gpus_argument, machine_arguments, parse_cluster
 from .model_source import is_user_module, load_model
 from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in
 from .question import Question
@@ -27,6 +27,9 @@ from .workload import apply_model_options, build_workload, plan_settings
 
 _MACHINE, _JOB = names_in(MachineOptions, CpuOptions), names_in(JobOptions)
 _AMOUNTS = ("data", "samples", "tokens")
+
+_DETECTED = ("gpus", "ram", "host", "link")
+"""Options of the machine that `--gpus auto` detects."""
 
 _NOT_RECORDED = {"offline", "global_batch", "micro_batch", "gradient_checkpointing", "sequence_parallel_size"}
 """Options that do not belong to the question, or that the plan decides."""
@@ -56,8 +59,8 @@ def record(question: Question, plan: Plan, predicted: Mapping[str, Any]) -> dict
         rollouts = workload.rollouts.as_in_trl(plan.gradient_accumulation_steps)
         options |= _completions(rollouts, OBJECTIVES[workload.objective].lacks)
     is_detected = "gpus" not in asked and not question.cluster.gpu.is_cpu
-    if is_detected:
-        options |= _detected(question)
+    detected = {name: text for name, text in _detected(question).items() if name not in asked} if is_detected else {}
+    options |= detected
     settings = {each.name: getattr(plan, each.name) for each in fields(plan)}
     defaults = {each.name: each.default for each in fields(plan)}
     return {
@@ -66,7 +69,7 @@ def record(question: Question, plan: Plan, predicted: Mapping[str, Any]) -> dict
             | {name: ".".join(map(str, getattr(software, name))) for name in used},
             "model": asked["model"],
             "options": {name: options[name] for name in OPTIONS if name in options},
-            **({"detected": True} if is_detected else {}),
+            **({"detected": [*detected]} if is_detected else {}),
             "plan": {name: value for name, value in settings.items() if value != defaults[name]},
             "predicted": dict(predicted),
         }
@@ -90,10 +93,7 @@ def _detected(question: Question) -> dict[str, Any]:
     cluster, rollouts = question.cluster, question.workload.rollouts
     if rollouts is not None and rollouts.server_gpus:  # the question's cluster is without the server's GPUs
         cluster = replace(cluster, gpus_per_node=cluster.gpus_per_node + rollouts.server_gpus)
-    found: dict[str, Any] = {"gpus": gpus_argument(cluster)}
-    if cluster.host_memory_bytes_per_node is not None:
-        found["ram"] = f"{cluster.host_memory_bytes_per_node / 2**30:.6f}GiB"
-    return found
+    return {name: text for name, text in machine_arguments(cluster).items() if name in _DETECTED}
 
 
 def _is_here(gpus: str) -> bool:
@@ -215,8 +215,9 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
     if model not in (None, own_model):
         return unrecorded
     is_elsewhere = any(each in given for each in ("gpus", "device", "ranks", "memory"))
-    if value[RECORD_KEY].get("detected") and not is_elsewhere and _is_here(recorded["gpus"]):
-        recorded = {each: what for each, what in recorded.items() if each not in ("gpus", "ram")}
+    detected = value[RECORD_KEY].get("detected", ())
+    if detected and not is_elsewhere and _is_here(recorded["gpus"]):
+        recorded = {each: what for each, what in recorded.items() if each not in detected}
     replaced = {*(_MACHINE if is_elsewhere else ()), *(_JOB if any(each in given for each in _AMOUNTS) else ())}
     known = {each: what for each, what in recorded.items() if each not in replaced}
     return FileQuestion(

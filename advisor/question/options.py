@@ -146,15 +146,23 @@ class MachineOptions(TypedDict, total=False):
         Option("GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.", "auto", metavar="SPEC"),
     ]
     ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
+    host: Annotated[
+        str | None,
+        Option("Host: 72cores,500GB/s, 16cores,2xDDR5-5600 or a name: desktop.", metavar="HOST"),
+    ]
     nvme: Annotated[
         str | None,
         Option(
-            "Folder on an NVMe drive and its free space, such as /nvme:2TB; with rates, /nvme:2TB@7GB/s,5GB/s.",
+            "Folder on an NVMe drive, its free space: /nvme:2TB, with rates /nvme:2TB@7GB/s,5GB/s or @pcie4.",
             metavar="PATH:SIZE",
         ),
     ]
+    link: Annotated[
+        str | None,
+        Option("Links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK"),
+    ]
     interconnect: Annotated[
-        str | None, Option("Bandwidth between nodes, per node and direction, such as 200Gb/s.", metavar="RATE")
+        str | None, Option("Bandwidth between nodes, per node and direction: 200Gb/s.", metavar="RATE")
     ]
     threads: Annotated[int | None, Option("Host threads per rank.", default_text="as in the printed command")]
 

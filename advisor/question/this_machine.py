@@ -80,7 +80,8 @@ def measured_cluster(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     """The cluster with the speeds of a benchmark."""
     gpu, names = _measured_gpu(cluster.gpu, known.result)
     changes, more = _measured_node(cluster, known.result)
-    return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)
+    are_known = known.result.links_bytes_per_s is not None
+    return replace(cluster, gpu=gpu, links_are_known=are_known, measured=known.phrase([*names, *more]), **changes)
 
 
 def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ds_advise.advisor.advise import build_question, strategy_candidate
+from ds_advise.advisor.question.cluster import machine_arguments
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.rollouts import rollout_choices
 from ds_advise.ds_configs.presets import plan_for
@@ -43,7 +44,6 @@ class Asked(NamedTuple):
 
     model_name: str
     gpus: str
-    interconnect: str
     model: ModelShape
     workload: Workload
     cluster: Cluster
@@ -82,8 +82,7 @@ def question_of(asked: Asked) -> dict[str, Any]:
     workload, plan, cluster = asked.workload, asked.plan, asked.cluster
     micro, steps = plan.micro_batch_size, plan.gradient_accumulation_steps
     question: dict[str, Any] = {"gpus": asked.gpus, "strategy": plan.strategy}
-    if asked.interconnect:
-        question["interconnect"] = asked.interconnect
+    question |= {name: text for name, text in machine_arguments(cluster).items() if name != "gpus"}
     if cluster.threads_per_rank is not None:
         question["threads"] = cluster.threads_per_rank
     question |= {"micro_batch": micro}

@@ -171,7 +171,7 @@ def run_of(number: int, row: dict[str, str]) -> Run:
         cluster=cluster,
         workload=workload,
         plan=plan,
-        asked=Asked(row["model"], row["gpus"], "", model, workload, cluster, plan),
+        asked=Asked(row["model"], row["gpus"], model, workload, cluster, plan),
         quantity=cast(Quantity, row["quantity"]),
         measured_bytes=_bytes(row["measured"], row["unit"]),
         device_bytes=_bytes(row["device_mib"], "MiB"),

@@ -202,7 +202,8 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
     plan = seed_ranking.plan_of(row, model.hidden_size)
     steps = int(row["engine_steps"])
     source = f"seed {row['group'][:3]}"
-    cluster, workload = _as_started(seed_ranking.cluster_of(row), source, row["row"]), seed_ranking.workload_of(row)
+    workload, interconnect = seed_ranking.workload_of(row), seed_ranking.interconnect_of(row) or None
+    cluster = _as_started(source, row["row"], row["gpus"], interconnect)
     return TimedRun(
         source=source,
         name=row["row"],
@@ -211,7 +212,7 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
         cluster=cluster,
         workload=workload,
         plan=plan,
-        asked=Asked(row["model"], row["gpus"], seed_ranking.interconnect_of(row), model, workload, cluster, plan),
+        asked=Asked(row["model"], row["gpus"], model, workload, cluster, plan),
         measured_s=float(row["step_s"]) / steps,
         left_out_s=_left_out().get((source, row["row"])),
         tolerance=ASSUMED_TOLERANCE,
@@ -228,15 +229,18 @@ def _left_out() -> dict[tuple[str, str], float]:
 
 
 @cache
-def _threads() -> dict[tuple[str, str], str]:
-    with (DATA / "threads_per_rank.csv").open(newline="", encoding="utf-8") as file:
-        return {(row["source"], row["row"]): row["threads"] for row in csv.DictReader(file)}
+def _machines() -> dict[tuple[str, str], dict[str, str]]:
+    with (DATA / "machines_of_sources.csv").open(newline="", encoding="utf-8") as file:
+        return {(row["source"], row["row"]): row for row in csv.DictReader(file)}
 
 
-def _as_started(cluster: Cluster, source: str, row: str) -> Cluster:
-    """The cluster with the threads that each rank had, where the source says how it was started: a number, or all."""
-    threads = _threads().get((source, row)) or _threads().get((source, ""))
-    if threads is None:
+def _as_started(source: str, row: str, gpus: str, interconnect: str | None) -> Cluster:
+    """The cluster with the host and the links that the source states, and with the threads that each rank had, a number
+    or all, where it says how the run was started."""
+    stated = _machines().get((source, row)) or _machines().get((source, "")) or {}
+    parts = {name: stated.get(name) or None for name in ("host", "link")}
+    cluster, threads = parse_cluster(gpus, interconnect=interconnect, **parts), stated.get("threads")
+    if not threads:
         return cluster
     return replace(cluster, threads_per_rank=cpu_cores(cluster) if threads == "all" else int(threads))
 
@@ -270,8 +274,7 @@ def run_of(row: dict[str, str]) -> TimedRun:
         sharding = cast(Fsdp, row["engine"])
         plan = layer_units_plan(plan, model, sharding) if fsdp else replace(plan, sharding="none")
     plan = replace(plan, **_settings(row["plan"]))
-    cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
-    cluster = _as_started(cluster, row["source"], row["row"])
+    cluster = _as_started(row["source"], row["row"], row["gpus"], row["interconnect"] or None)
     ranks = cluster.world_size // plan.sequence_parallel_size
     samples = plan.micro_batch_size * plan.gradient_accumulation_steps * ranks
     tokens, value = samples * workload.seq_len, float(row["value"])
@@ -292,7 +295,7 @@ def run_of(row: dict[str, str]) -> TimedRun:
         cluster=cluster,
         workload=workload,
         plan=plan,
-        asked=Asked(row["model"], row["gpus"], row["interconnect"], model, workload, cluster, plan),
+        asked=Asked(row["model"], row["gpus"], model, workload, cluster, plan),
         measured_s=measured,
         left_out_s=_left_out().get((row["source"], row["row"])),
         tolerance=float(row["tolerance"]),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ..estimate import Formula, MemoryEstimate, Phase, Terms, total_bytes
 from ..hardware import Cluster, Gpu
+from ..machine_parts import pcie_bytes_per_s
 from ..plan import Plan
 from ..workload import Software
 from .trainable import ShardedTensors, optimizer_group_numels
@@ -272,6 +273,8 @@ def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
     if cluster.world_size == 1:
         return context
     # A channel is one thread block of NCCL's kernel; fast links need many to be saturated.
-    channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
+    gpu = cluster.gpu
+    is_slow = gpu.peer_link == "pcie" or (gpu.peer_bytes_per_s or 0) <= pcie_bytes_per_s(5, 16)  # a bridge of GeForce
+    channels = NCCL_CHANNELS["pcie" if is_slow else "nvlink"]
     size = channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
     return context + _NCCL.term(size, channels=channels, connections=NCCL_CONNECTIONS, buffer=NCCL_CONNECTION_BYTES)

@@ -111,7 +111,20 @@ def link_share(gpu: Gpu) -> float:
     return HOST_MEMORY_SHARE if gpu.sends_through_host else LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
 
 
-def _link_bytes_per_s(gpu: Gpu) -> float:
+def _joined(gpu: Gpu, ranks: int, apart: int = 1) -> Gpu:
+    """Return the GPU with the link that joins `ranks` cards of a node, every `apart`-th one. More cards than bridges
+    join also use PCIe; fewer use those links of a mesh that lead to one of them."""
+    joins, rate = gpu.peer_joins, gpu.peer_bytes_per_s
+    if joins is None or rate is None:
+        return gpu
+    if ranks * apart > joins:
+        return replace(gpu, peer_link="pcie", peer_bytes_per_s=gpu.pcie_bytes_per_s, peer_joins=None)
+    return replace(gpu, peer_bytes_per_s=rate * max(1, ranks - 1) / (joins - 1), peer_joins=None)
+
+
+def _link_bytes_per_s(gpu: Gpu, ranks: int) -> float:
+    """Return the rate at which a card of a node exchanges data with others, `ranks` in all."""
+    gpu = _joined(gpu, ranks)
     return (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * link_share(gpu)
 
 
@@ -119,7 +132,7 @@ def ring(cluster: Cluster) -> Ring:
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
-        rates["gpu links"] = _link_bytes_per_s(gpu)
+        rates["gpu links"] = _link_bytes_per_s(gpu, local)
     if nodes > 1:
         rates["network"] = network_bytes_per_s(cluster) * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
@@ -148,11 +161,13 @@ def replica_ring(cluster: Cluster, group: int) -> Ring:
     if group == 1:
         return ring(cluster)
     local_group = min(group, cluster.gpus_per_node)
+    local = cluster.gpus_per_node // local_group
     return ring(
         replace(
             cluster,
+            gpu=_joined(cluster.gpu, local, apart=local_group),
             nodes=max(1, cluster.nodes * local_group // group),
-            gpus_per_node=cluster.gpus_per_node // local_group,
+            gpus_per_node=local,
             interconnect_bytes_per_s=network_bytes_per_s(cluster) / local_group,
         )
     )
@@ -200,7 +215,7 @@ class QuantizedReduction(NamedTuple):
         return cls(
             size_bytes=quantized_bytes(tensors.trainable_numel, 4),
             calls=4 * matrices,
-            link_bytes_per_s=_link_bytes_per_s(cluster.gpu),
+            link_bytes_per_s=_link_bytes_per_s(cluster.gpu, cluster.gpus_per_node),
             network_bytes_per_s=network_bytes_per_s(cluster) * NETWORK_SHARE,
             # Two of the four collectives stay within the node, two cross the network.
             call_s=CALL_S + (LOCAL_HOP_S + NETWORK_HOP_S) / 2,
@@ -246,7 +261,7 @@ class Exchange(NamedTuple):
             # Sent to the experts and back.
             size = 2 * tokens * copies * model.hidden_size * workload.weight_bytes
             calls = 4 * sum(count for count, _ in mixtures)
-        rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
+        rate, resource, hop_s = _link_bytes_per_s(cluster.gpu, min(ranks, local)), "gpu links", LOCAL_HOP_S
         if ranks > local:
             # Of a rank's P - 1 partners only those on other nodes are reached over the network.
             leaving = (ranks - local) / (ranks - 1)

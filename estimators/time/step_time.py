@@ -27,6 +27,7 @@ from ..plan import Plan
 from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
+from .assumed_rates import widened
 from .compute_time import Passes
 from .memory_bound import (
     BF16_MASTERS_SAVE_BYTES,
@@ -70,7 +71,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     return TimeEstimate(
         terms=tuple(term for term in terms if term.seconds or term.hidden_s),
         tokens_per_step=plan.micro_batch_size * plan.gradient_accumulation_steps * step.replicas * workload.seq_len,
-        spread=speed_spread(cluster, plan),
+        spread=widened(speed_spread(cluster, plan), terms, cluster),
     )
 
 

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.question.cluster import build_cluster, cluster_here, parse_cluster
+from ds_advise.advisor.question.cluster import build_cluster, cluster_here, machine_arguments, parse_cluster
+from ds_advise.estimators import hardware
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware import (
     KERNEL_MEMORY_SHARE,
+    gpus,
     machine_assumptions,
     network_bytes_per_s,
     nvme_read_bytes_per_s,
     nvme_write_bytes_per_s,
 )
+from ds_advise.estimators.machine_parts import bridge_of
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
 
 GIB = 2**30
@@ -59,7 +62,7 @@ def test_the_network_between_nodes_is_assumed_by_the_gpu() -> None:
     known = {"2x8xV100-32GB": 100, "2x8xA100-SXM4-80GB": 400, "2x8xH100-SXM5": 3200, "2x8xRTX4090": 100}
     for spec, gbit_per_s in known.items():
         assert network_bytes_per_s(parse_cluster(spec)) == gbit_per_s * 1e9 / 8
-        assert f"{gbit_per_s} Gb/s between nodes (--interconnect)" in machine_assumptions(parse_cluster(spec))
+        assert f"{gbit_per_s} Gb/s between nodes" in machine_assumptions(parse_cluster(spec))
     stated = parse_cluster("2x8xA100-SXM4-80GB", interconnect="8x200Gb/s")
     assert network_bytes_per_s(stated) == 200e9 and not any("Gb/s" in each for each in machine_assumptions(stated))
 
@@ -113,13 +116,90 @@ def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
     assert any("NVMe that reads" in phrase for phrase in machine_assumptions(cluster))
 
 
-@pytest.mark.parametrize(("rates", "read", "write"), [("7GB/s,5000MB/s", 7e9, 5e9), ("20GB/s", 20e9, 20e9)])
+@pytest.mark.parametrize(
+    ("rates", "read", "write"),
+    [
+        ("7GB/s,5000MB/s", 7e9, 5e9),
+        ("20GB/s", 20e9, 20e9),
+        ("sata", 0.5e9, 0.39e9),
+        ("4xPCIe4", 14.76e9, 12.72e9),
+    ],
+)
 def test_the_rates_of_a_drive_are_stated_with_it(rates: str, read: float, write: float) -> None:
     """They replace the assumed ones, and the answer no longer names an assumption."""
     cluster = parse_cluster("2x32GB", nvme=f"/mnt/nvme:2TB@{rates}")
     assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("/mnt/nvme", 2 * 10**12)
-    assert (nvme_read_bytes_per_s(cluster), nvme_write_bytes_per_s(cluster)) == (read, write)
+    assert (nvme_read_bytes_per_s(cluster), nvme_write_bytes_per_s(cluster)) == pytest.approx((read, write))
     assert not any("NVMe" in phrase for phrase in machine_assumptions(cluster))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "link", "kind", "peer", "pcie"),
+    [
+        ("2xRTX3090", "nvlink", "nvlink", 56.25, 31.5),
+        ("2xRTX3090", "NVLink:50GB/s,PCIe3x8", "nvlink", 50, 7.877),
+        ("4xA6000", "nvlink", "nvlink", 56.25, 31.5),
+        ("4xMI210", "infinity-fabric", "infinity fabric", 150, 31.5),
+        ("3xMI210", "xgmi", "infinity fabric", 150, 31.5),
+        ("2xRTX4090", "pcie4x8", "pcie", 15.75, 15.75),
+        ("2xRTX4090", "pcie5", "pcie", 31.5, 31.5),
+        ("2xRTX4090", "pcie:12GB/s", "pcie", 12, 12),
+        ("8xH100", "pcie4", "nvlink", 450, 31.5),
+    ],
+)
+def test_links_inside_a_node_can_be_stated(gpus: str, link: str, kind: str, peer: float, pcie: float) -> None:
+    """Bridges, and the slot: no card is faster than its own PCIe."""
+    cluster = parse_cluster(gpus, link=link)
+    gpu = cluster.gpu
+    assert gpu.peer_link == kind and not any("PCIe" in each for each in machine_assumptions(cluster))
+    assert (gpu.peer_bytes_per_s, gpu.pcie_bytes_per_s) == pytest.approx((peer * 1e9, pcie * 1e9), rel=1e-3)
+    assert any("join 2 cards" in each for each in cluster.assumptions) == (gpus == "4xA6000")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "host", "cores", "memory"),
+    [
+        ("2xRTX4090", "", 16, 51.2),
+        ("2xRTX4090", "16cores,2xDDR5-5600", 16, 89.6),
+        ("2xRTX4090", "server", 32, 200),
+        ("8xA100-80GB", "2x64cores,2x204.8GB/s", 128, 200),
+        ("8xA100-80GB", "2x64cores,2x8xDDR4-3200", 128, 200),
+        ("8xA100-80GB", "96 cores", 96, 200),
+        ("1xGH200-96GB", "", 72, 500),
+        ("4xGH200-96GB", "", 288, 2000),
+        ("2xGB200", "", 72, 500),
+        ("1xGH200-96GB", "gh200,384GB/s", 72, 384),
+    ],
+)
+def test_the_host_is_stated_or_that_of_the_gpu(gpus: str, host: str, cores: int, memory: float) -> None:
+    """Published steps on two sockets are no faster than with 200 GB/s."""
+    cluster = parse_cluster(gpus, host=host or None)
+    found = hardware.cpu_cores(cluster), hardware.dram_bytes_per_s(cluster) / 1e9
+    assert found == pytest.approx((cores, memory))
+    assumed = any("host memory" in each for each in machine_assumptions(cluster))
+    assert assumed == (host in ("", "96 cores"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": "4xMI210", "link": "infinity-fabric", "host": "192cores,230GB/s", "ram": "200GiB"},
+        {"gpus": "2x8xH100-SXM5", "interconnect": "8x200Gb/s", "nvme": "/nvme:2TB@4xpcie4"},
+        {"gpus": "2xRTX4090", "link": "pcie:12GB/s", "nvme": "500GB", "host": "desktop"},
+    ],
+)
+def test_a_cluster_is_described_by_options(options: dict[str, Any]) -> None:
+    """Which mean the same when they are read again."""
+    cluster = parse_cluster(**options)
+    assert parse_cluster(**machine_arguments(cluster)) == cluster
+
+
+def test_bridges_are_of_cards_that_pcie_joins_otherwise() -> None:
+    bridges = {gpu.name: bridge_of(gpu.name) for gpu in gpus()}
+    for gpu in gpus():
+        bridge = bridges[gpu.name]
+        assert bridge is None or (gpu.peer_link == "pcie" and bridge.bytes_per_s > 1.5 * (gpu.pcie_bytes_per_s or 0))
+    assert sum(bridge is not None for bridge in bridges.values()) == 20
 
 
 BAD = {
@@ -127,7 +207,10 @@ BAD = {
     f"1.5x32GB|1e3xH100|A100|2xfoo|\uff12x32GB|2\xd732GB|{'9' * 300}xH100|{'9' * 20}x80GB|{'9' * 5000}x80GB|"
     "1234567890x8x80GB|1x2x99999999999x80GB|12345.5x80GB|99999999999xTesla V100-32GB|2x3x4567xTesla V100-32GB",
     "ram": "|256|GB|0GB|-5GB|1e9GB|999999TB|256QB|\u0662GB|nan GB",
-    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB|/mnt:2TB@|/mnt:2TB@fast|/mnt:2TB@7GB/s,|/mnt:2TB@0GB/s",
+    "nvme": "|/mnt|:|/mnt:|/mnt:0GB|/mnt:1QB|99999999PB|/mnt:2TB@|/mnt:2TB@fast|/mnt:2TB@7GB/s,|/mnt:2TB@0GB/s|"
+    "/mnt:2TB@99xsata|/mnt:2TB@0xsata|/mnt:2TB@pcie9",
+    "link": "|nvlink4|pcie2|pcie4x3|nvlink:|nvlink:50|pcie|pciex8|pcie4,|pcie4:0GB/s|rope",
+    "host": "|64|GB/s|0cores|9999cores|64cores,|512GB|9xDDR9-3200|2x|0GB/s|toaster",
     "interconnect": "|200|200g|fast|0Gb/s|-1Gb/s|1e9Gb/s|999999GB/s|ib|roce|0x200Gb/s",
 }
 
@@ -157,6 +240,20 @@ def test_auto_asks_the_driver(driver: Driver) -> None:
     assert cluster.host_memory_bytes_per_node == host_memory_bytes()
     assert cluster.cpu_cores_per_node == cpu_cores()
     assert parse_cluster("auto", ram="64GiB").host_memory_bytes_per_node == 64 * GIB
+
+
+def test_auto_asks_the_driver_for_the_links(driver: Driver) -> None:
+    """The slots, and bridges of the cards that have them. SXM cards keep NVLink, Grace's keep NVLink-C2C."""
+    driver(("NVIDIA GeForce RTX 3090", 24.0), count=2, slot=(4, 8), nvlinks=4)
+    bridged = parse_cluster("auto")
+    assert (bridged.gpu.peer_link, bridged.gpu.peer_bytes_per_s) == ("nvlink", 56.25e9)
+    assert bridged.gpu.pcie_bytes_per_s == pytest.approx(15.75e9, rel=1e-3) and bridged.links_are_known
+    driver(("NVIDIA GeForce RTX 3090", 24.0), count=2, slot=(4, 16))
+    assert parse_cluster("auto").gpu.peer_link == "pcie"
+    for name, memory, pcie in (("NVIDIA H100 80GB HBM3", 80.0, 63e9), ("NVIDIA GH200-96GB", 96.0, 450e9)):
+        driver((name, memory), slot=(5, 16), nvlinks=18)
+        gpu = parse_cluster("auto").gpu
+        assert (gpu.peer_link, gpu.pcie_bytes_per_s) == ("nvlink", pytest.approx(pcie, rel=1e-3))
 
 
 def test_auto_takes_the_memory_from_the_driver(driver: Driver) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ds_advise import advise, estimate
 from ds_advise.advisor.advise import build_question
+from ds_advise.advisor.answer.assumed_parts import WORTH_LISTING
 from ds_advise.advisor.answer.recommendation import Recommendation
-from ds_advise.advisor.answer.what_if import WORTH_LISTING
 from ds_advise.advisor.rent import rent
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
 from ds_advise.estimators.hardware import gpus, same_size_gpus
@@ -61,7 +61,7 @@ def test_no_assumption_decides_unseen(model: str, gpus: str, options: dict[str, 
     for each in {answer.question.default_batch(cluster, batch * share) for share in (0.25, 4)} - {batch}:
         others[f"--global-batch {each}"] = {"global_batch": each}
     if cluster.nodes > 1:
-        known = re.search(r"assuming ([\d,]+) Gb/s between nodes\.", screen)
+        known = re.search(r"assuming ([\d,]+) Gb/s between nodes\b", screen)
         assert known is not None
         slower = "10Gb/s" if known[1] == "100" else "100Gb/s"
         others[f"--interconnect {slower}"] = {"interconnect": slower}
@@ -169,3 +169,46 @@ def test_more_than_usual_machines_have_is_a_condition(gpus: str, usual_gib: floa
         need = round(share * usual_gib * GIB / (1 + HOST_MARGIN))
         fit = judge_fit(replace(memory, host_loading_bytes_per_node=need), cluster)
         assert fit.fits and (fit.assumed_host_bytes == host_bytes_to_fit(need)) == conditional
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "options", "phrase", "stated"),
+    [
+        ("Qwen2.5-7B", "2xRTX3090", {"ram": "256GB"}, "51.2 GB/s of host memory bandwidth", {"host": "server"}),
+        ("Qwen2.5-1.5B", "2xRTX3090", {"global_batch": 8}, "PCIe 4 x16 for each GPU", {"link": "nvlink"}),
+        (
+            "Qwen2.5-14B",
+            "2x32GB",
+            {"ram": "96GB", "nvme": "/nvme:2TB"},
+            "NVMe that reads 2.5",
+            {"nvme": "/nvme:2TB@sata"},
+        ),
+    ],
+)
+def test_an_assumed_part_that_decides_is_named(
+    model: str, gpus: str, options: dict[str, Any], phrase: str, stated: dict[str, Any]
+) -> None:
+    """Beside the speed, with a line for another part, whose speed is that of the question that states it."""
+    screen = " ".join(printed(ask(model, gpus, **options), width=80).split())
+    assert f"assuming {phrase}" in screen
+    ((name, text),) = stated.items()
+    found = re.search(rf"--{name} {re.escape(text.replace('2TB', '2000GB'))} [\w-]+, ([\d,.]+) tokens/s", screen)
+    assert found is not None
+    known = ask(model, gpus, **{**options, **stated})
+    assert known.recommended is not None and f"assuming {phrase}" not in " ".join(printed(known, width=80).split())
+    assert float(found[1].replace(",", "")) == pytest.approx(known.recommended.tokens_per_s, rel=0.03)
+
+
+def test_the_interval_holds_the_drives_of_eight_in_ten_machines() -> None:
+    """Only that of a plan with NVMe whose rates are assumed."""
+
+    def time(rates: str, strategy: str = "zero3-nvme") -> Any:
+        nvme = f"/nvme:2TB{rates}"
+        return estimate("Qwen2.5-14B", gpus="2x32GB", strategy=strategy, nvme=nvme, micro_batch=4).time
+
+    (low, high), known = time("").tokens_per_s_range, time("@2.5GB/s,1.25GB/s")
+    assert low < time("@0.5GB/s,0.25GB/s").tokens_per_s < time("@10GB/s,5GB/s").tokens_per_s < high
+    assert low > time("@0.3GB/s,0.15GB/s").tokens_per_s / 2
+    inner = known.tokens_per_s_range
+    assert low < inner[0] / 2 < inner[1] < high / 2 and known.tokens_per_s == time("").tokens_per_s
+    assert time("", "zero3-offload").spread == known.spread

@@ -25,6 +25,8 @@ def completed(line: str) -> list[str]:
         ("compare zero2 zero3 --model gpt2 --gpus RTX-409", "RTX-4090"),
         ("Qwen2.5-14B --meth", "--method"),
         ("Qwen2.5-14B --method q", "qlora"),
+        ("Qwen2.5-14B --link nvlink,pcie4", "nvlink,pcie4x8"),
+        ("Qwen2.5-14B --host gh", "gh200"),
     ],
 )
 def test_known_names_are_completed(line: str, offered: str) -> None:

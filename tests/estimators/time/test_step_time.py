@@ -11,9 +11,10 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware import DRAM_BYTES_PER_S, AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
+from ds_advise.estimators.hardware import AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time import collective_time as collective
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.step_time import estimate_time
@@ -255,7 +256,7 @@ def test_one_or_two_geforce_cards_are_in_a_desktop() -> None:
     hosts = [parse_cluster(gpus) for gpus in ("2xRTX4090", "4xRTX4090", "2xRTXA6000", "2xA100-80GB")]
     hosts.append(dataclasses.replace(hosts[0], cpu_cores_per_node=64))
     desktop, *servers = (dram_bytes_per_s(each) for each in hosts)
-    assert {*servers} == {DRAM_BYTES_PER_S} and desktop < DRAM_BYTES_PER_S / 3
+    assert {*servers} == {200e9} and desktop < 200e9 / 3
 
 
 def test_measured_attention_replaces_what_is_published() -> None:
@@ -284,3 +285,16 @@ def test_packed_documents_attend_to_themselves_alone() -> None:
     packed = estimate_time(model, dataclasses.replace(workload, document_len=4096), EIGHT, chosen).components
     assert packed["attention"] == pytest.approx(whole["attention"] / 4, rel=0.15)
     assert packed["matrix products"] == whole["matrix products"]
+
+
+def test_a_ring_of_more_cards_than_bridges_join_is_one_of_pcie() -> None:
+    """A pair in it still uses its bridge, and three MI210 use two of their three links."""
+    pair, four = (parse_cluster(f"{count}xA6000", link="nvlink") for count in (2, 4))
+    plain = parse_cluster("4xA6000")
+    assert collective.ring(four).bytes_per_s == collective.ring(plain).bytes_per_s
+    assert collective.neighbour_ring(four, 2).bytes_per_s == collective.ring(pair).bytes_per_s
+    assert collective.replica_ring(four, 2).bytes_per_s == collective.ring(plain).bytes_per_s
+    mesh = [collective.ring(parse_cluster(f"{count}xMI210", link="infinity-fabric")).bytes_per_s for count in (2, 3, 4)]
+    assert mesh == pytest.approx([mesh[0], 2 * mesh[0], 3 * mesh[0]])
+    four_of_mesh = parse_cluster("4xMI210", link="infinity-fabric")
+    assert collective.replica_ring(four_of_mesh, 2).bytes_per_s == pytest.approx(mesh[0])

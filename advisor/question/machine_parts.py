@@ -1,0 +1,182 @@
+"""From the options that describe the parts of a machine besides its GPUs (`--nvme`, `--link`, `--host`) to rates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from ...estimators.errors import ClusterError
+from ...estimators.hardware import Cluster, Gpu
+from ...estimators.machine_parts import (
+    Host,
+    bridge_of,
+    drive_names,
+    host_names,
+    named_drive,
+    named_host,
+    pcie_bytes_per_s,
+)
+
+MOST_CORES = 1024
+"""Larger numbers of cores of a host are assumed to be typing errors."""
+
+
+class Rated(NamedTuple):
+    """What a rate is of, for errors."""
+
+    option: str
+    why: str
+    fix: str
+
+
+NETWORK = Rated(
+    "--interconnect",
+    "the time of every collective depends on it",
+    "write it as 200Gb/s, 25GB/s or 100GbE (8x200Gb/s for eight adapters per node)",
+)
+_DRIVE = Rated(
+    "--nvme",
+    "the time of every swap depends on it",
+    "write it as /nvme:2TB@7GB/s, with another rate of writing as /nvme:2TB@7GB/s,5GB/s, or by a kind of drive: "
+    f"{', '.join(drive_names())}, 4xpcie4",
+)
+
+
+def parse_rate(text: str, rated: Rated) -> float:
+    """Bytes per second of a node's adapters, drives or memory, or of a GPU's link."""
+    number = re.fullmatch(
+        r"(?:(\d{1,3})\s*x\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*([gm](?:b|bit|ib)(?:/s|ps|e)?)",
+        text.strip(),
+        flags=re.IGNORECASE,
+    )
+    if number is None:
+        raise ClusterError(
+            f"{rated.option} {text[:40]!r} is not a rate",
+            why=rated.why,
+            fix=rated.fix,
+        )
+    in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[3]) is not None
+    rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
+    if not 1e8 <= rate <= 2e12:
+        raise ClusterError(
+            f"{rated.option} {text!r} is {rate / 1e9:g} GB/s",
+            why="values from 0.1 to 2000 GB/s are accepted",
+            fix=rated.fix,
+        )
+    return rate
+
+
+_LINK = Rated(
+    "--link",
+    "the time of every collective and of every copy to the host depends on it",
+    "write it as nvlink, infinity-fabric, pcie4, pcie4x8 or nvlink,pcie4x8; with the rate of a GPU, one way, as "
+    "nvlink:50GB/s",
+)
+_HOST = Rated(
+    "--host",
+    "the optimizer's step on the host depends on its cores and memory",
+    "write it as 72cores,500GB/s, two sockets as 2x64cores,2x204.8GB/s, two channels as 16cores,2xDDR5-5600, or as one "
+    f"of {', '.join(host_names())}",
+)
+_LINK_WORD = re.compile(
+    r"(nvlink|infinity[ _-]?fabric|xgmi|pcie)(?:([3-6])(?:\.0)?)?(?:x(1|2|4|8|16))?(?::(.+))?", re.IGNORECASE
+)
+_CORES = re.compile(r"(?:(\d{1,2})x)?(\d{1,5})\s*cores?", re.IGNORECASE)
+_CHANNELS = re.compile(r"(?:([1-9]\d?)x)?([1-9]\d?)x(?:lp)?ddr[345]x?-?(\d{4,5})", re.IGNORECASE)
+_SOCKETS = re.compile(r"(?:([1-9])x)?([\d.]+ ?[gm]i?b(?:/s|ps))", re.IGNORECASE)
+
+
+def drive_rates(text: str) -> tuple[float, float]:
+    """The rates at which a drive reads and writes, in bytes per second, from `7GB/s`, `7GB/s,5GB/s`, `pcie4` or
+    `4xpcie4` (four drives as one). Raises ClusterError for anything else."""
+    count, _, name = text.strip().lower().rpartition("x")
+    if (known := named_drive(name)) is not None and (not count or (count.isascii() and count.isdigit())):
+        drives = int(count[:3] or 1)
+        if not 1 <= drives <= 32:
+            raise ClusterError(f"--nvme has {drives} drives", why="from 1 to 32 are accepted", fix=_DRIVE.fix)
+        return known[0] * drives, known[1] * drives
+    read, *others = (parse_rate(each, _DRIVE) for each in text.split(",", 1))
+    return read, others[0] if others else read
+
+
+def with_links(cluster: Cluster, text: str) -> Cluster:
+    """The cluster whose GPUs have these links: `nvlink`, `infinity-fabric`, `pcie4x8`, or several with commas.
+
+    PCIe is a GPU's link to the host, and joins the GPUs of a node where nothing else does. A bridge is that of
+    `estimators/data/bridges.csv` if no rate is given; a given rate is that of all GPUs of the node.
+
+    Raises ClusterError for a link that is not understood, or that the GPU does not have.
+    """
+    gpu, assumptions = cluster.gpu, list[str]()
+    for word in text.split(","):
+        found = _LINK_WORD.fullmatch(word.strip())
+        name = found[1].lower() if found is not None else ""
+        if found is None or (name != "pcie" and (found[2] or found[3])):
+            raise ClusterError(f"--link {word[:40]!r} is not a link", why=_LINK.why, fix=_LINK.fix)
+        rate = parse_rate(found[4], _LINK) if found[4] else None
+        if name == "pcie":
+            gpu = replace(gpu, pcie_bytes_per_s=rate or _slot(gpu, found[2], found[3]))
+            continue
+        kind = "nvlink" if name == "nvlink" else "infinity fabric"
+        if gpu.peer_link == kind:
+            gpu = replace(gpu, peer_bytes_per_s=rate or gpu.peer_bytes_per_s)
+            continue
+        bridge = bridge_of(gpu.name)
+        if rate is None and (bridge is None or bridge.link != kind):
+            raise ClusterError(
+                f"--link {word[:40]}: the {gpu.name} has no such link",
+                why="its rate is not known",
+                fix=_LINK.fix,
+            )
+        joins = None
+        if rate is None and bridge is not None:
+            rate, joins = bridge.bytes_per_s, bridge.joins
+            if cluster.gpus_per_node > joins:
+                assumptions.append(f"bridges join {joins} cards, and PCIe the others of a node")
+        gpu = replace(gpu, peer_link=kind, peer_bytes_per_s=rate, peer_joins=joins)
+    if gpu.peer_link == "pcie":
+        gpu = replace(gpu, peer_bytes_per_s=gpu.pcie_bytes_per_s)
+    return replace(
+        cluster,
+        gpu=gpu,
+        links_are_known=True,
+        all_reduce_bytes_per_s=None,
+        assumptions=(*cluster.assumptions, *assumptions),
+    )
+
+
+def _slot(gpu: Gpu, generation: str | None, lanes: str | None) -> float:
+    """The rate of a GPU in a slot, which is no higher than its own."""
+    own = gpu.pcie_bytes_per_s
+    if generation is None:
+        raise ClusterError("--link pcie has no generation", why=_LINK.why, fix=_LINK.fix)
+    rate = pcie_bytes_per_s(int(generation), int(lanes or 16))
+    return min(rate, own or rate)
+
+
+def with_host(cluster: Cluster, text: str) -> Cluster:
+    """The cluster with this host in each node: `72cores,500GB/s`, `2x64cores,2x204.8GB/s` (sockets),
+    `16cores,2xDDR5-5600` (channels), or a name of `estimators/data/hosts.csv`. What is left out stays as it is. Raises
+    ClusterError for anything else."""
+    cores, memory = cluster.cpu_cores_per_node, cluster.dram_bytes_per_s_per_node
+    for word in map(str.strip, text.split(",")):
+        if (named := named_host(word.lower(), cluster.gpus_per_node)) is not None:
+            cores, memory = named.cores, named.memory_bytes_per_s
+        elif (found := _CORES.fullmatch(word)) is not None:
+            cores = int(found[1] or 1) * int(found[2])
+            if not 1 <= cores <= MOST_CORES:
+                why = f"from 1 to {MOST_CORES} are accepted"
+                raise ClusterError(f"--host has {cores} cores per node", why=why, fix=_HOST.fix)
+        elif (found := _CHANNELS.fullmatch(word)) is not None:  # 8 bytes a transfer
+            sockets = int(found[1] or 1)
+            memory = Host.of_sockets(sockets, 0, sockets * int(found[2]) * int(found[3]) * 8e6).memory_bytes_per_s
+        elif (found := _SOCKETS.fullmatch(word)) is not None:
+            sockets = int(found[1] or 1)
+            memory = Host.of_sockets(sockets, 0, sockets * parse_rate(found[2], _HOST)).memory_bytes_per_s
+        else:
+            raise ClusterError(f"--host {word[:40]!r} is not a part of a host", why=_HOST.why, fix=_HOST.fix)
+    # The step that was measured is that of another host.
+    return replace(
+        cluster, cpu_cores_per_node=cores, dram_bytes_per_s_per_node=memory, cpu_adam_parameters_per_s_per_node=None
+    )
