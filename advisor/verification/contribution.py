@@ -114,7 +114,7 @@ class ContributedRun:
 
     @property
     def cluster(self) -> Cluster:
-        return parse_cluster(self.gpus)
+        return parse_cluster(self.gpus, ram=f"{self.ram_bytes / 2**30:.6f}GiB", host=f"{self.cpu_cores}cores")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def _asked(run: ContributedRun) -> Asked:
         raise ContributionError(f"{run.model}: the closed form does not predict the configuration", fix="leave it out")
     # Batches are part of the plan; the machine is as its name says.
     workload = replace(run.trained, global_batch_size=None)
-    return Asked(run.model, run.gpus, "", model_of(run.model), workload, run.cluster, estimate.plan)
+    return Asked(run.model, run.gpus, model_of(run.model), workload, run.cluster, estimate.plan)
 
 
 def add(file: Path, name: str) -> list[Row]:
