@@ -26,6 +26,7 @@ QUESTIONS = (
     "llama3.1-70b --gpus 2x8xH100",
     "llama3.1-70b --gpus 8xH100 --method lora --lora-rank 64",
     "llama3.1-70b --gpus 4x8xA100-80GB --interconnect 100Gb/s --ram 2TB",
+    "Qwen2.5-7B --gpus 2xRTX3090 --link nvlink,pcie4x8 --host 16cores,2xDDR5-5600 --ram 256GB --nvme /nvme:2TB@sata",
     "llama3.1-70b --gpus 4x8xH100 --zeropp",
     "Qwen2.5-32B --gpus 8xA100-80GB --ram 1TB",
     "Qwen2.5-0.5B --gpus 1xT4",
