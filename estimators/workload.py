@@ -10,6 +10,7 @@ from typing import Literal
 
 from .rollouts import Rollouts
 
+Loading = Literal["host", "host-fp32", "gpu", "gpu-fp32"]
 OptimizerStep = Literal["auto", "foreach", "fused", "loop"]
 
 FUSED_BY_DEFAULT = (4, 54)
@@ -58,6 +59,13 @@ class Software:
     and DeepSpeed's engine cast them back to bf16). Under autocast the head is cast for every loss."""
     from_scratch: bool = False
     """Whether the script builds the model from its configuration, without reading a checkpoint."""
+    loading: Loading = "host"
+    """Where each rank holds the whole model until the engine takes it, and in which type: "host" or "gpu" (a
+    `device_map`) in the training precision, "host-fp32" (`from_pretrained` in fp32), "gpu-fp32" (what trains is cast to
+    fp32 on the GPU, as by LLaMA-Factory). At stage 3 `zero.Init` shards the model while it is built."""
+    zero_init: bool = True
+    """Whether `zero.Init` is active at stage 3. Not if the model is built before TrainingArguments, or without
+    `zero.Init` for `deepspeed.initialize`: the engine then moves the whole model to every GPU before it shards it."""
     optimizer_step: OptimizerStep = "auto"
     """Implementation of torch's Adam: "foreach" (torch's default on a GPU), "fused", or "loop" over tensors. Under
     DeepSpeed "auto" is DeepSpeed's own optimizer; any other value means that the training script creates the optimizer.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_attributes, to_json
+from ...estimators.memory.batch_independent import INITIALIZE_SHARE
 from ...estimators.memory.host_memory import process_terms
 from ...estimators.plan import PlainPyTorch, Strategy
 from ..search.candidate import Fit, Verdict, dry_run_fit
@@ -77,7 +78,23 @@ class DryRunAnswer:
         """Device memory that the run requires, without cached blocks that the allocator can return."""
         peak = self.result.peak
         trained = self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
-        return max(trained, self.generation_bytes)
+        return max(trained, self.generation_bytes, self.loading_device_bytes_per_gpu)
+
+    @property
+    def loading_device_bytes_per_gpu(self) -> int:
+        """Device memory before the first iteration. Stages 1 and 2 flatten the weights on the host if the GPU has no
+        room for a second copy, so a peak of theirs near the limit is not counted (`INITIALIZE_SHARE`)."""
+        result, limit = self.result, INITIALIZE_SHARE * self.run.cluster.gpu.memory_bytes
+        flattens = result.config.get("zero_optimization", {}).get("stage") in (1, 2)
+        phases = [phase for phase in result.phases if not phase.iteration]
+        peaks = [
+            phase.gpu_live_bytes
+            if flattens and phase.phase == "initialize" and phase.gpu_peak_bytes > limit
+            else phase.gpu_peak_bytes
+            for phase in phases
+        ]
+        outside = self.device_bytes_per_gpu - result.peak.reserved_bytes_per_gpu
+        return max(peaks, default=0) + result.library_workspace_bytes + outside
 
     @property
     def required_host_bytes_per_node(self) -> int:

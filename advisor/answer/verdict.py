@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.hardware import same_size_gpus
+from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
 from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
@@ -62,7 +63,8 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         doubts = (*positions, *_loss(answer), *risk, *answer.doubts)
         split = split_sentences(question, answer.other_rollouts)
         further = (*_reference(question, chosen), *_evaluation(question, chosen))
-        figures = (*split, batch_sentence(question, chosen), need_sentence(question, chosen), *further)
+        needs = (need_sentence(question, chosen), *loading_peak(chosen))
+        figures = (*split, batch_sentence(question, chosen), *needs, *further)
         speeds = speed_sentence(question, chosen), *_cards_of_this_size(question, chosen)
         sentences = (*largest, *speeds, *doubts, *figures, *job)
     elif failed := _first_failure(answer):
@@ -75,7 +77,7 @@ def answer_verdict(answer: Recommendation) -> Verdict:
     else:
         headline = short = "Nothing fits."
         missed = answer.closest
-        lacks = () if missed is None else (what_lacks(question, missed), *_evaluation(question, missed))
+        lacks = () if missed is None else (what_lacks(question, missed), *loading_peak(missed), *_evaluation(question, missed))
         sentences = (*lacks, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
@@ -246,6 +248,16 @@ def need_sentence(question: Question, chosen: Candidate) -> str:
     if have is None and not in_headline:
         return f"{text} (--ram checks it)."
     return f"{text}."
+
+
+def loading_peak(plan: Candidate) -> tuple[str, ...]:
+    """Return a sentence if the GPU needs the most memory before the engine shards or casts the weights."""
+    peak = plan.memory.peak
+    if peak.name != "load":
+        return ()
+    if any(term.declared is UNCAST_WEIGHTS for term in peak.terms):
+        return ("Its peak is the loading: every GPU holds the weights in fp32 until DeepSpeed casts them.",)
+    return ("Its peak is the loading: every GPU holds the whole model before ZeRO-3 shards it.",)
 
 
 def what_lacks(question: Question, missed: Candidate) -> str:

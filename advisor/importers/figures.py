@@ -22,7 +22,7 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted, strategy_candidate
 from ..answer.recommendation import Recommendation
-from ..answer.verdict import what_lacks
+from ..answer.verdict import loading_peak, what_lacks
 from ..question.cluster import machine_arguments
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints
@@ -107,6 +107,9 @@ def import_figures(
     plan = _plan(run, config, model, workload, as_started)
     refusal = unsupported(model, workload, plan, as_started) or ""
     as_is = None if refusal else predict(model, workload, as_started, plan)
+    if as_is is not None:
+        remedy = " (pure_bf16: true avoids it)" if run.tool == "LLaMA-Factory" and as_is.plan.zero_stage < 3 else ""
+        remarks.extend(f"{text[:1].lower()}{text[1:-1]}{remedy}" for text in loading_peak(as_is))
     if as_is is not None and as_is.plan.offload_optimizer != "none":
         gain = as_is.time.step_s / predict(model, workload, cluster, plan).time.step_s
         if gain >= _LEAST_GAIN:
@@ -176,6 +179,9 @@ def _with_loaded_weights(run: ImportedRun, workload: Workload, remarks: list[str
     scaler refuses (2.13 amp/grad_scaler.py `_unscale_grads_`)."""
     if run.sharding == "none" and workload.method == "lora" and run.loads_fp32 and not run.assumes_fp32:
         remarks.append(f"frozen weights are counted in 16 bits; without dtype {run.tool} loads them in fp32")
+    software = workload.software
+    if run.loads_fp32 and not run.assumes_fp32 and software.loading == "host":
+        workload = replace(workload, software=replace(software, loading="host-fp32"))
     is_cast = run.sharding != "none" or workload.method != "full" or workload.precision == "fp32"
     if is_cast or workload.software.autocast or not (run.loads_fp32 or workload.precision == "fp16"):
         return workload

@@ -68,7 +68,7 @@ class ToolFormat:
     optimizer: str = "optim"
     attention: tuple[str, ...] = ("attn_implementation", "attn_impl")
     default_precision: str = "fp32"
-    software: Mapping[str, bool] = field(default_factory=dict)
+    software: Mapping[str, bool | str] = field(default_factory=dict)
     liger: str = ""
     """Switches of Liger's kernels and fused loss; a change sets the first."""
     loss_keys: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
+from ..question.workload import TOOL_SOFTWARE
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
 from .source import Source
@@ -47,12 +48,10 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
     in_16_bits = bool(arguments.flag("pure_bf16"))
     if in_16_bits:
         training["precision"] = "bf16"
-    # hparams/model_args.py: use_reentrant_gc is on; model/adapter.py: without DeepSpeed, what trains is in fp32.
-    training["software"] = {
-        "reentrant": arguments.flag("use_reentrant_gc") is not False,
-        "autocast": not in_16_bits,
-        "fp32-adapters": not in_16_bits,
-    }
+    training["software"] = {**TOOL_SOFTWARE["llama-factory"]}
+    run.use_software(reentrant=arguments.flag("use_reentrant_gc") is not False)
+    if in_16_bits:
+        run.use_software(autocast=False, fp32_adapters=False, loading="gpu")
     method, bits = arguments.text("finetuning_type") or "lora", arguments.number("quantization_bit")
     # hparams/finetuning_args.py
     training["freeze"] = _frozen(
@@ -225,7 +224,7 @@ MS_SWIFT = ToolFormat(
     seq_len=("max_length",),
     attention=("attn_impl",),
     default_precision="auto",
-    software={"fp32-adapters": True},
+    software=TOOL_SOFTWARE["ms-swift"],
     liger="use_liger_kernel",
     default_micro_batch=1,
     checkpoints=True,
@@ -356,7 +355,7 @@ AXOLOTL = ToolFormat(
     attention=("attn_implementation",),
     loss_keys=(_LIGER_LOSS, "cut_cross_entropy"),
     fused_loss=_axolotl_fused_loss,
-    software={"fp32-adapters": True},
+    software=TOOL_SOFTWARE["axolotl"],
     micro_batch=("micro_batch_size",),
     default_micro_batch=1,
     offload=("activation_offloading", True),

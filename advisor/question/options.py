@@ -419,7 +419,8 @@ class SoftwareOptions(TypedDict, total=False):
     """The software that trains."""
 
     framework: Annotated[
-        Framework, Option("Training backend: HF Trainer, TRL's trainers, or plain deepspeed.initialize.", "hf")
+        Literal[Framework, "llama-factory", "axolotl", "ms-swift"],
+        Option("Training backend: HF Trainer, TRL's trainers, plain deepspeed.initialize, or a tool.", "hf"),
     ]
     kernels: Annotated[
         LayerKernels,
@@ -429,8 +430,8 @@ class SoftwareOptions(TypedDict, total=False):
         str | Mapping[str, Any] | None,
         Option(
             "Differences from current software: transformers=4.45, deepspeed=0.18, trl=1.6, padding-mask, reentrant, "
-            "autocast, tf32, fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, optimizer-step=foreach, "
-            "expandable-segments=no, varying-lengths, pinned-inputs=no.",
+            "autocast, tf32, fp32-adapters, fp32-norms, fp32-embeddings, from-scratch, loading=gpu, zero-init=no, "
+            "optimizer-step=foreach, expandable-segments=no, varying-lengths, pinned-inputs=no.",
             metavar="NAME[=VALUE],...",
         ),
     ]

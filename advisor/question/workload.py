@@ -37,6 +37,18 @@ _SHARED = {field.name for field in fields(Workload)} & OPTIONS.keys() - {"sequen
 _WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
+TOOL_SOFTWARE: Mapping[str, Mapping[str, Any]] = {
+    # LLaMA-Factory ff6d4d1 hparams/model_args.py: use_reentrant_gc is on; hparams/parser.py: `device_map` is the rank's
+    # GPU, except at stage 3; model/adapter.py: what trains is cast to fp32 there, without DeepSpeed for good.
+    "llama-factory": {"reentrant": True, "autocast": True, "fp32_adapters": True, "loading": "gpu-fp32"},
+    # axolotl 067b021 utils/config/__init__.py normalize_config: `device_map` is the rank's GPU.
+    "axolotl": {"fp32_adapters": True, "loading": "gpu"},
+    # ms-swift 3602360 model/utils.py get_default_device_map
+    "ms-swift": {"fp32_adapters": True, "loading": "gpu"},
+}
+"""Fields of `Software` by tools around transformers' Trainer, which are values of `--framework`."""
+
+
 def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
     """The workload of a model on a GPU.
 
@@ -58,13 +70,14 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     adapted = options["method"] != "full"
     settings = plan_settings(Software, options["software"] or {}, option="--software")
     chosen, step = _optimizer(options["optimizer"])
-    software = Software(**({"optimizer_step": step} | settings))
+    tool = TOOL_SOFTWARE.get(options["framework"])
+    software = Software(**({"optimizer_step": step, **(tool or {})} | settings))
     saved = _names("--modules-to-save", options["modules_to_save"], "leave it out") if adapted else None
     objective = OBJECTIVES[options["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
         head = "summary" if options["loss"] == "value-head" else "score"
         saved = tuple(dict.fromkeys((*(saved or ()), head)))
-    framework = "trl" if objective.trainer else options["framework"]
+    framework: Framework = "trl" if objective.trainer else "hf" if tool is not None else options["framework"]  # type: ignore[assignment]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _names("--lora-targets", options["lora_targets"], "leave it out for all linear layers"),
@@ -113,7 +126,7 @@ def configured_workload(
 def assumes_half_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether a file of the Trainer or accelerate has no block of a precision, and no option names one. Their own
     arguments then add the block. Trainings on GPUs are in half precision, so that is assumed."""
-    by_trainer = options.get("framework") in ("hf", "trl") or ("framework" not in options and has_auto(config))
+    by_trainer = options["framework"] != "deepspeed" if "framework" in options else has_auto(config)
     return by_trainer and options.get("precision", "auto") == "auto" and not {"bf16", "bfloat16", "fp16"} & {*config}
 
 

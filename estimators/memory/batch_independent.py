@@ -16,6 +16,7 @@ from .gradient_memory import Stage0
 from .gradients import Stage3, Stage12
 from .host_memory import process_terms
 from .offload_memory import NodeMemory, offloaded
+from .partition import shard_numel
 from .trainable import ShardedTensors
 from .zero_states import masters_and_states, parameters, reference_model, second_copy
 
@@ -24,7 +25,8 @@ INITIALIZE_SHARE = 0.85
 
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
-    "whole": "elements of the largest weight, in 16 bits until it is quantized, or of the adapters",
+    "whole": "elements of the largest weight, in 16 bits until it is quantized or cast, or of the adapters",
+    "shard": "elements of one rank's shard of the largest weight",
     "gathered": "elements that are gathered from all ranks at this moment",
 }
 _TWICE = Formula(
@@ -34,6 +36,18 @@ _LOADED = Formula(
     "parameters",
     "frozen + w whole",
     "transformers 5.23 modeling_utils.py get_init_context (no zero.Init), integrations/bitsandbytes.py",
+    _SYMBOLS,
+)
+_UNSHARDED = Formula(
+    "parameters",
+    "w Pt + frozen + w shard",
+    "deepspeed 0.19.8 runtime/engine.py _configure_distributed_model (no zero.Init), partition_parameters.py Init",
+    _SYMBOLS,
+)
+UNCAST_WEIGHTS = Formula(
+    "parameters",
+    "4 Pt + frozen + w whole",
+    "LLaMA-Factory ff6d4d1 model/adapter.py; deepspeed 0.19.8 runtime/engine.py _cast_module_mixed_precision",
     _SYMBOLS,
 )
 _GATHERED = Formula(
@@ -66,12 +80,25 @@ class BatchIndependentMemory:
 
     @cached_property
     def load(self) -> tuple[Phase, ...]:
-        tensors = self.sharded.tensors
-        if self.plan.zero_stage < 3 or tensors.workload.method != "qlora":
-            return ()
-        width, frozen = tensors.workload.weight_bytes, tensors.frozen_bytes
-        whole = max(tensors.trainable_numel, *(tensor.numel for tensor, _ in tensors.model.tensor_counts))
-        return (Phase(name="load", terms=_LOADED.term(frozen + width * whole, frozen=frozen, w=width, whole=whole)),)
+        """The whole model on the GPU before the engine casts or shards it, where that needs more than training may."""
+        tensors, stage = self.sharded.tensors, self.plan.zero_stage
+        software, width = tensors.workload.software, tensors.workload.weight_bytes
+        inputs = {"frozen": tensors.frozen_bytes, "w": width}
+        if stage == 3 and tensors.workload.method == "qlora":
+            whole = max(tensors.trainable_numel, *(tensor.numel for tensor, _ in tensors.model.tensor_counts))
+            return (Phase(name="load", terms=_LOADED.term(tensors.frozen_bytes + width * whole, **inputs, whole=whole)),)
+        found: Terms = ()
+        trained, rest = tensors.trainable_numel, tensors.frozen_bytes
+        if stage == 3 and not software.zero_init:
+            shard = shard_numel(max(tensors.trainable + tensors.frozen), self.sharded.world_size)
+            found = _UNSHARDED.term(width * (trained + shard) + rest, **inputs, Pt=trained, shard=shard)
+        if software.loading == "gpu-fp32" and width == 2 and not (stage == 3 and software.zero_init):
+            whole = max(tensors.trainable)
+            in_fp32 = UNCAST_WEIGHTS.term(4 * trained + rest + width * whole, **inputs, Pt=trained, whole=whole)
+            found = max(found, in_fp32, key=total_bytes)
+        if found and software.loading.startswith("gpu"):
+            found += reference_model(self.sharded, self.plan.replace_fields(zero_stage=0), self.gathered)
+        return (Phase(name="load", terms=found),) if found else ()
 
     @cached_property
     def initialize(self) -> tuple[Phase, ...]:

@@ -107,21 +107,24 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     """Return the peak of a node's host memory while the model is loaded and partitioned, without its processes, in
     bytes.
 
-    Stages 0 to 2: every local rank builds the whole model on the host: L w P. Stage 3 builds the model under
-    `zero.Init`: only rank 0 reads the checkpoint, w P, and the shards go to their final place. A model built from
-    scratch is sharded tensor by tensor, as it is made. A quantized model goes to the GPU tensor by tensor. A reference
-    model is loaded while the policy is still on the host.
+    Stages 0 to 2, and stage 3 without `zero.Init`: every local rank builds the whole model on the host, L w P, in fp32
+    for `loading` "host-fp32". Loaded on the GPU (`device_map`) or quantized, it passes through the host tensor by
+    tensor. Under `zero.Init` only rank 0 reads the checkpoint, w P, and the shards go to their final place. A model
+    built from scratch is sharded tensor by tensor, as it is made. A reference model is loaded while the policy is still
+    on the host.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.
     """
     tensors = sharded.tensors
-    width = tensors.workload.weight_bytes
-    if tensors.workload.method == "qlora":
-        # bitsandbytes quantizes a tensor as soon as it is read, so the host holds one at a time.
-        return local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
-    models = 2 if has_reference_model(tensors.workload) else 1
-    if plan.zero_stage < 3:
-        return models * local_ranks * width * tensors.numel
+    software, width = tensors.workload.software, tensors.workload.weight_bytes
     shards = total_bytes(offloaded_parameters(sharded, plan, local_ranks))
-    return shards + (0 if tensors.workload.software.from_scratch else width * tensors.numel)
+    if plan.zero_stage == 3 and software.zero_init and tensors.workload.method != "qlora":
+        return shards + (0 if software.from_scratch else width * tensors.numel)
+    if software.loading.startswith("gpu") or tensors.workload.method == "qlora":
+        # Each is read, quantized or cast, and copied before the next one.
+        built = local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
+    else:
+        models = 2 if has_reference_model(tensors.workload) else 1
+        built = models * local_ranks * (4 if software.loading == "host-fp32" else width) * tensors.numel
+    return max(built, shards)

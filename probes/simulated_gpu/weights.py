@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,11 +97,13 @@ def _replace_from_pretrained() -> None:
         accepted = inspect.signature(cls.__init__).parameters
         building |= {key: value for key, value in options.items() if key in accepted}
         quantization = quantization_config or getattr(config, "quantization_config", None)
-        model = cls._from_config(config, dtype=chosen, **building)
+        placed = device_map is not None and "cpu" not in str(device_map)
+        # transformers fills the modules on their device, tensor by tensor.
+        with torch.device(DEVICE_TYPE, 0) if placed and quantization is None else nullcontext():
+            model = cls._from_config(config, dtype=chosen, **building)
         if quantization is not None:
             _quantize(model, quantization)
-            device_map = device_map or {"": 0}
-        if device_map is not None:
+        if placed or quantization is not None:
             model.to(torch.device(DEVICE_TYPE, 0))
             model.hf_device_map = {"": 0}
         model.eval()
