@@ -77,8 +77,9 @@ def answer_verdict(answer: Recommendation) -> Verdict:
     else:
         headline = short = "Nothing fits."
         missed = answer.closest
-        lacks = () if missed is None else (what_lacks(question, missed), *loading_peak(missed), *_evaluation(question, missed))
-        sentences = (*lacks, *_loss(answer), *largest)
+        lacks = () if missed is None else (what_lacks(question, missed), *loading_peak(missed))
+        evaluation = () if missed is None else _evaluation(question, missed)
+        sentences = (*lacks, *evaluation, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
         headline=headline,

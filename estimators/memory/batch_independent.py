@@ -83,12 +83,12 @@ class BatchIndependentMemory:
         """The whole model on the GPU before the engine casts or shards it, where that needs more than training may."""
         tensors, stage = self.sharded.tensors, self.plan.zero_stage
         software, width = tensors.workload.software, tensors.workload.weight_bytes
-        inputs = {"frozen": tensors.frozen_bytes, "w": width}
+        trained, rest = tensors.trainable_numel, tensors.frozen_bytes
+        inputs = {"frozen": rest, "w": width}
         if stage == 3 and tensors.workload.method == "qlora":
             whole = max(tensors.trainable_numel, *(tensor.numel for tensor, _ in tensors.model.tensor_counts))
-            return (Phase(name="load", terms=_LOADED.term(tensors.frozen_bytes + width * whole, **inputs, whole=whole)),)
+            return (Phase(name="load", terms=_LOADED.term(rest + width * whole, **inputs, whole=whole)),)
         found: Terms = ()
-        trained, rest = tensors.trainable_numel, tensors.frozen_bytes
         if stage == 3 and not software.zero_init:
             shard = shard_numel(max(tensors.trainable + tensors.frozen), self.sharded.world_size)
             found = _UNSHARDED.term(width * (trained + shard) + rest, **inputs, Pt=trained, shard=shard)
