@@ -23,6 +23,10 @@ _ROLLOUTS = ("num_generations", "max_completion_length", "beta", "num_iterations
 """Settings of rollouts that TRL's configurations and a question name alike."""
 
 
+_WHOLE = 0.98
+"""Share of a model's bytes from which on a rank has the whole model; what a script frees or ties may lack."""
+
+
 def command_question(found: CommandResult, given: Mapping[str, Any]) -> Question:
     """The question about the training of a command.
 
@@ -127,6 +131,25 @@ def _software(found: CommandResult) -> dict[str, Any]:
     is_torch = engine.optimizer in ("Adam", "AdamW") and optimizer_in(engine.config) is None
     if is_torch:
         software["optimizer_step"] = engine.implementation or "loop"
+    return software | _loading(found)
+
+
+def _loading(found: CommandResult) -> dict[str, Any]:
+    """Where the command holds the whole model until the engine takes it. Under `zero.Init` no rank has all of it."""
+    engine, phases = found.observed.engines[0], found.result.phases
+    loaded = next((phase for phase in phases if phase.phase == "load"), None)
+    width = 4 if precision_in(engine.config) == "fp32" else 2
+    whole, in_fp32 = width * engine.parameters, (4 - width) * engine.trainable_parameters
+    if loaded is None or found.training.method == "qlora":
+        return {}
+    on_gpu, on_host = loaded.gpu_live_bytes / _WHOLE, loaded.host_held_live_bytes / _WHOLE
+    if max(on_gpu, on_host) < whole:
+        return {}
+    software: dict[str, Any] = {"zero_init": False} if engine.zero_stage == 3 else {}
+    if on_gpu >= whole:
+        software["loading"] = "gpu-fp32" if in_fp32 and on_gpu >= whole + in_fp32 else "gpu"
+    elif width == 2 and on_host >= 4 * engine.parameters and len(found.observed.engines) == 1:
+        software["loading"] = "host-fp32"
     return software
 
 

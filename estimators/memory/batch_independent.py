@@ -106,13 +106,29 @@ class BatchIndependentMemory:
         if plan.zero_stage not in (1, 2) or tensors.workload.software.deepspeed < (0, 19):
             return ()
         width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
-        # Near the limit DeepSpeed may flatten on GPU or host. Both fit, so the second copy is not counted there.
-        # DeepSpeed asks the GPU for its free memory before each group, which depends on what else has been allocated.
-        fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
-        formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
-        size = (2 if fits else 1) * width * trainable + frozen
+        formula = _TWICE if self._flattens_on_gpu else _TWICE._replace(text="w Pt + frozen")
+        size = (2 if self._flattens_on_gpu else 1) * width * trainable + frozen
         workspace = library_workspace(self.cluster.gpu) + reference_model(self.sharded, plan, self.gathered)
         return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
+
+    @property
+    def _flattens_on_gpu(self) -> bool:
+        """Whether stages 1 and 2 surely have room for the second copy on the GPU. Near the limit it may be on GPU or
+        host: DeepSpeed asks the GPU for its free memory before each group, which depends on what else has been
+        allocated."""
+        tensors = self.sharded.tensors
+        size = 2 * tensors.workload.weight_bytes * tensors.trainable_numel + tensors.frozen_bytes
+        is_new = tensors.workload.software.deepspeed >= (0, 19)
+        return is_new and size < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
+
+    @property
+    def flattening_bytes(self) -> int:
+        """Bytes of a node's RAM while stages 1 and 2 flatten the largest group of weights on the host: L 2 w n, the
+        weights and their flat copy on every rank."""
+        if self.plan.zero_stage not in (1, 2) or self._flattens_on_gpu or self.cluster.gpu.is_cpu:
+            return 0
+        largest = max(group.numel for group in self.sharded.groups)
+        return self.cluster.gpus_per_node * 2 * self.sharded.tensors.workload.weight_bytes * largest
 
     @cached_property
     def phases(self) -> dict[str, Terms]:

@@ -131,7 +131,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
         host_loading_bytes_per_node=total_bytes(process_terms(cluster))
-        + loading_bytes(loaded, memory.plan, cluster.gpus_per_node)
+        + max(loading_bytes(loaded, memory.plan, cluster.gpus_per_node), memory.flattening_bytes)
         + spread_bytes,
         nvme_terms=node.nvme,
     )
