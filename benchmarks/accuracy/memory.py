@@ -125,18 +125,23 @@ def _by_engine(found: Sequence[Result]) -> dict[str, str]:
 
 
 def _fits(found: Sequence[Result]) -> dict[str, str]:
-    """How many runs ended, and how many ran out of memory, with the number of each verdict on them."""
+    """How many runs ended, and how many ran out of memory, with the number of each verdict on them. "complete": those
+    that ran out of memory and are not set aside."""
     words: dict[str, str] = {}
     for outcome, fitted in (("ended", True), ("died", False)):
         given = [fit_verdict(fit_probabilities()[result.run.row]) for result in found if result.run.fitted == fitted]
         words[outcome] = str(len(given))
         for verdict in get_args(Verdict):
             words[f"{outcome}_{verdict.replace(' ', '_')}"] = str(given.count(verdict))
-    fit = [
-        Error(each.run.origin, float(fit_probabilities()[each.run.row] >= FIT_THRESHOLD))
-        for each in found
-        if each.run.fitted
-    ]
+    fits = {each.run.row: fit_probabilities()[each.run.row] >= FIT_THRESHOLD for each in found}
+    fit, lost = (
+        [Error(each.run.origin, float(fits[each.run.row])) for each in found if each.run.fitted == fitted]
+        for fitted in (True, False)
+    )
+    complete = [each.run.row for each in found if not each.run.fitted and not each.run.not_met_because]
+    words |= {"complete": str(len(complete)), "complete_fits": str(sum(fits[row] for row in complete))}
+    if lost:
+        words |= {"died_sources": str(len(by_source(lost))), "died_share_by_source": printed(mean_of_sources(lost))}
     return words | {
         "share": printed(mean(error.value for error in fit)),
         "sources": str(len(by_source(fit))),

@@ -4,7 +4,8 @@
 
 A training step has several phases, and any of them may be the peak:
 
-- load: a quantized model is whole on every GPU before ZeRO-3 shards it.
+- load: the whole model on every GPU before ZeRO-3 shards it (quantized, or without zero.Init), or in fp32 there before
+  the engine casts it.
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host if the GPU is short
   of memory, and before DeepSpeed 0.19).
 - first_layer_forward, last_layer_forward: ZeRO-3 has prefetched the next modules and still holds the buffers in which
