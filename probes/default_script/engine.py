@@ -57,11 +57,13 @@ def main() -> None:
         engine = _engine(config, model, options, None)
     else:
         own, trainer = _trainer_options(others, options)
+        sharded = _sharded_while_built(config, own)
         model = trainer.load_model(own, checkpointing={} if options.gradient_checkpointing else None)
         if options.gradient_checkpointing:
             model.activation_checkpointing_enable(
                 offload=True
             ) if options.cpu_checkpointing else model.gradient_checkpointing_enable()
+        del sharded
         model.config.use_cache = False
         if options.use_liger_kernel:
             liger = import_module("liger_kernel.transformers")
@@ -118,6 +120,15 @@ def _trainer_options(words: list[str], options: Any) -> tuple[Any, Any]:
     if rest:
         raise SystemExit(f"unknown arguments: {rest}")
     return own, trainer
+
+
+def _sharded_while_built(config: dict[str, Any], own: Any) -> Any:
+    """The object that lets transformers build the model under `zero.Init` while it exists; None where the engine shards
+    or splits the whole model: adapters would keep peft's type, and zero.Init counts every rank's samples."""
+    shares = own.sequence_parallel_size > 1 or config.get("tensor_parallel")
+    if config.get("zero_optimization", {}).get("stage") != 3 or own.lora_r or shares:
+        return None
+    return import_module("transformers.integrations").HfDeepSpeedConfig(config)
 
 
 def _engine(config: dict[str, Any], model: torch.nn.Module, options: Any, groups: Any) -> Any:
