@@ -125,7 +125,8 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     for further in filter(None, (_cached(answer), _other_allocator(answer))):
         needed = f"{needed} {further}"
     if answer.required_device_bytes_per_gpu == answer.loading_device_bytes_per_gpu:
-        needed = f"{needed} The peak is the loading, before DeepSpeed shards or casts the model."
+        needed = f"{needed} The peak is the loading, before DeepSpeed shards or casts the model: create "
+        needed += "TrainingArguments before it, and load it in 16 bits."
     ram = f"{gib(host)} GiB (not checked: pass --ram)" if have is None else f"{gib(host)} of {gib(have)} GiB"
     memory = f"Host RAM per node {ram}, {gib(host - peak.host_bytes_per_node)} GiB of it for the processes themselves"
     if result.nvme_bytes_per_rank:

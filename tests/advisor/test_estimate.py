@@ -91,3 +91,24 @@ def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str,
     with pytest.raises(WorkloadError) as error:
         ds_advise.advise(MODEL, gpus=GPUS, **{name: value})
     assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass another {flag}"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [("Qwen2.5-32B", "8xA800-80GB"), ("Qwen1.5-32B", "8xA100-80GB"), ("Llama-3-70B", "2x8xA100-80GB")],
+)
+def test_losses_without_a_known_cause_are_not_predicted_to_fit(model: str, gpus: str) -> None:
+    """Their sources (`published_memory_excluded.csv`: XTuner, LLaMA-Factory) do not state lengths. This is the least."""
+    estimate = ds_advise.estimate(
+        model,
+        gpus=gpus,
+        strategy="zero3",
+        micro_batch=1,
+        seq_len=1024,
+        global_batch="fastest",
+        gradient_checkpointing="on",
+        software="optimizer-step=foreach,transformers=4.46,deepspeed=0.16,expandable-segments=no",
+        settings="sub-group-size=1e9",
+        offline=True,
+    )
+    assert not estimate.fit.fits

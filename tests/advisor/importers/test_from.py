@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ds_advise
 import pytest
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
 from ds_advise.advisor.cli.main import run
@@ -232,3 +233,45 @@ def test_options_of_from_override_the_file(folder: Path) -> None:
     assert answer.figures is not None
     workload, plan = answer.figures.question.workload, answer.figures.plan
     assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("tool", "keys", "peak", "gib_on_host"),
+    [
+        ("llama-factory", {"bf16": True}, 4 * 32.76 + 2 * 0.78, 2 * 0.78),
+        ("llama-factory", {"bf16": True, "pure_bf16": True}, None, 2 * 0.78),
+        ("axolotl", {"bf16": True}, None, 2 * 0.78),
+        ("ms-swift", {}, None, 2 * 0.78),
+        ("trl", {}, None, 4 * 32.76),
+    ],
+)
+def test_what_each_tool_holds_before_the_engine(
+    tool: str, keys: dict[str, Any], peak: float | None, gib_on_host: float
+) -> None:
+    """Billions of bytes: LLaMA-Factory casts what trains to fp32 on the GPU without `pure_bf16`; TRL loads fp32 on the
+    host, the others on the GPU. `--framework` says the same of the tools."""
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    Path("z2.json").write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
+    named = {
+        "llama-factory": {"model_name_or_path": "Qwen2.5-32B", "stage": "sft", "do_train": True, "template": "qwen"},
+        "axolotl": {"base_model": "Qwen2.5-32B", "sequence_len": 2048},
+        "ms-swift": {"model": "Qwen2.5-32B", "tuner_type": "full", "max_length": 2048},
+        "trl": {"model_name_or_path": "Qwen2.5-32B", "dataset_name": "d", "learning_rate": 1e-5},
+    }[tool]
+    values = {**named, "finetuning_type": "full"} if tool == "llama-factory" else named
+    Path("run.yaml").write_text(json.dumps({**values, "deepspeed": "z2.json", **keys}))
+    figures = import_file(Path("run.yaml"), gpus="8xH100").figures
+    assert figures is not None and figures.as_is is not None
+    memory, said = figures.as_is.memory, " ".join(figures.remarks)
+    load = {phase.name: phase.allocated_bytes / 1e9 for phase in memory.phases}.get("load")
+    assert ("pure_bf16: true avoids it" in said) == (memory.peak.name == "load") == (peak is not None)
+    if peak is not None:
+        assert load == pytest.approx(peak, rel=0.01) and not figures.as_is.fit.fits
+    process = 2 * 2**30
+    on_host = (memory.host_loading_bytes_per_node / 8 - process) / 1e9
+    flattened = 2 * 2 * 32.76  # on the host: the GPUs have no room for a second copy
+    assert on_host == pytest.approx(max(gib_on_host, flattened), rel=0.01)
+    if tool != "trl":
+        asked = ds_advise.estimate("Qwen2.5-32B", gpus="8xH100", strategy="zero2", framework=tool)
+        assert ("load" in {phase.name for phase in asked.memory.phases}) == (tool == "llama-factory")
