@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
-from ..question.workload import TOOL_SOFTWARE
+from ..question.workload import TOOL_SOFTWARE, TOOL_TRL
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
 from .source import Source
@@ -199,7 +199,7 @@ def _ms_swift_preferences(run: ImportedRun, arguments: ScriptArguments) -> None:
         return
     loss = "odds-ratio" if objective == "orpo" or _adds_cross_entropy(run, arguments) else "log-probs"
     training |= {"framework": "trl", "loss": None if objective == "reward" else loss}
-    run.use_software(trl="0.29")
+    run.use_software(trl=TOOL_TRL["ms-swift"])
     arguments.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
     if "method" in training and arguments.text("ref_model", "ref_adapters") is not None:
         run.lacks(_OWN_REFERENCE)
@@ -277,7 +277,7 @@ def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments) -> None:
     if objective not in _PREFERENCES:
         return
     training |= {"framework": "trl", "loss": None}
-    run.use_software(trl="1.8")
+    run.use_software(trl=TOOL_TRL["axolotl"])
     if _adds_cross_entropy(run, arguments):
         training["loss"] = "odds-ratio"
     training["precompute_ref_log_probs"] = arguments.flag("precompute_ref_log_probs") or None

@@ -48,6 +48,9 @@ TOOL_SOFTWARE: Mapping[str, Mapping[str, Any]] = {
 }
 """Fields of `Software` by tools around transformers' Trainer, which are values of `--framework`."""
 
+TOOL_TRL: Mapping[str, tuple[int, int]] = {"llama-factory": (0, 24), "axolotl": (1, 8), "ms-swift": (0, 29)}
+"""The TRL whose trainers the tools extend for preferences, by their pyproject.toml and requirements."""
+
 
 def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
     """The workload of a model on a GPU.
@@ -70,14 +73,16 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     adapted = options["method"] != "full"
     settings = plan_settings(Software, options["software"] or {}, option="--software")
     chosen, step = _optimizer(options["optimizer"])
-    tool = TOOL_SOFTWARE.get(options["framework"])
-    software = Software(**({"optimizer_step": step, **(tool or {})} | settings))
+    objective, tool = OBJECTIVES[options["objective"]], options["framework"]
+    habits = {"optimizer_step": step, **TOOL_SOFTWARE.get(tool, {})}
+    if objective.trainer and tool in TOOL_TRL:
+        habits["trl"] = TOOL_TRL[tool]
+    software = Software(**(habits | settings))
     saved = _names("--modules-to-save", options["modules_to_save"], "leave it out") if adapted else None
-    objective = OBJECTIVES[options["objective"]]
     if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
         head = "summary" if options["loss"] == "value-head" else "score"
         saved = tuple(dict.fromkeys((*(saved or ()), head)))
-    framework: Framework = "trl" if objective.trainer else "hf" if tool is not None else options["framework"]  # type: ignore[assignment]
+    framework: Framework = "trl" if objective.trainer else "hf" if tool in TOOL_SOFTWARE else tool  # type: ignore[assignment]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _names("--lora-targets", options["lora_targets"], "leave it out for all linear layers"),

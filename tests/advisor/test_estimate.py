@@ -98,7 +98,7 @@ def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str,
     [("Qwen2.5-32B", "8xA800-80GB"), ("Qwen1.5-32B", "8xA100-80GB"), ("Llama-3-70B", "2x8xA100-80GB")],
 )
 def test_losses_without_a_known_cause_are_not_predicted_to_fit(model: str, gpus: str) -> None:
-    """Their sources (`published_memory_excluded.csv`: XTuner, LLaMA-Factory) do not state lengths. This is the least."""
+    """Their sources (XTuner, LLaMA-Factory in `published_memory_excluded.csv`) state no lengths. This is the least."""
     estimate = ds_advise.estimate(
         model,
         gpus=gpus,
