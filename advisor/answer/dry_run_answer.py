@@ -85,16 +85,22 @@ class DryRunAnswer:
         """Device memory before the first iteration. Stages 1 and 2 flatten the weights on the host if the GPU has no
         room for a second copy, so a peak of theirs near the limit is not counted (`INITIALIZE_SHARE`)."""
         result, limit = self.result, INITIALIZE_SHARE * self.run.cluster.gpu.memory_bytes
-        flattens = result.config.get("zero_optimization", {}).get("stage") in (1, 2)
-        phases = [phase for phase in result.phases if not phase.iteration]
         peaks = [
             phase.gpu_live_bytes
-            if flattens and phase.phase == "initialize" and phase.gpu_peak_bytes > limit
+            if self.flattens and phase.phase == "initialize" and phase.gpu_peak_bytes > limit
             else phase.gpu_peak_bytes
-            for phase in phases
+            for phase in result.phases
+            if not phase.iteration
         ]
         outside = self.device_bytes_per_gpu - result.peak.reserved_bytes_per_gpu
         return max(peaks, default=0) + result.library_workspace_bytes + outside
+
+    @property
+    def flattens(self) -> bool:
+        """Whether the peak before the first iteration is the second copy of the weights of stages 1 and 2."""
+        phases = {phase.phase: phase.gpu_peak_bytes for phase in self.result.phases if not phase.iteration}
+        is_flat = self.result.config.get("zero_optimization", {}).get("stage") in (1, 2)
+        return is_flat and phases.get("initialize", 0) > phases.get("load", 0)
 
     @property
     def required_host_bytes_per_node(self) -> int:

@@ -124,9 +124,16 @@ def _summary(answer: DryRunAnswer) -> list[str]:
     )
     for further in filter(None, (_cached(answer), _other_allocator(answer))):
         needed = f"{needed} {further}"
-    if answer.required_device_bytes_per_gpu == answer.loading_device_bytes_per_gpu:
-        needed = f"{needed} The peak is the loading, before DeepSpeed shards or casts the model: create "
-        needed += "TrainingArguments before it, and load it in 16 bits."
+    if answer.loading_device_bytes_per_gpu == answer.required_device_bytes_per_gpu:
+        needed = (
+            f"Needs {gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU before "
+            f"the training, then {gib(peak.allocated_bytes_per_gpu)} allocated."
+        )
+        if not answer.flattens:
+            needed = (
+                f"{needed} The peak is the loading, before DeepSpeed shards or casts the model: create "
+                "TrainingArguments before it, and load it in 16 bits."
+            )
     ram = f"{gib(host)} GiB (not checked: pass --ram)" if have is None else f"{gib(host)} of {gib(have)} GiB"
     memory = f"Host RAM per node {ram}, {gib(host - peak.host_bytes_per_node)} GiB of it for the processes themselves"
     if result.nvme_bytes_per_rank:
