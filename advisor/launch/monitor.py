@@ -222,8 +222,8 @@ class Monitor:
             return failure("not_resumed", first, message, f"its first step was {first}")
         if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
             message = f"no rank has completed a step or printed a line for {stall_s:.0f} s"
-            evidence = [rank.obstacle for rank in records.ranks if rank.obstacle]
-            return failure("hang", records.step, message, *evidence, *last_lines(records, self._request.folder))
+            obstacles = [rank.obstacle for rank in records.ranks if rank.obstacle]
+            return failure("hang", records.step, message, *obstacles, *last_lines(records, self._request.folder))
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
