@@ -1,11 +1,13 @@
 """Published speeds of generation against the predicted ones: `python -m benchmarks.rollout_speed`.
 
-Every row of data/decoding_speed.csv; no constant was fitted on them.
+Every row of data/decoding_speed.csv. No constant of vLLM was fitted on them; the host's core was
+(`estimators/hardware.py`).
 """
 
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +25,9 @@ def predicted(row: dict[str, str]) -> float:
     prompt, length, sequences = (int(row[name]) for name in ("prompt_tokens", "completion_tokens", "sequences"))
     rollouts = Rollouts(rollout=row["engine"], max_completion_length=length, server_gpus=1)  # type: ignore[arg-type]
     workload = Workload(objective="grpo", framework="trl", seq_len=prompt + length, rollouts=rollouts)
+    if row["transformers"]:
+        version = tuple(map(int, row["transformers"].split(".")))
+        workload = replace(workload, software=replace(workload.software, transformers=version))
     cluster = Cluster(nodes=1, gpus_per_node=1, gpu=find_gpu(row["gpu"]))
     engine = vllm_engine(find(row["model"]), workload, cluster, sequences)
     return sequences * length / engine.rollout_s(sequences, length)

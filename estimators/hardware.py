@@ -186,11 +186,16 @@ _GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 (8 x H100 or B200, 3200 Gb/s), the most common cloud machines of each (docs.aws.amazon.com, EC2 accelerated computing
 instances). Other nodes are assumed to have 100 Gb/s, as AWS p3dn (8 x V100) and the largest g5 (8 x A10G)."""
 
-HOST_SCORE_S = 0.018
-"""Single-thread score of an idle Intel Xeon (Cascade Lake) at 2.5 GHz, a usual cloud host of A100 and V100. It is the
-reference core of the unit costs in `time/host_costs.py`."""
+HOST_SCORE_S = 0.0067
+"""Single-thread score of the reference core of the unit costs in `time/host_costs.py`, an AMD EPYC of 2024 (Zen 5)."""
 
-HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
+_HOST_SLOWER, _HOST_SLOWEST = {"Ada": 1.5, "Hopper": 1.5, "Blackwell": 1.5, "CDNA3": 1.5, "CDNA4": 1.5}, 2.7
+"""How many times as long as the reference core a core of a host takes, by the GPU's architecture, and with older GPUs.
+Fitted on the speed of `generate` by one process in Qwen's documentation, with H20 and with A100
+(`benchmarks/rollout_speed.py`); no training step was used. An idle Cascade Lake at 2.5 GHz has a score of 0.018, which
+is 2.7 times as much."""
+
+HOST_CORE = "CPU cores as fast as those usual beside such GPUs"
 
 
 def dram_bytes_per_s(cluster: Cluster) -> float:
@@ -225,7 +230,7 @@ def cpu_cores(cluster: Cluster) -> int:
 
 
 def host_score_s(cluster: Cluster) -> float:
-    return cluster.host_score_s or HOST_SCORE_S
+    return cluster.host_score_s or HOST_SCORE_S * _HOST_SLOWER.get(cluster.gpu.architecture, _HOST_SLOWEST)
 
 
 def cores_per_rank(cluster: Cluster) -> int:

@@ -3,6 +3,8 @@
 python -m benchmarks.accuracy             # docs/accuracy.md, printed
 python -m benchmarks.accuracy --write     # bring the documents, intervals and questions up to date
 python -m benchmarks.accuracy --add FILE --by issue-12    # take contributed runs in (`contributed`)
+python -m benchmarks.accuracy --fit       # the constants of step time: committed, and fitted (`speed_fit`)
+python -m benchmarks.accuracy --fit --write    # besides, the fits without each source, which judge step times
 
 `benchmarks/data/questions.csv` has a line for each run: what was measured, what is predicted, and the command.
 """
@@ -25,6 +27,7 @@ from . import (
     questions,
     recorded,
     software,
+    speed_fit,
     spread,
     time,
     whole_runs,
@@ -57,6 +60,7 @@ def figures() -> dict[str, dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="bring documents, intervals and questions up to date")
+    parser.add_argument("--fit", action="store_true", help="fit the constants of step time (minutes)")
     parser.add_argument("--add", type=Path, metavar="FILE", help="add the runs of a file of `ds-advise contribute`")
     parser.add_argument("--by", metavar="NAME", help="source of these runs, which counts once, such as issue-12")
     options = parser.parse_args()
@@ -64,6 +68,11 @@ def main() -> int:
         if options.by is None:
             parser.error("--add needs --by")
         return _add(options.add, options.by)
+    if options.fit:
+        print(*speed_fit.report(read_runs()), sep="\n")
+        if options.write:
+            speed_fit.write(read_runs())
+        return 0
     if not options.write:
         print(document(sections()))
         return 0

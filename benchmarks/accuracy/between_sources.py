@@ -102,10 +102,12 @@ def left_out(found: Sequence[Error]) -> Iterator[tuple[str, SourceSpread]]:
         yield source, spread_of([error for error in found if error.source != source])
 
 
+def held(found: Sequence[Error]) -> list[bool]:
+    """Whether each error lies in the interval of the other sources."""
+    intervals = {source: interval(spread) for source, spread in left_out(found)}
+    return [intervals[error.source][0] <= error.value <= intervals[error.source][1] for error in found]
+
+
 def coverage(found: Sequence[Error]) -> Coverage:
-    inside: list[list[bool]] = []
-    sources = by_source(found)
-    for source, spread in left_out(found):
-        low, high = interval(spread)
-        inside.append([low <= value <= high for value in sources[source]])
-    return Coverage(mean(held for source in inside for held in source), mean(mean(source) for source in inside))
+    inside = [Error(error.source, float(is_held)) for error, is_held in zip(found, held(found), strict=True)]
+    return Coverage(mean(error.value for error in inside), mean_of_sources(inside))

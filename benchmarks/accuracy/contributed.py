@@ -5,7 +5,7 @@
 adds the file's runs to `benchmarks/data/contributed/NAME.json`, after each was predicted and asked back through the
 public options. NAME, such as `issue-12`, is the source, which counts once however many runs it has. The next `--write`
 fits the spreads again with these runs, and states the errors. Step times are predicted by constants that have not seen
-them until `python -m benchmarks.fit_speed --write`.
+them until `python -m benchmarks.accuracy --fit --write`.
 """
 
 from __future__ import annotations

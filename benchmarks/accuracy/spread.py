@@ -12,7 +12,18 @@ from math import exp, log
 
 from ds_advise.estimators.time.step_time import DATA, Kind, speed_kind
 
-from .between_sources import SHARE, Error, by_source, coverage, interval, spread_of
+from . import software
+from .between_sources import (
+    SHARE,
+    Error,
+    by_source,
+    coverage,
+    held,
+    interval,
+    mean_of_sources,
+    percentile,
+    spread_of,
+)
 from .report import Table
 from .timed_runs import TimedRun, groups
 
@@ -21,16 +32,47 @@ HEADER = ("kind", "low", "high", "runs", "origins")
 
 def errors(runs: Sequence[TimedRun]) -> dict[Kind, list[Error]]:
     """Those of DeepSpeed's runs, and of one GPU, by kind."""
-    kinds: dict[Kind, list[Error]] = {}
-    for run in runs:
-        if run.plan.sharding == "zero" or run.cluster.world_size == 1:
-            kind = speed_kind(run.cluster.world_size, run.plan)
-            kinds.setdefault(kind, []).append(Error(run.origin, log(run.unseen_s / run.measured_s)))
+    kinds = {kind: list(map(_error, members)) for kind, members in by_kind(runs).items()}
     for kind, belongs in _KIND_OF_PAIR.items():
         pairs = [Error(one.origin, _of_pair(one, other)) for one, other in _pairs(runs) if belongs(one, other)]
         # Which of two comes first means nothing.
         kinds[kind] = [each for pair in pairs for each in (pair, pair._replace(value=-pair.value))]
     return kinds
+
+
+def by_kind(runs: Sequence[TimedRun]) -> dict[Kind, list[TimedRun]]:
+    """The runs of DeepSpeed, and of one GPU."""
+    kinds: dict[Kind, list[TimedRun]] = {}
+    for run in runs:
+        if run.plan.sharding == "zero" or run.cluster.world_size == 1:
+            kinds.setdefault(speed_kind(run.cluster.world_size, run.plan), []).append(run)
+    return kinds
+
+
+def software_table(runs: Sequence[TimedRun]) -> Table:
+    """Errors of runs whose origin no constant was fitted on, and how well the interval holds, by versions."""
+    return Table(
+        title="DeepSpeed, and one GPU, by versions: each source once",
+        header=("kind", "versions", " runs", " sources", " median", " 90 %", f" in the interval of {SHARE:.0%}"),
+        rows=tuple(
+            (kind, name.strip("_").replace("_", " ") or "all", *stated)
+            for kind, members in by_kind(runs).items()
+            for name, belongs in software.SELECTIONS.items()
+            if (stated := _stated(members, belongs))
+        ),
+    )
+
+
+def _stated(runs: Sequence[TimedRun], belongs: Callable[[str], bool]) -> tuple[str, ...]:
+    """Cells of `software_table` for the runs of one kind whose source belongs. The interval is that of all versions."""
+    inside = zip(runs, held(list(map(_error, runs))), strict=True)
+    chosen = [(run, is_held) for run, is_held in inside if belongs(run.source)]
+    if not chosen:
+        return ()
+    sizes = [Error(run.origin, abs(run.unseen_error)) for run, _ in chosen]
+    share = mean_of_sources([Error(run.origin, float(is_held)) for run, is_held in chosen])
+    errors = (f"{percentile(sizes, part):.1%}" for part in (0.5, 0.9))
+    return str(len(sizes)), str(len(by_source(sizes))), *errors, f"{share:.0%}"
 
 
 def csv_text(kinds: dict[Kind, list[Error]]) -> str:
@@ -64,6 +106,10 @@ def write(kinds: dict[Kind, list[Error]]) -> None:
 def _cells(found: Sequence[Error]) -> tuple[str, ...]:
     low, high = interval(spread_of(found))
     return f"{exp(low):.2f}", f"{exp(high):.2f}", str(len(found)), str(len(by_source(found)))
+
+
+def _error(run: TimedRun) -> Error:
+    return Error(run.origin, log(run.unseen_s / run.measured_s))
 
 
 def _pairs(runs: Sequence[TimedRun]) -> Iterator[tuple[TimedRun, TimedRun]]:

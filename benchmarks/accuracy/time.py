@@ -37,6 +37,7 @@ def section() -> Section:
                 header=_HEADER,
                 rows=tuple(_subsets(counted)),
             ),
+            spread.software_table(counted),
             spread.table(spread.errors(counted)),
             Table(
                 title="Both depths: the closed form, and the schedule that a dry run of the same plan recorded",

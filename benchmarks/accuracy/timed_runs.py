@@ -1,7 +1,7 @@
 """The measured times of `benchmarks/data/published_throughput.csv` as what the estimators take, singly and in groups.
 
 The error of a run is predicted over measured step time, less one: under the committed constants, or under a fit that
-has not seen its origin (`benchmarks/fit_speed.py`). A group varies one thing on the same hardware; in it the order
+has not seen its origin (`speed_fit`). A group varies one thing on the same hardware; in it the order
 counts (Kendall's tau), and what choosing the run that the advice would take costs (regret).
 """
 
@@ -44,10 +44,25 @@ from .questions import Asked, model_of
 
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
-"""What `benchmarks.fit_speed --write` found: each run's prediction under a fit on the runs of other origins."""
+"""What `benchmarks.accuracy --fit --write` found: each run's prediction under a fit on the runs of other origins."""
 
 LIGHT = {"bytedance-iaas/AsymGEMM": 0.25}
 """Origins that count for less than the square root of their runs: a project's own log, its settings not stated."""
+
+OWN_LOOPS = (
+    "mosaicml/llm-foundry",
+    "pytorch/",
+    "huggingface/peft method_comparison",
+    "AnswerDotAI/fsdp_qlora",
+    "DeepSpeed blogs/",
+    "DeepSpeed docs/",
+    "DeepSpeedExamples ",
+    "ALST ",
+    "gist.github.com/chenyaofo",
+    "tohtana/bench_deep_compile",
+)
+"""Beginnings of the sources whose times are not those of transformers' Trainer: scripts with loops of their own, and
+the autotuner's sum of the engine's passes."""
 
 SCHEDULES = DATA / "schedules"
 """What `benchmarks.dry_run.record_schedules` wrote: a step of some of the runs."""
@@ -141,7 +156,7 @@ class TimedRun:
         """`left_out_s`, which it must have."""
         if self.left_out_s is None:
             raise LookupError(
-                f"{LEFT_OUT.name} lacks {self.source} {self.name}: run python -m benchmarks.fit_speed --write"
+                f"{LEFT_OUT.name} lacks {self.source} {self.name}: run python -m benchmarks.accuracy --fit --write"
             )
         return self.left_out_s
 
@@ -261,6 +276,7 @@ def run_of(row: dict[str, str]) -> TimedRun:
         loss=cast(LossKernel, row["loss"]),
         kernels=cast(LayerKernels, row["kernels"] or "torch"),
         software=_software(row),
+        framework="deepspeed" if row["source"].startswith(OWN_LOOPS) else "hf",
     )
     plan = Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),

@@ -41,7 +41,7 @@ because their pages are partly used. ZeRO-3 gathers and releases tensors of many
 SEGMENT_BYTES = 20 * MIB
 """Minimum segment for requests over 1 MiB, and page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
-FIXED_SEGMENTS_SHARE = 0.0781
+FIXED_SEGMENTS_SHARE = 0.0749
 """`SLACK_SHARE` without expandable segments when a request fails: the median of the shares in data/memory_spread.csv,
 so that a plan that needs the whole memory of a GPU fits with probability one half."""
 

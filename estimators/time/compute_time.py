@@ -187,15 +187,18 @@ class Passes:
             self.concatenated_gathers = step.gathers
         self.gathered_copies_s = tuple(map(self._gathered_copies_s, self.concatenated_gathers, step.gathers))
 
-        forward_host = costs.micro_batch_s + host.forward_s(costs, plan.zero_stage)
+        before_s = costs.micro_batch_s + self._trainer_s()
+        forward_host = before_s + host.forward_s(costs, plan.zero_stage)
         backward_host = self._backward_host_s()
         self.host_s = n * (forward_host + backward_host)
         serial = _serial_share(step)
-        # The GPU is idle until the host has finished the first micro batch's bookkeeping. While the GPU computes head
-        # and loss, the host is already launching the backward pass.
+        # The GPU is idle until the host has finished the bookkeeping of the first micro batch, and of each one if
+        # transformers' Trainer reads its loss (`logging_nan_inf_filter`). While the GPU computes head and loss, the
+        # host is already launching the backward pass.
         begins_s = after_s = 0.0
         if not step.cluster.gpu.is_cpu:
-            begins_s, after_s = costs.micro_batch_s, n * self.compute.after_layers_s
+            begins_s = before_s * (n if step.workload.uses_trainer else 1)
+            after_s = n * self.compute.after_layers_s
         forward_s = n * self.compute.forward_s + self.gathered_copies_s[0]
         self.forward_s = _overlapped_s(forward_s + begins_s, n * forward_host, serial, after_s)
         self.forward_idle_s = max(0.0, n * forward_host + after_s - forward_s - begins_s)
@@ -209,6 +212,13 @@ class Passes:
         # At the end of a pass stages 1 to 3 wait for the last reduction.
         self.host_ahead_s = 0.0 if plan.zero_stage else max(0.0, backward_s - left_host_s)
         """Seconds that the GPU still computes when stage 0's host has launched all backward passes."""
+
+    def _trainer_s(self) -> float:
+        """Return the average host time of the training loop around one micro batch."""
+        step, costs = self.step, self.step.costs
+        if not step.workload.uses_trainer:
+            return 0.0
+        return step.host.modules * (costs.trainer_module_s + costs.trainer_step_module_s / step.micro_batches)
 
     def _backward_host_s(self) -> float:
         """Return the average host time of one micro batch's backward pass."""

@@ -6,9 +6,11 @@ a dispatch mode with transformers 5, as on a GPU:
 
     forward    operations  1 for each matrix; an RMSNorm 8 (10 as Gemma writes it), a LayerNorm 1; rotary embedding 10,
                            attention 1, activation 1 and its gate 1, residual sums 2, each dropout 1; routing and
-                           sorting tokens by expert 18; an adapter 4, and 2 more to cast its input and output
+                           sorting tokens by expert 18; an adapter 4, 1 for its dropout, and 2 more to cast its
+                           input and output
                views       3 for each matrix, 6 for an adapter, 6 for the rotary embedding, 12
-    backward   operations  2 for each matrix, 1 if it is frozen; 1 for each bias; an adapter 5; 1.8 for any other
+    backward   operations  2 for each matrix, 1 if it is frozen; 1 for each bias; an adapter 5, 1 for its dropout;
+                           1.8 for any other
                views       6 for each matrix, 9 for an adapter, 29
 
 If each expert is a module (`families.module_experts`), it has three matrices, 7 more operations, 5 more views and 5
@@ -40,6 +42,10 @@ BACKWARD_OF_OTHERS = 1.8
 _EXPERT_OPERATIONS, _EXPERT_VIEWS, _EXPERT_CALLS = 7, 5, 5
 """Counts of one expert that is a module, without its matrices."""
 
+_MODULES_OF_ADAPTER = 10
+"""Modules that peft puts into an adapted one: the base layer, the containers of dropout, both matrices, both embeddings
+and magnitudes, and in three of them a module (peft 0.21 tuners/lora/layer.py `LoraLayer`)."""
+
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
 
@@ -57,6 +63,8 @@ class Operations(NamedTuple):
     adapted: int = 0
     folds: int = 0
     """Weights W + B A that LoRA computes because no module can hold an adapter."""
+    unpacked: int = 0
+    """Linear layers with 4-bit weights of bitsandbytes."""
 
     def plus(self, other: Operations, times: int = 1) -> Operations:
         return Operations(*(one + times * another for one, another in zip(self, other, strict=True)))
@@ -74,6 +82,7 @@ def layer_operations(
         cast = 2 if workload.software.fp32_adapters else 0
         adapted = sum(lora.adapter_layers(tensor) for tensor in block.tensors)
     folds = sum(1 for tensor in block.tensors if lora.folds(tensor))
+    cast += 1 if workload.lora_dropout else 0
     # Modules with parameters, and layer, attention, feed-forward and activation. peft adds four around an adapted
     # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
     modules = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
@@ -87,6 +96,7 @@ def layer_operations(
         hooked=calls - _unhooked(model, block, workload, lora, folds),
         adapted=adapted,
         folds=folds,
+        unpacked=counts.unpacked,
     )
 
 
@@ -108,6 +118,8 @@ def _own_operations(model: ModelShape, block: Block, workload: Workload, *, fuse
         backward_operations=backward + dequantizing.backward_operations * dequantized,
         backward_views=6 * matrices + 29,
         calls=_expert_calls(experts),
+        # unsloth's kernels call the library's function itself.
+        unpacked=dequantized if workload.quantization == "nf4" and workload.kernels != "unsloth" else 0,
     )
 
 
@@ -177,9 +189,8 @@ ZERO3_SERIAL = 0.19
 """Share of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with its own fetch
 when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py `__max_ongoing_fetch_events`).
 
-Chosen by hand, not by `benchmarks/fit_speed.py`. Schedules of dry runs fit 0 best (3.6 % off on average). Published
-runs without offload fit 0 best too, but any smaller value predicts stage 3 faster than stage 2 on GPUs that measured
-the contrary. Published runs with offload fit 0.5 best, on one GPU and on several.
+Chosen by hand, not by `benchmarks/accuracy/speed_fit.py`. Published runs without offload fit 0.3 better, by a quarter
+of a point of their mean error; those with offload, and schedules of dry runs, fit 0 better, by as little.
 """
 
 _OUTSIDE = Operations(operations=13, views=15, backward_operations=12, backward_views=30, calls=6, hooked=6)
@@ -208,11 +219,17 @@ class HostWork(NamedTuple):
     synchronizes: bool
     """Whether the host waits for the GPU throughout the pass."""
 
+    @property
+    def modules(self) -> int:
+        """Modules of the model. peft adds ten around an adapted one, of which four are called."""
+        return self.counts.calls + (_MODULES_OF_ADAPTER - 4) * self.counts.adapted
+
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self._run_s(costs, zero_stage, self.counts) + self._gathers_s(costs, zero_stage)
 
     def _run_s(self, costs: HostCosts, zero_stage: int, run: Operations) -> float:
         seconds = run.operations * costs.launched_s + run.views * costs.view_s + run.calls * costs.module_call_s
+        seconds += run.unpacked * costs.dequantize_s
         return seconds + run.folds * costs.fold_s + self._visits_s(costs.forward_visit_s, zero_stage, run.hooked)
 
     def recompute_s(self, costs: HostCosts, zero_stage: int) -> float:
@@ -226,6 +243,7 @@ class HostWork(NamedTuple):
         gathered_again: share of the tensors gathered in the forward pass that are gathered again."""
         counts = self.counts
         seconds = counts.backward_operations * costs.backward_launched_s + counts.backward_views * costs.backward_view_s
+        seconds += counts.unpacked * costs.dequantize_s
         seconds += self._visits_s(costs.backward_visit_s, zero_stage, counts.hooked)
         seconds += regathered * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
@@ -254,9 +272,12 @@ class HostWork(NamedTuple):
             return operations, 2 * trained + whole + (6 if offloaded else 41)
         if offloaded:
             return 4 * trained + 56, 4
-        # A rank's partition cuts at most one tensor more than its share.
-        touched = min(trained, trained // world_size + 1)
+        touched = self.touched(world_size)
         return 18 * touched + 4 * trained + 47, 15 * touched + 41
+
+    def touched(self, world_size: int) -> int:
+        """Return the trained tensors in a rank's part, which cuts at most one tensor more than its share."""
+        return min(self.parameters, self.parameters // world_size + 1)
 
     def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
         operations, launches = self.step_counts(plan, world_size)

@@ -47,11 +47,9 @@ TOKEN_OPERATIONS, LAYER_OPERATIONS = 35, 2
 and for each layer (the copies that append keys and values). Counted under a dispatch mode (transformers 5.23, Qwen2,
 padded batch)."""
 
-GENERATE_HOST = 1.37
-"""Ratio of the host time of a token of `generate` to that of its operations at the costs of a training step, which were
-measured without launches (`host_costs`). Fitted on 9 host-bound speeds in Qwen2.5's documentation
-(`benchmarks/rollout_speed.py`): 0.5B to 14B differ by 4 %, so the excess is proportional to the operations. No training
-step time was used."""
+GENERATE_HOST_BEFORE, REFACTORED_MODELS = 1.35, (4, 50)
+"""Ratio of the host time of a token of `generate` before transformers 4.50 to that of the operations counted with 5.23.
+Fitted by hand between two steps of GRPO with eight and four ranks (1.7) and the speeds of one process (1.0)."""
 
 GRAPH_LAYER_OPERATIONS = 6
 """Kernels of a layer in vLLM's graph, without the products, whose start `compute_time` counts: two fused norms, the
@@ -197,7 +195,8 @@ def vllm_engine(model: ModelShape, workload: Workload, cluster: Cluster, per_gpu
         costs = host_costs(cluster)
         work = host_work(model, workload, 0)
         launched = TOKEN_OPERATIONS + LAYER_OPERATIONS * layers
-        host_s = GENERATE_HOST * (work.forward_s(costs, 0) + launched * costs.launched_s)
+        host_s = work.forward_s(costs, 0) + launched * costs.launched_s
+        host_s *= GENERATE_HOST_BEFORE if workload.software.transformers < REFACTORED_MODELS else 1.0
         token_s = computed_s if gpu.is_cpu else max(computed_s, host_s)
     # Only the last token's logits are computed for a prompt.
     prefill_s = (prefilled.forward_s - prefilled.after_layers_s) / ranks

@@ -10,7 +10,7 @@ the result is loaded and stored once, however small K is (TILE_START); and a ker
 including the last, partly empty wave of tiles (RAMP_S).
 
 The closed form (`compute_time`) and the schedule of a dry run (`estimators/schedule`) both use this module, so there is
-one set of constants. `benchmarks/fit_speed.py` determines the fitted ones from published runs.
+one set of constants. `benchmarks/accuracy/speed_fit.py` determines the fitted ones from published runs.
 
 Not covered: fp8, power caps below the card's default, several processes on one GPU.
 """

@@ -143,7 +143,12 @@ def gradients_to_host(step: Step) -> TimeTerm:
     alone = min(1.0, step.trained_per_rank / bucket)
     in_turn = per_parameter * step.trained * alone
     seconds = offload.host_link_s(step.cluster, in_turn, pinned=plan.pin_memory, alone=alone)
-    return step.term("gradients to host", "pcie", seconds, formula, PCIe=in_turn / seconds, bucket=bucket)
+    term = step.term("gradients to host", "pcie", seconds, formula, PCIe=in_turn / seconds, bucket=bucket)
+    # The host handles one gradient while the previous one is copied.
+    handled_s = step.host.touched(step.replicas) * step.costs.offloaded_s
+    if handled_s <= seconds:
+        return term
+    return step.term(term.name, "launch", handled_s, "what the GPU waits for")
 
 
 def _gradient_shards_to_host(step: Step) -> TimeTerm:

@@ -9,8 +9,8 @@ import statistics
 import pytest
 from ds_advise.estimators.time import roofline
 
-from benchmarks import fit_speed, seed_ranking
-from benchmarks.accuracy import spread, timed_runs
+from benchmarks import seed_ranking
+from benchmarks.accuracy import speed_fit, spread, timed_runs
 from benchmarks.accuracy import time as accuracy
 from benchmarks.accuracy.between_sources import coverage
 
@@ -60,17 +60,17 @@ def test_published_groups_are_ranked(runs: list[timed_runs.TimedRun]) -> None:
 def test_small_products_are_as_slow_as_published() -> None:
     """What makes them slow explains 78 published timings within 12 % on average, which a mere rate misses by a
     quarter."""
-    assert fit_speed.products_error(roofline.TILE_START, roofline.RAMP_S) < 0.12
-    assert fit_speed.products_error(0, 0) > 0.2
+    assert speed_fit.products_error(roofline.TILE_START, roofline.RAMP_S) < 0.12
+    assert speed_fit.products_error(0, 0) > 0.2
 
 
 @pytest.mark.slow
 def test_constants_are_where_the_fit_puts_them(runs: list[timed_runs.TimedRun]) -> None:
     """A round of the fit improves the objective by at most two hundredths of it."""
-    committed = fit_speed.objective(runs)
-    with fit_speed.restored():
-        assert fit_speed.fit(runs, trust=(math.log(1.1),)) > 0.98 * committed
-    assert fit_speed.objective(runs) == committed
+    committed = speed_fit.objective(runs)
+    with speed_fit.restored():
+        assert speed_fit.fit(runs, trust=(math.log(1.1),)) > 0.98 * committed
+    assert speed_fit.objective(runs) == committed
 
 
 def test_the_plan_that_was_measured_fastest_is_predicted_fastest() -> None:

@@ -125,7 +125,7 @@ ELSEWHERE = {
     "python -m benchmarks.gpu --minutes 20 --out DIR": "test_gpu.py, on the CPU",
     "python -m benchmarks.shown_output --write": "its parts are tested below",
     "python -m benchmarks.accuracy --add row.json --by issue-12": "test_contributed.py",
-    "python -m benchmarks.fit_speed --write": "takes minutes",
+    "python -m benchmarks.accuracy --fit --write": "takes minutes",
     "python -m benchmarks.accuracy --write": "test_accuracy_memory.py compares what it writes",
 }
 """The test that runs a command, or why none does."""

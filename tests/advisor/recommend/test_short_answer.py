@@ -76,7 +76,7 @@ def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised()
 
 
 def test_the_phases_of_a_step_with_rollouts_name_what_they_do() -> None:
-    text = " ".join(" ".join(_answer("Qwen2.5-1.5B --gpus 1xA100-80GB --objective grpo --beta 0.1")).split())
+    text = " ".join(" ".join(_answer("Qwen2.5-1.5B --gpus 1xA100-80GB --objective grpo --beta 0.1 --details")).split())
     assert "; 1 vLLM engine, " in text
     assert "; the policy's log-probabilities, the reference model's log-probabilities" in text
 

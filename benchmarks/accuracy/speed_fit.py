@@ -1,8 +1,8 @@
 """The constants of the step-time model that no source gives, fitted on published runs, and how well they carry over.
 
-    python -m benchmarks.fit_speed              # each constant: committed, and what the fit finds
-    python -m benchmarks.fit_speed --write      # besides, for each origin of runs, its predictions under a fit on the
-                                                # others, into benchmarks/data/speed_left_out.csv
+    python -m benchmarks.accuracy --fit            # each constant: committed, and what the fit finds
+    python -m benchmarks.accuracy --fit --write    # besides, for each origin of runs, its predictions under a fit on
+                                                   # the others, into benchmarks/data/speed_left_out.csv
 
 The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.timed_runs`, weighted by their
 origins (`timed_runs.weights`), plus STIFFNESS log^2(constant / prior) for each constant: what the runs hardly feel
@@ -15,9 +15,7 @@ TILE_START and RAMP_S stand apart: they follow from published timings of single 
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ from typing import Any
 from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
 
-from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs, weights
+from .timed_runs import DATA, LEFT_OUT, TimedRun, weights
 
 STIFFNESS = 0.05
 """A tenth off its prior, a constant must improve the mean error by 0.05 percentage points."""
@@ -244,29 +242,24 @@ def _of(known: Slopes, kept: Sequence[bool]) -> Slopes:
     return [[(numbers[run], slope) for run, slope in pairs if kept[run]] for pairs in known]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_speed", description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help=f"cross-validate by source and write {LEFT_OUT.name}")
-    asked = parser.parse_args()
-    runs = read_runs()
+def report(runs: Sequence[TimedRun]) -> Iterator[str]:
+    """The objective and every constant, committed and fitted, a line each."""
     committed = [constant.read() for constant in CONSTANTS]
     before = objective(runs)
     with restored():
-        after = fit(runs)
-        print(f"objective {before:.4f} as committed, {after:.4f} fitted")
+        yield f"objective {before:.4f} as committed, {fit(runs):.4f} fitted"
         for constant, value in zip(CONSTANTS, committed, strict=True):
-            print(f"  {constant.label:32}{value:12.4g}{constant.read():12.4g}")
+            yield f"  {constant.label:32}{value:12.4g}{constant.read():12.4g}"
     found = min((products_error(tile, ramp * 1e-6), tile, ramp) for tile in range(0, 520, 20) for ramp in range(16))
-    print(
+    yield (
         f"products: error {products_error(roofline.TILE_START, roofline.RAMP_S):.1%} as committed; at best "
         f"{found[0]:.1%}, with TILE_START {found[1]} and RAMP_S {found[2]}e-6"
     )
-    if asked.write:
-        _write(runs, left_out(runs))
-    return 0
 
 
-def _write(runs: Sequence[TimedRun], seconds: dict[tuple[str, str], float]) -> None:
+def write(runs: Sequence[TimedRun]) -> None:
+    """Cross-validate by source and write `LEFT_OUT`."""
+    seconds = left_out(runs)
     with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("source", "row", "committed_s", "left_out_s"))
@@ -274,7 +267,3 @@ def _write(runs: Sequence[TimedRun], seconds: dict[tuple[str, str], float]) -> N
             if run.counted:
                 left_out_s = seconds[run.source, run.name]
                 writer.writerow((run.source, run.name, f"{run.step_s:.5g}", f"{left_out_s:.5g}"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
