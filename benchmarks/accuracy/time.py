@@ -13,7 +13,7 @@ from statistics import median
 from .. import seed_ranking
 from ..numbers import printed
 from . import questions, software, spread
-from .between_sources import Error, by_source
+from .between_sources import Error, by_source, coverage
 from .between_sources import percentile as percentile_by_source
 from .report import Section, Table, percent
 from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_schedules
@@ -101,7 +101,9 @@ def figures() -> dict[str, dict[str, str]]:
     counted = [run for run in runs if run.counted]
     ranked = groups(counted)
     several = [run for run in counted if _deepspeed_on_several(run)]
+    held = coverage(spread.errors(counted)["offload"]).by_source
     found = {
+        "step_offload": _stated(spread.by_kind(counted)["offload"]) | {"held": printed(held)},
         "not_judged": _not_judged() | {"predicted": str(len(runs) - len(counted))},
         "schedule": _schedule_figures(runs),
         "groups": {
