@@ -1,6 +1,6 @@
 """The keys that other tools' configurations may have, read from the classes in their sources.
 
-    python -m benchmarks.tool_keys LLAMA_FACTORY AXOLOTL MS_SWIFT --write
+    python -m benchmarks.tool_keys LLAMA_FACTORY AXOLOTL MS_SWIFT TRL --write
 
 The arguments are checkouts; TrainingArguments are those of the installed transformers. `ds-advise from` recognises by
 the file that is written which keys of a configuration are a tool's own and which are none, such as typing errors.
@@ -21,6 +21,7 @@ FOLDERS = {
     "llama-factory": ("src/llamafactory/hparams",),
     "axolotl": ("src/axolotl/utils/schemas", "src/axolotl/integrations"),
     "ms-swift": ("swift/arguments", "swift/trainers", "swift/ray_utils"),
+    "trl": ("trl/trainer", "trl/scripts", "trl/experimental"),
 }
 """Where each tool's classes of arguments are."""
 
@@ -46,13 +47,17 @@ def _aliases(value: ast.expr | None) -> Iterator[str]:
 
 
 def known_keys(checkouts: dict[str, Path]) -> dict[str, list[str]]:
-    """Sorted names by tool; what LLaMA-Factory and ms-swift take from TrainingArguments stands there alone."""
+    """Sorted names by tool; what LLaMA-Factory, ms-swift and TRL take from TrainingArguments stands there alone. TRL
+    passes options of `accelerate launch` on (TRL 1.16 cli/accelerate.py)."""
+    from accelerate.commands.launch import launch_command_parser
     from transformers import Seq2SeqTrainingArguments
 
     shared = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     found = {"training-arguments": sorted(shared)}
     for tool, checkout in checkouts.items():
         names = {name for folder in FOLDERS[tool] for name in declared(checkout / folder)}
+        if tool == "trl":
+            names |= {action.dest for action in launch_command_parser()._actions} | {"accelerate_config"}
         inherited = shared if tool != "axolotl" else set()  # which has a schema of its own
         found[tool] = sorted(name for name in names - inherited if not name.startswith("_"))
     return found

@@ -98,6 +98,8 @@ TRL = replace(
     defaults={**_ONE_PROCESS, "launcher": "accelerate"},
     # TRL 1.16 trainer/base_config.py, sft_config.py and model_config.py (dtype)
     checkpoints=True,
+    seq_len=("max_length",),
     default_seq_len=1024,
     assumes_fp32=False,
+    has_own_keys=False,
 )
