@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from .errors import WorkloadError
 from .models.families import supports
+from .models.heads import with_labels, without_head
 from .models.model_shape import ModelShape, Tensor
 from .plan import Plan
 from .rollouts import Rollouts
@@ -142,8 +143,8 @@ class ObjectiveSpec(NamedTuple):
     """Forward passes of the policy without gradients (KTO's estimate of the divergence)."""
     reference_passes: int = 0
     """Forward passes of the reference model in a micro batch."""
-    labels: int = 0
-    """Width of a head that replaces the vocabulary's; 0 for a language model."""
+    labels: int | None = None
+    """Width of a head that replaces the vocabulary's; 0 without any head; None for a language model."""
     value_model: bool = False
     """Whether a separate model predicts a value for every token, and trains with the policy as one module."""
     loss: LossKernel | None = None
@@ -164,7 +165,8 @@ class ObjectiveSpec(NamedTuple):
         """The losses that the objective supports. Preferences support those that compute log-probabilities ("standard":
         log-softmax of all logits in fp32, as in LLaMA-Factory's trainers)."""
         if not self.trainer:
-            return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio", "value-head"))
+            all_losses = ("standard",) if self.labels is not None else LOSSES
+            return tuple(loss for loss in all_losses if loss not in ("log-probs", "odds-ratio", "value-head"))
         if self.rollouts:
             return ("chunked-head", "log-probs") if self.loss is None else (self.loss,)
         return ("standard", "value-head") if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")
@@ -181,6 +183,8 @@ _COMPLETION = ObjectiveSpec(sample="completion", lacks=frozenset({"local_rollout
 OBJECTIVES: Mapping[Objective, ObjectiveSpec] = MappingProxyType(
     {
         NEXT_TOKEN: ObjectiveSpec(),
+        "classification": ObjectiveSpec(labels=2, loss="standard"),
+        "embedding": _PAIR._replace(labels=0, loss="standard"),
         "dpo": _PAIR._replace(reference_passes=1, trainer="DPOTrainer"),
         # Policy and reference both process the micro batch, and its answers paired with other prompts.
         "kto": ObjectiveSpec(least_samples=2, policy_passes=1, reference_passes=2, trainer="KTOTrainer"),
@@ -222,7 +226,7 @@ def framework_loss(objective: Objective, framework: Framework, software: Softwar
     from all logits."""
     spec = OBJECTIVES[objective]
     if not spec.trainer:
-        return default_loss(framework, software)
+        return spec.loss or default_loss(framework, software)
     default = spec.loss or default_loss("trl", software)
     return "log-probs" if default == "standard" and not spec.labels else default
 
@@ -306,14 +310,18 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     `PolicyAndValueWrapper`, `AutoModelForCausalLMWithValueHead`. Raises WorkloadError for a model that is not a causal
     language model.
     """
-    labels = OBJECTIVES[objective].labels
-    if OBJECTIVES[objective].value_model and not model.policy:
+    spec = OBJECTIVES[objective]
+    if spec.value_model and not model.policy:
         value = trained_model(model, "reward")
         blocks, outside = (*model.blocks, *value.blocks), (*model.outside, *value.outside)
         return replace(model, policy=model, blocks=blocks, outside=outside)
-    if not labels or model.num_labels:
+    if spec.labels is None or model.module:
         return model
-    if not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    if spec.labels == 0:
+        return without_head(model) if model.vocab_size or model.num_labels else model
+    if model.num_labels:
+        return model
+    if spec.trainer and not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise WorkloadError(
             f"a {objective} model of {model.name} is not known",
             why="only causal language models have heads for rewards",
@@ -322,19 +330,10 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     if loss == "value-head":
         # The language model's head stays in memory beside the value head, though nothing reads its logits.
         others = (each._replace(role="other") if each.role == "head" else each for each in model.outside)
-        bias, width = Tensor("v_head.summary.bias", (labels,), "other"), (labels, model.hidden_size)
+        bias, width = Tensor("v_head.summary.bias", (spec.labels,), "other"), (spec.labels, model.hidden_size)
         head = Tensor("v_head.summary.weight", width, "head", linear=True)
-        return replace(model, num_labels=labels, tied=False, outside=(*others, bias, head))
-    stem = model.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
-    score = Tensor("score.weight", (labels, model.hidden_size), "head", linear=True)
-    return replace(
-        model,
-        architecture=f"{stem}ForSequenceClassification",
-        vocab_size=0,
-        num_labels=labels,
-        tied=False,
-        outside=(*(tensor for tensor in model.outside if tensor.role != "head"), score),
-    )
+        return replace(model, num_labels=spec.labels, tied=False, outside=(*others, bias, head))
+    return with_labels(model, spec.labels)
 
 
 def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
@@ -345,10 +344,10 @@ def reward_model(model: ModelShape, workload: Workload) -> ModelShape | None:
 
 
 def trained_config(config: Mapping[str, Any], shape: ModelShape | None, objective: Objective) -> dict[str, Any]:
-    labels = OBJECTIVES[objective].labels
-    if not labels or shape is None:
+    if OBJECTIVES[objective].labels is None or shape is None or shape.module:
         return dict(config)
-    names = {str(index): f"LABEL_{index}" for index in range(labels)}
+    trained = trained_model(shape, objective)
+    names = {str(index): f"LABEL_{index}" for index in range(trained.num_labels)}
     # transformers' classifiers find a sequence's last token by its padding, and refuse batches without such a token.
     padding = {"pad_token_id": config.get("pad_token_id") or 0}  # otherwise batches have one sequence
-    return {**config, **padding, "architectures": [trained_model(shape, objective).architecture], "id2label": names}
+    return {**config, **padding, "architectures": [trained.architecture], **({"id2label": names} if names else {})}

@@ -112,7 +112,9 @@ Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "trl", "deepspeed"]
-Objective = Literal["next-token", "dpo", "kto", "orpo", "simpo", "reward", "grpo", "rloo", "ppo"]
+Objective = Literal[
+    "next-token", "classification", "embedding", "dpo", "kto", "orpo", "simpo", "reward", "grpo", "rloo", "ppo"
+]
 NEXT_TOKEN: Objective = "next-token"
 """Fine-tuning on given samples, and pre-training."""
 

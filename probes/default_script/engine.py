@@ -44,6 +44,7 @@ def main() -> None:
     torch.manual_seed(0)  # on all ranks: GPUs that split layers need the same samples
     deepspeed.init_distributed()
     device = torch.device(deepspeed.get_accelerator().current_device_name())
+    forward = _forward
     if options.module:
         model, file = built(options.module)
         if others:  # adapters and frozen parts
@@ -73,10 +74,12 @@ def main() -> None:
         groups = _sequence_groups(model, own, config)
         engine = _engine(config, model, options, groups)
         loss_fn = load_loss(None) if groups is None else partial(_mean_loss, groups)
+        if trainer.embeds(model):
+            forward, loss_fn = trainer.pair_loss, lambda loss, _pairs: loss
         loader = partial(_rows, trainer, own, options, engine, groups)
     engine.train()
     for batch in loader(engine.train_micro_batch_size_per_gpu()):
-        output = _forward(engine, batch)
+        output = forward(engine, batch)
         loss = loss_fn(output, batch)
         engine.backward(loss)
         engine.step()
@@ -84,7 +87,7 @@ def main() -> None:
         engine.eval()
         with torch.no_grad():
             for batch in loader(options.eval_batch_size):
-                _forward(engine, batch)
+                forward(engine, batch)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -111,7 +111,8 @@ class RandomRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._has_positions = options.sequence_parallel_size > 1
         self._classifies = bool(re.search("(Sequence|Image|Audio|Video)Classification", type(model).__name__))
         self._labels = config.num_labels if self._classifies else self._vocab_size
-        self._shape: tuple[int, ...] = (length,)
+        self._embeds = embeds(model)
+        self._shape: tuple[int, ...] = (2, length) if self._embeds else (length,)
         if self._name == "pixel_values":
             side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
             self._shape = (config.num_channels, side, side)
@@ -122,11 +123,39 @@ class RandomRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self._rows
 
     def __getitem__(self, _index: int) -> dict[str, torch.Tensor]:
-        has_tokens = len(self._shape) == 1
+        has_tokens = self._embeds or len(self._shape) == 1
         values = torch.randint(self._vocab_size, self._shape) if has_tokens else torch.rand(self._shape)
+        if self._embeds:
+            return {self._name: values}
         labels = torch.randint(self._labels, () if self._classifies else (self._length,))
         positions = {"position_ids": torch.arange(self._length)} if self._has_positions else {}
         return {self._name: values, "labels": labels, **positions}
+
+
+def embeds(model: Any) -> bool:
+    """Whether the model of a text has no head, so that its output is trained as an embedding."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "For" not in type(base).__name__ and "LMHead" not in type(base).__name__ and base.main_input_name == "input_ids"
+
+
+def pair_loss(model: Any, pairs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The cross entropy of a pair's similarity among those of its first text with all second texts of the batch, as
+    sentence-transformers' MultipleNegativesRankingLoss. An embedding is the mean of the last hidden states."""
+    (texts,) = (value.flatten(0, 1) for name, value in pairs.items() if name == "input_ids")
+    hidden = model(input_ids=texts).last_hidden_state
+    first, second = torch.nn.functional.normalize(hidden.mean(1), dim=-1).view(-1, 2, hidden.shape[-1]).unbind(1)
+    similarities = 20 * first @ second.T
+    return torch.nn.functional.cross_entropy(
+        similarities.float(), torch.arange(len(first), device=similarities.device)
+    )
+
+
+class EmbeddingTrainer(Trainer):
+    """Trainer of a model without a head, on pairs of texts."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        loss = pair_loss(model, inputs)
+        return (loss, {}) if return_outputs else loss
 
 
 def main() -> None:
@@ -148,7 +177,8 @@ def main() -> None:
         gpu=None if is_zero3 else arguments.local_process_index,
     )
     uses_cache = getattr(model.config, "use_cache", None)
-    trainer = Trainer(model=model, args=arguments, callbacks=[EndsAtLastStep()], **_data(model, options, arguments))
+    kind = EmbeddingTrainer if embeds(model) else Trainer
+    trainer = kind(model=model, args=arguments, callbacks=[EndsAtLastStep()], **_data(model, options, arguments))
     change_loss(trainer.model, options)
     swanlab = start_swanlab() if "swanlab" in arguments.report_to and trainer.is_world_process_zero() else None
     with contextlib.suppress(AllStepsMadeError):
@@ -205,8 +235,14 @@ def _is_zero3(arguments: TrainingArguments) -> bool:
 
 
 def model_class(config: Any) -> Any:
-    """The class of the configuration's architecture, or the first suitable one."""
+    """The class of the configuration's architecture, or the first suitable one. Those with a head for labels, and those
+    without a head, are found by the type: their names differ less regularly."""
     for name in config.architectures or ():
+        is_bare = name.endswith("Model") and "LMHead" not in name and not config.is_encoder_decoder
+        auto = "AutoModel" if is_bare else "AutoModelForSequenceClassification"
+        mapping = getattr(transformers, auto)._model_mapping
+        if (is_bare or name.endswith("ForSequenceClassification")) and type(config) in mapping:
+            return mapping[type(config)]
         if hasattr(transformers, name) and ("For" in name or "LMHead" in name):
             return getattr(transformers, name)
     kinds = ["CausalLM", "Seq2SeqLM", "ImageTextToText", "SpeechSeq2Seq", "MaskedLM", "ImageClassification"]

@@ -126,7 +126,7 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     except Exception as error:  # validators of configurations raise errors of their own
         raise _unknown_model_error(name, f"transformers refuses the configuration: {_first_line(error)}") from error
     try:
-        chosen, text = _bare_class(built) or model_class(built), built.get_text_config()
+        chosen, text = model_class(built), built.get_text_config()
     except ValueError as error:
         raise _unknown_model_error(name, str(error)) from None
     inputs = {"input_ids", "decoder_input_ids"} & inspect.signature(chosen.forward).parameters.keys()
@@ -166,16 +166,6 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
             if IMAGE_LIST not in others or not why:
                 why = f"{chosen.__name__}{': ' if is_ours else ' '}{reason}"
     raise _unknown_model_error(name, why)
-
-
-def _bare_class(config: Any) -> Any:
-    """The class without a head that `architectures` names, as for embedding models; None otherwise. An encoder-decoder
-    has no loss without its head."""
-    import transformers
-
-    named = (getattr(config, "architectures", None) or [""])[0]
-    is_bare = named.endswith("Model") and "LMHead" not in named and not config.is_encoder_decoder
-    return getattr(transformers, named, None) if is_bare else None
 
 
 def input_choices(chosen: Any) -> list[tuple[str, ...]]:
