@@ -255,6 +255,8 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
     """The command that asks about the same training on the same machines."""
     options = {name: value for name, value in run.training.items() if name != "software"}
     options |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
+    if options.pop("lora_targets", None) is not None and workload.lora_targets:
+        options["lora_targets"] = workload.lora_targets
     words = ["ds-advise", model.name]
     for name, value in {**machine_arguments(cluster), **options, "global_batch": workload.global_batch_size}.items():
         words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError
+from ...estimators.models.lora import LINEAR_MODULES
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
@@ -101,6 +102,8 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks -> the switches to which they apply."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
+    lists_modules: bool = False
+    """Whether the tool gives peft the names of all linear modules, where a file does not name some."""
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
     refuses_two_precisions: bool = True
@@ -143,6 +146,8 @@ class ToolFormat:
         run.remarks.extend(text for text, keys in self.approximated.items() if arguments.switched(keys))
         # After the common keys, because a tool's own rules replace their values.
         self.details(run, arguments, source)
+        if self.lists_modules and training.get("method") is not None:
+            training["lora_targets"] = training.get("lora_targets") or LINEAR_MODULES
         if training.get("framework") == "trl" and run.objective in OBJECTIVES:
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
             training.update(rollout_options(arguments, run.objective))

@@ -93,6 +93,7 @@ LLAMA_FACTORY = ToolFormat(
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
     ),
     details=_llama_factory_details,
+    lists_modules=True,
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
     defaults={"launcher": "torchrun", "expandable_segments": True, "one_process": "FORCE_TORCHRUN=1"},
     seq_len=("cutoff_len",),
@@ -217,6 +218,7 @@ MS_SWIFT = ToolFormat(
     command="NPROC_PER_NODE={gpus} swift {swift} {file}",
     matches=_is_ms_swift,
     details=_ms_swift_details,
+    lists_modules=True,
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
     default_accumulation=None,
@@ -346,6 +348,7 @@ AXOLOTL = ToolFormat(
     command="axolotl train {file}",
     matches=lambda source: "base_model" in source.values,
     details=_axolotl_details,
+    lists_modules=True,
     # utils/__init__.py `set_pytorch_cuda_alloc_conf`; utils/schemas/config.py and training.py for the defaults.
     defaults={"launcher": "accelerate", "expandable_segments": True},
     model=("base_model",),

@@ -13,6 +13,7 @@ from ...ds_configs.read import has_auto, optimizer_in, optimizer_step_in, precis
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
+from ...estimators.models.lora import LINEAR_MODULES, linear_modules
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
 from ...estimators.objectives import OBJECTIVES, framework_loss, trained_model
@@ -85,7 +86,7 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     framework: Framework = "trl" if objective.trainer else "hf" if tool in TOOL_SOFTWARE else tool  # type: ignore[assignment]
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
-        "lora_targets": _names("--lora-targets", options["lora_targets"], "leave it out for all linear layers"),
+        "lora_targets": _lora_targets(options["lora_targets"], model, software),
         "modules_to_save": saved or (),
         "freeze": select_parts(model, _frozen_parts(options)) if model is not None else (),
         "seq_len": seq_len,
@@ -291,6 +292,15 @@ def _names(option: str, names: str | Sequence[str] | None, fix: str) -> tuple[st
     if not found and isinstance(names, str):
         raise WorkloadError(f"{option} names no module", fix=fix)
     return found or None
+
+
+def _lora_targets(
+    names: str | Sequence[str] | None, model: ModelShape | None, software: Software
+) -> tuple[str, ...] | None:
+    targets = _names("--lora-targets", names, "leave it out for all linear layers")
+    if targets != (LINEAR_MODULES,):
+        return targets
+    return None if model is None else linear_modules(model, software)
 
 
 def absent_parts(model: ModelShape, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ class Setting:
         """The preset of the case's strategy on H100 nodes of at most eight GPUs."""
         model = trained_model(model_shape(FAMILIES[case.model], name=case.model), case.objective)
         rollouts = OBJECTIVES[case.objective].rollouts
-        is_preference = case.objective != "next-token"
+        is_preference = bool(OBJECTIVES[case.objective].trainer)
         workload = Workload(
             method=case.method,
             modules_to_save=case.modules_to_save,

@@ -91,7 +91,10 @@ def without_head(model: ModelShape, *, pooler: bool = True) -> ModelShape:
 
     Raises WorkloadError for a model whose head is not known to be one of text.
     """
-    if model.encoder_len_fixed is not None or not any(tensor.role == "embedding" for tensor in model.outside):
+    tables = [tensor for tensor in model.outside if tensor.role == "embedding"]
+    if model.tied and not tables:  # classes that make the head first (XLMRobertaForMaskedLM) name the weight after it
+        tables = [tensor._replace(role="embedding") for tensor in model.outside if tensor.role == "head"]
+    if model.encoder_len_fixed is not None or not tables:
         raise WorkloadError(
             f"{model.name} without its head is not known",
             why="only models of text are predicted with another head, or without one",
@@ -99,7 +102,8 @@ def without_head(model: ModelShape, *, pooler: bool = True) -> ModelShape:
         )
     base = _base(model)
     inside = f"{base}." if base else ""
-    outside = tuple(tensor for tensor in model.outside if tensor.role != "head" and tensor.name.startswith(inside))
+    kept = tuple(tensor for tensor in model.outside if tensor.role != "head" and tensor.name.startswith(inside))
+    outside = (*(tensor for tensor in tables if tensor not in kept), *kept)
     if not pooler:
         outside = tuple(tensor for tensor in outside if "pooler" not in tensor.name)
     elif find_classifier(model) == _POOLED or model.model_type in _MAKES_POOLER:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import WorkloadError
-from ..workload import Workload
+from ..workload import Software, Workload
 from .families import PEFT_EXPERTS, find_family, module_experts
 from .model_shape import ModelShape, Tensor
 
@@ -91,6 +91,9 @@ def nf4_bytes(numel: int) -> int:
 
 
 ALL_LINEAR = "all-linear"
+
+LINEAR_MODULES = "linear-modules"
+"""In place of targets: the names of all linear modules, as LLaMA-Factory, ms-swift and axolotl list them for peft."""
 
 TIED_HEAD = "lm_head"
 """Name of a language model's output head in transformers, even if it is tied to the embedding."""
@@ -243,6 +246,22 @@ def trains_head(model: ModelShape, workload: Workload) -> bool:
         return bool(trained_copies(model, workload).heads)
     tables = [tensor for tensor in model.outside if tensor.role == ("embedding" if model.tied else "head")]
     return not (tables and tables[-1].frozen)
+
+
+def linear_modules(model: ModelShape, software: Software) -> tuple[str, ...] | None:
+    """Return the names of all linear modules except the head's; None if peft's "all-linear" adapts nothing else.
+
+    Fused experts and routers are no linear modules (transformers 5). Their former names are among these only if a dense
+    layer or a shared expert has them; peft then adapts the experts in place of those.
+
+    Source: LLaMA-Factory ff6d4d1 model/model_utils/misc.py `find_all_linear_modules`, ms-swift 3602360
+    utils/transformers_utils.py `find_all_linears`, axolotl 067b021 loaders/adapter.py `find_all_linear_names`.
+    """
+    fused = dict(model.peft_experts) or find_family(model).peft_experts
+    if not fused or module_experts(model, software):
+        return None
+    linear = (tensor.name for tensor, _ in model.tensor_counts if tensor.linear and tensor.role != "head")
+    return tuple(dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in linear))
 
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
