@@ -229,7 +229,7 @@ def why_no_sequence_parallelism(model: ModelShape, workload: Workload, sequence_
     if ranks == 1:
         return None
     if workload.objective != NEXT_TOKEN:
-        return f"TRL's loss of {workload.objective} sums over whole sequences"
+        return f"the loss of {workload.objective} sums over whole sequences"
     if not supports(model, "ulysses"):
         return f"Ulysses sequence parallelism does not support {model.model_type} models"
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):

@@ -325,7 +325,8 @@ def _unusual(workload: Workload, tool: str) -> Iterator[str]:
     if workload.document_len is not None:
         yield f"documents of {workload.document_len}"
     if workload.objective != NEXT_TOKEN:
-        yield f"objective {workload.objective} by {tool}"
+        by_tool = OBJECTIVES[workload.objective].trainer
+        yield f"objective {workload.objective} by {tool}" if by_tool else f"objective {workload.objective}"
     if workload.eval_new_tokens is not None:
         yield f"evaluation generates {workload.eval_new_tokens} tokens"
     if workload.loss != "standard":

@@ -67,7 +67,7 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
     """The options of a question that the command decides."""
     training, observed, arguments = found.training, found.observed, found.arguments
     engine, config, trainer = observed.engines[0], observed.engines[0].config, arguments.trainer
-    objective = _objective(training)
+    objective = _objective(training, shape)
     precision = precision_in(config)
     software = _software(found)
     options: dict[str, Any] = {
@@ -110,9 +110,10 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
     return options
 
 
-def _objective(training: ObservedTraining) -> Objective:
+def _objective(training: ObservedTraining, shape: ModelShape) -> Objective:
     named = (name for name, spec in OBJECTIVES.items() if spec.trainer and spec.trainer == training.trainer)
-    return next(named, NEXT_TOKEN)
+    classifies = shape.architecture.endswith("ForSequenceClassification")
+    return next(named, "classification" if classifies else NEXT_TOKEN)
 
 
 def _software(found: CommandResult) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class ToolFormat:
         self.details(run, arguments, source)
         if self.lists_modules and training.get("method") is not None:
             training["lora_targets"] = training.get("lora_targets") or LINEAR_MODULES
-        if training.get("framework") == "trl" and run.objective in OBJECTIVES:
+        spec = OBJECTIVES.get(run.objective)  # type: ignore[call-overload]
+        if spec is not None and (training.get("framework") == "trl" or not spec.trainer):
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
             training.update(rollout_options(arguments, run.objective))
         elif run.objective != NEXT_TOKEN:
@@ -291,16 +292,24 @@ def _attention(name: str | None) -> str | None:
 _OPTIONS = ("stage", "rlhf_type", "rl")
 """Options of LLaMA-Factory, ms-swift and axolotl that name the objective."""
 
+_TASKS = {"causal_lm": NEXT_TOKEN, "seq_cls": "classification", "reranker": "classification"}
+"""Values of ms-swift's `task_type` that have another name in `OBJECTIVES`."""
+
 _NAMES = {"sft": NEXT_TOKEN, "pt": NEXT_TOKEN, "false": NEXT_TOKEN, "none": NEXT_TOKEN, "rm": "reward", "ipo": "dpo"}
 """Values of these options that have another name in `OBJECTIVES`."""
 
 _KEYS = {
     "grpo": "num_generations reward_funcs num_generations_eval",
+    "classification": "label_column_name text_column_names remove_splits shuffle_train_dataset",
     "kto": "desirable_weight undesirable_weight",
     "reward": "center_rewards_coefficient reward_model process_reward_model",
     "dpo": "beta max_prompt_length precompute_ref_log_probs sync_ref_model",
 }
-"""Options of TRL's and axolotl's configurations that no supervised training has."""
+"""Options of TRL's and axolotl's configurations that no supervised training has, and of transformers'
+run_classification.py."""
+
+_GLUE = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
+"""Values of `task_name` in transformers' run_glue.py."""
 
 _NAME = re.compile(r"(?:^|[/_.])(dpo|kto|ppo|grpo|orpo|simpo|cpo|rloo|gkd|bco|xpo|prm|rm|reward)(?:[/_.]|$)")
 """Objective in the path of a file."""
@@ -313,6 +322,10 @@ def read_objective(arguments: ScriptArguments, path: str) -> str:
     if named is not None and named.isalpha():
         preference = arguments.text("pref_loss") if named == "dpo" else None  # LLaMA-Factory's option
         return preference if preference in ("orpo", "simpo") else _NAMES.get(named.lower(), named.lower()[:20])
+    if task := arguments.text("task_type"):
+        return _TASKS.get(task, task[:20])
+    if arguments.text("task_name") in _GLUE:
+        return "classification"
     objective = next((name for name, keys in _KEYS.items() for key in keys.split() if arguments.flag(key)), NEXT_TOKEN)
     if objective == "dpo" and (match := _NAME.search(path)):  # ORPO's and CPO's files have the same options
         return match[1]

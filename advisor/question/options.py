@@ -181,7 +181,7 @@ class MethodOptions(TypedDict, total=False):
     objective: Annotated[
         Objective,
         Option(
-            "Next token, preferences by TRL (dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model "
+            "Next token, labels of a text (classification, reranking), pairs of texts (embedding), preferences by TRL (dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model "
             "(pairs), or reinforcement learning by TRL (grpo, rloo, ppo: completions).",
             NEXT_TOKEN,
         ),

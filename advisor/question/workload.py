@@ -13,6 +13,7 @@ from ...ds_configs.read import has_auto, optimizer_in, optimizer_step_in, precis
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware import Gpu
 from ...estimators.memory.evaluation import EVALUATION_BATCH
+from ...estimators.models.heads import find_classifier
 from ...estimators.models.lora import LINEAR_MODULES, linear_modules
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
@@ -80,10 +81,16 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
         habits["trl"] = TOOL_TRL[tool]
     software = Software(**(habits | settings))
     saved = _names("--modules-to-save", options["modules_to_save"], "leave it out") if adapted else None
-    if adapted and objective.labels:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
-        head = "summary" if options["loss"] == "value-head" else "score"
+    if adapted and objective.labels and model is not None:  # peft trains the new head whole (`task_type="SEQ_CLS"`)
+        head = "summary" if options["loss"] == "value-head" else find_classifier(model).module
         saved = tuple(dict.fromkeys((*(saved or ()), head)))
     framework: Framework = "trl" if objective.trainer else "hf" if tool in TOOL_SOFTWARE else tool  # type: ignore[assignment]
+    if framework == "trl" and objective.labels is not None and not objective.trainer:
+        raise WorkloadError(
+            f"--framework trl cannot be used with --objective {options['objective']}",
+            why="TRL's trainers have no such loss",
+            fix="leave --framework out",
+        )
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
         "lora_targets": _lora_targets(options["lora_targets"], model, software),

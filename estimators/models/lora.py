@@ -217,7 +217,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         outside[TIED_HEAD] = table._replace(name=f"{TIED_HEAD}.weight", role="head")
     chosen: dict[str, Tensor] = {}
     for wanted in workload.modules_to_save:
-        found = {name: tensor for name, tensor in outside.items() if f".{name}".endswith(f".{wanted}")}
+        found = {name: tensor for name, tensor in outside.items() if f".{wanted}." in f".{name}."}
         if not found:
             raise WorkloadError(
                 f"{model.name} has no embedding or output head named {wanted!r}",

@@ -28,6 +28,8 @@ PADDED_TO = 8
 """Lengths of batches are multiples of it, for the tensor cores."""
 IGNORED = -100
 """Label of a token that does not count."""
+PEFT_TASKS = {"ForCausalLM": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
+"""peft's tasks by the end of a class name. With "SEQ_CLS" it trains the head whole."""
 RANDOM_STEPS = 20
 """Optimizer steps for which there are random rows."""
 RANDOM_EVALUATION = 3
@@ -38,12 +40,15 @@ RANDOM_EVALUATION = 3
 class ScriptArguments:
     model_name_or_path: str
     train_file: str | None = None
-    """Arrow file of samples with `input_ids` and `labels`; packed samples also have `position_ids`."""
+    """Arrow file of samples with `input_ids` and `labels`; packed samples also have `position_ids`. Embeddings are
+    trained on random rows alone."""
     eval_file: str | None = None
     tokenizer_name: str | None = None
     """Folder of the tokenizer, which is saved with the model."""
     max_length: int = 2048
     """Maximum tokens of a sample."""
+    objective: str = "next-token"
+    """What is trained: "next-token", "classification" (labels of a text) or "embedding" (pairs of similar texts)."""
     random_weights: bool = False
     """Build the model from its configuration; no weights are read."""
     dtype: str = "bfloat16"
@@ -92,8 +97,10 @@ class Collator:
         batch = {
             name: torch.tensor([sample[name] + [value] * (length - len(sample[name])) for sample in samples])
             for name, value in self._padding.items()
-            if name in samples[0]
+            if isinstance(samples[0].get(name), list)
         }
+        if "labels" not in batch:  # one of each text
+            batch["labels"] = torch.tensor([sample["labels"] for sample in samples])
         if self._shared_by > 1:
             batch["position_ids"] = torch.arange(length).repeat(len(samples), 1)
         elif "position_ids" not in batch:
@@ -135,7 +142,9 @@ class RandomRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def embeds(model: Any) -> bool:
     """Whether the model of a text has no head, so that its output is trained as an embedding."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "For" not in type(base).__name__ and "LMHead" not in type(base).__name__ and base.main_input_name == "input_ids"
+    return (
+        "For" not in type(base).__name__ and "LMHead" not in type(base).__name__ and base.main_input_name == "input_ids"
+    )
 
 
 def pair_loss(model: Any, pairs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -145,9 +154,7 @@ def pair_loss(model: Any, pairs: dict[str, torch.Tensor]) -> torch.Tensor:
     hidden = model(input_ids=texts).last_hidden_state
     first, second = torch.nn.functional.normalize(hidden.mean(1), dim=-1).view(-1, 2, hidden.shape[-1]).unbind(1)
     similarities = 20 * first @ second.T
-    return torch.nn.functional.cross_entropy(
-        similarities.float(), torch.arange(len(first), device=similarities.device)
-    )
+    return torch.nn.functional.cross_entropy(similarities.float(), torch.arange(len(first), device=similarities.device))
 
 
 class EmbeddingTrainer(Trainer):
@@ -234,14 +241,15 @@ def _is_zero3(arguments: TrainingArguments) -> bool:
     return config is not None and bool(config.is_zero3())
 
 
-def model_class(config: Any) -> Any:
-    """The class of the configuration's architecture, or the first suitable one. Those with a head for labels, and those
-    without a head, are found by the type: their names differ less regularly."""
+def model_class(config: Any, objective: str = "next-token") -> Any:
+    """The class for the objective; without one that of the configuration's architecture, or the first suitable one.
+    Classes with a head for labels, and those without a head, are found by the type of the configuration."""
     for name in config.architectures or ():
         is_bare = name.endswith("Model") and "LMHead" not in name and not config.is_encoder_decoder
-        auto = "AutoModel" if is_bare else "AutoModelForSequenceClassification"
-        mapping = getattr(transformers, auto)._model_mapping
-        if (is_bare or name.endswith("ForSequenceClassification")) and type(config) in mapping:
+        kind = "ForSequenceClassification" if name.endswith("ForSequenceClassification") else "" if is_bare else None
+        kind = {"classification": "ForSequenceClassification", "embedding": ""}.get(objective, kind)
+        mapping = {} if kind is None else getattr(transformers, f"AutoModel{kind}")._model_mapping
+        if type(config) in mapping:
             return mapping[type(config)]
         if hasattr(transformers, name) and ("For" in name or "LMHead" in name):
             return getattr(transformers, name)
@@ -267,7 +275,9 @@ def load_model(options: ScriptArguments, *, checkpointing: dict[str, Any] | None
     # Labels are shifted to the right behind this token; some configurations leave it to `generate`.
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
-    chosen = model_class(config)
+    chosen = model_class(config, options.objective)
+    if options.objective == "classification":  # such a model finds a text's last token by its padding
+        config.pad_token_id = config.pad_token_id or 0
     more: dict[str, Any] = {"attn_implementation": options.attn_implementation} if options.attn_implementation else {}
     if options.random_weights:
         model = chosen._from_config(config, dtype=dtype, **more)
@@ -306,7 +316,7 @@ def adapted(model: Any, options: ScriptArguments, checkpointing: dict[str, Any] 
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        task_type="CAUSAL_LM" if type(model).__name__.endswith("ForCausalLM") else None,
+        task_type=next((task for end, task in PEFT_TASKS.items() if type(model).__name__.endswith(end)), None),
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         modules_to_save=options.lora_modules_to_save or None,
         exclude_modules=options.freeze,

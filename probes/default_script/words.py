@@ -121,6 +121,8 @@ def model_arguments(run: Run) -> dict[str, Any]:
     """The arguments that describe the model and its adapters, which are not TrainingArguments."""
     workload, plan = run.workload, run_plan(run)
     arguments: dict[str, Any] = {"max_length": workload.seq_len, "dtype": TORCH_DTYPES[workload.precision]}
+    if OBJECTIVES[workload.objective].labels is not None and not OBJECTIVES[workload.objective].trainer:
+        arguments["objective"] = workload.objective
     if workload.attention in ATTENTION and workload.attention != "sdpa":  # the default of models that support it
         arguments["attn_implementation"] = ATTENTION[workload.attention]
     arguments |= _adaptation(run)
