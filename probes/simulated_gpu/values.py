@@ -182,7 +182,8 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         if uniform is not None:
             number = uniform
         with _real():
-            return torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+            # On the host by name: zero.Init's torch makes tensors on the GPU otherwise.
+            return torch.full(tuple(tensor.shape), number, dtype=tensor.dtype, device="cpu")
 
     def _decided(self, name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """In `a | unknown` and `a & unknown` the known one decides: the unknown end of a text is none, an unknown mask
@@ -193,7 +194,7 @@ class ValueRecordingMode(RecordingMode):  # type: ignore[no-untyped-call]
         fill = torch.ones if name in _AND else torch.zeros
         with _real():
             return [
-                fill(tuple(tensor.shape), dtype=tensor.dtype) if value is None else value
+                fill(tuple(tensor.shape), dtype=tensor.dtype, device="cpu") if value is None else value
                 for value, tensor in zip(known, tensors, strict=True)
             ]
 
