@@ -107,6 +107,7 @@ def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
 _MOMENTS = {
     "initialize": "DeepSpeed's start",
     "loss_peak": "the loss",
+    "layer_forward": "a layer's forward pass",
     "last_layer_forward": "the last layer's forward pass",
     "head_backward": "the head's backward pass",
     "head_reduction": "reduction of the head's gradient",

@@ -25,7 +25,9 @@ class GatheredParameters(NamedTuple):
     persistent: int = 0
     """Tensors that are never released; not included in the other fields."""
     first_layer: int = 0
-    """In the first layer's forward pass: everything prefetched, and the fullest flat buffer."""
+    """In the forward pass of a layer before the last: everything prefetched, and the fullest flat buffer."""
+    layers_after_first: int = 0
+    """Layers that run after that buffer has been used up."""
     last_layer: int = 0
     """In the last layer's forward pass, including the prefetched head."""
     kept: int = 0
@@ -283,14 +285,17 @@ class _Gathering:
         layers, rest = divmod(buffers, len(swapped))
         return layers * self.layer + sum(swapped[:rest])
 
-    def _in_forward(self, flat: int) -> tuple[int, int]:
-        """Return the elements in the first and in the last layer's forward pass, without views."""
+    def _in_forward(self, flat: int) -> tuple[tuple[int, int], int, int]:
+        """Return the elements in the forward pass of a layer before the last with the number of layers after it, in the
+        last layer's, and in a flat buffer that lives from there to the end of the backward pass, without views."""
         if not self.prefetches:
-            return 0, 0
+            return (0, 0), 0, 0
         last = self._copied(min(self.forward, max(self.prefetch_limit + self.head, self.prefetched)), self.head) + flat
         if not self.gathers_everything:
-            return 0, last
-        flats, limits = [0], self.limits
+            return (0, 0), last, 0
+        flats, limits, groups = [0], self.limits, list[list[int]]()
+        # The prefetch goes on in the backward pass: an embedding that was released joins the last buffer, and keeps it.
+        refetches = self.embedding_in_backward > 0 and self._reused() <= self.layers
         if limits.ranks > 1:
             numels = self.tensors.frozen
             numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
@@ -298,11 +303,20 @@ class _Gathering:
             released = [
                 (numel, kind) for numel, kind in zip(numels, is_expert, strict=False) if numel > limits.threshold
             ]
+            if refetches:
+                released.append((self.embedding, False))
             groups = _flat_buffers(released, limits.prefetch, (False,) if self.keeps_experts_local else (False, True))
+            if refetches and not groups[-1]:  # alone, it has no buffer
+                refetches = bool(groups.pop())
             flats = [sum(group) for group in groups]
             if limits.bits_8:
                 flats = [self._in_8_bits(sum(group), max(group, default=0)) for group in groups]
-        return last + max(flats[:-1], default=0), last + flats[-1] - self.skipped_in_backward
+        fullest = max(flats[:-1], default=0)
+        # Of buffers about as full as the fullest, the last one meets the most activations.
+        place = max((place for place, size in enumerate(flats[:-1]) if size > 0.9 * fullest), default=0)
+        after = sum(map(sum, groups[place + 1 :])) - (0 if self.tied else self.head) - self.embedding * refetches
+        before_last = last + flats[place] * (fullest > 0), -(-max(0, after) // max(1, self.layer))
+        return before_last, last + flats[-1] - self.skipped_in_backward, flats[-1] * refetches
 
     def gathered_parameters(self) -> GatheredParameters:
         limits, head, ahead = self.limits, self.head, self.prefetch_limit
@@ -322,7 +336,8 @@ class _Gathering:
             in_product = self._flat_buffer(
                 backward_order, [place for place in anywhere if backward_order[place] == self.largest_tensor]
             )
-        first_layer, last_layer = self._in_forward(flat)
+        (first_layer, layers_after_first), last_layer, kept_flat = self._in_forward(flat)
+        recomputed, in_backward, in_product = recomputed + kept_flat, in_backward + kept_flat, in_product + kept_flat
         loss, flat_at_loss = reused + (head if limits.max_reuse else 0), 0
         if self.prefetches:
             # If the head alone does not reach the limit, the tensors after it are prefetched already, unless no module
@@ -330,7 +345,7 @@ class _Gathering:
             further = 0 if self.separate_head else head if head >= ahead else self.prefetched
             loss = min(self.backward, max(loss, further))
             # A prefetch that continues after the head takes tensors of the backward pass.
-            flat_at_loss = flat if head < min(ahead, limits.prefetch) else 0
+            flat_at_loss = (flat if head < min(ahead, limits.prefetch) else 0) + kept_flat
         in_layer = self.layer if limits.checkpointing and limits.max_reuse else self.largest_tensor
         if self.prefetches and limits.swap_buffers:
             in_layer = max(in_layer, self._swapped_in(limits.swap_buffers))
@@ -360,6 +375,7 @@ class _Gathering:
         return GatheredParameters(
             persistent=self.persistent,
             first_layer=first_layer,
+            layers_after_first=layers_after_first,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
             kept=self._copied(loss, head) + viewed,
             available=self._copied(loss, head) + lone_head,

@@ -8,7 +8,7 @@ A training step has several phases, and any of them may be the peak:
   the engine casts it.
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host if the GPU is short
   of memory, and before DeepSpeed 0.19).
-- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched the next modules and still holds the buffers in which
+- layer_forward, last_layer_forward: ZeRO-3 has prefetched the next modules and still holds the buffers in which
   they arrived.
 - loss_peak: all activations are saved; the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
@@ -242,6 +242,8 @@ def _step(memory: BatchIndependentMemory, workload: Workload, plan: Plan) -> tup
         "first_layer_backward": _without(saved, others) + activations.block_terms,
         "backward_end": _encoder_terms(model, saved),
         "last_layer_forward": saved + activations.forward_terms,
+        "layer_forward": _without(saved, memory.gathered.layers_after_first * activations.saved_per_layer_bytes)
+        + activations.forward_terms,
         "reference_forward": saved + activations.head_terms + max(unsaved, both, key=total_bytes),
         "head_backward": saved + head,
         "head_reduction": saved,
