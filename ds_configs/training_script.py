@@ -295,6 +295,7 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]
         fields += [f"lora_dropout={workload.lora_dropout:g}"] * bool(workload.lora_dropout)
+        fields += ["use_dora=True"] * workload.dora
         if prefixes := frozen_prefixes(model):
             excluded = "|".join(prefix.replace(".", r"\.") + ".*" for prefix in prefixes)
             fields.append(f'exclude_modules=r"{excluded}"')

@@ -141,6 +141,8 @@ class Workload:
     """Suffixes of names of embeddings and output heads that LoRA trains as copies (`lora.trained_copies`)."""
     freeze: tuple[str, ...] = ()
     """Frozen parts of a vision-language model (`vision_parts.PATTERNS`)."""
+    dora: bool = False
+    """Whether adapters also train the norm of each output's weights (DoRA, peft's `use_dora`)."""
     lora_dropout: float = 0.0
     """Dropout before each adapter. Memory and time depend only on whether it is 0."""
     seq_len: int = 2048

@@ -204,6 +204,7 @@ class MethodOptions(TypedDict, total=False):
             "Modules to adapt: q_proj,v_proj.", metavar="NAMES", methods=LORA_METHODS, default_text="all linear layers"
         ),
     ]
+    dora: Annotated[bool, Option("Weight-decomposed adapters (DoRA, peft's use_dora).", False, methods=LORA_METHODS)]
     modules_to_save: Annotated[
         str | Sequence[str] | None,
         Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=LORA_METHODS),

@@ -93,6 +93,7 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
         )
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
+        "dora": adapted and options["dora"],
         "lora_targets": _lora_targets(options["lora_targets"], model, software),
         "modules_to_save": saved or (),
         "freeze": select_parts(model, _frozen_parts(options)) if model is not None else (),

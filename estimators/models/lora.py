@@ -109,6 +109,8 @@ class Adapters(NamedTuple):
     """Last parts of names that are excluded although they match `modules`."""
     parameters: frozenset[str] = frozenset()
     """Full names of adapted tensors outside any linear layer: fused experts, routers."""
+    dora: bool = False
+    """Whether each adapter also trains a magnitude for every output."""
     expert_modules: tuple[tuple[str, int], ...] = ()
     """The `parameters` that represent linear layers (transformers before 5), with the adapted layers of one expert."""
 
@@ -136,7 +138,8 @@ class Adapters(NamedTuple):
         return int(self._adapts(tensor) and not self.folds(tensor))
 
     def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return A (rank, in) and B (out, rank) of the tensor's adapter; () without an adapter.
+        """Return A (rank, in) and B (out, rank) of the tensor's adapter, and DoRA's magnitudes (out,); () without an
+        adapter.
 
         Names are peft's (`q_proj.lora_A.default.weight`), relative to the layer inside a block.
         """
@@ -155,9 +158,12 @@ class Adapters(NamedTuple):
                 wide_out //= 2 if tensor.name.endswith("gate_up_proj") else 1
         else:
             wide_in, wide_out = tensor.in_features, tensor.out_features
+        shapes: dict[str, tuple[int, ...]] = {"lora_A": (rank, wide_in), "lora_B": (wide_out, rank)}
+        if self.dora:
+            shapes["lora_magnitude_vector"] = (wide_out,)
         return copies * tuple(
-            Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
-            for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
+            Tensor(name=f"{module}.{part}.default.weight", shape=shape, role=tensor.role, linear=len(shape) == 2)
+            for part, shape in shapes.items()
         )
 
     def _layers_per_expert(self, tensor: Tensor) -> int:
@@ -301,11 +307,11 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     adapted = Counter(fused.values() if every else (fused[end] for end in {*ends.values()} if end in fused))
     parameters, expert_modules = frozenset(adapted), tuple(adapted.items()) if modules_of_experts else ()
-    if parameters and workload.lora_dropout and not expert_modules:
+    if parameters and (workload.lora_dropout or workload.dora) and not expert_modules:
         raise WorkloadError(
-            f"peft adapts {model.name}'s experts only without dropout",
+            f"peft adapts {model.name}'s experts only without dropout and DoRA",
             why="it folds W + B A into one weight before the product",
-            fix="leave --lora-dropout out, or name other modules in --lora-targets",
+            fix="leave these options out, or name other modules in --lora-targets",
         )
     nameable = nameable_targets(model)
     if nameable and (every or "router" in ends.values()):
@@ -316,9 +322,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         )
     if every:
         left_out = frozenset(() if modules_of_experts else fused)
-        return Adapters(
-            rank=rank, modules=None, left_out=left_out, parameters=parameters, expert_modules=expert_modules
-        )
+        return Adapters(rank, None, left_out, parameters, dora=workload.dora, expert_modules=expert_modules)
     for parameter in () if modules_of_experts else parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]
@@ -338,7 +342,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
                 fix="name one of these in --lora-targets",
             )
     modules = frozenset(ends) if modules_of_experts else others
-    return Adapters(rank=rank, modules=modules, parameters=parameters, expert_modules=expert_modules)
+    return Adapters(rank, modules, parameters=parameters, dora=workload.dora, expert_modules=expert_modules)
 
 
 def _target_names(model: ModelShape, fused: Mapping[str, str]) -> list[str]:

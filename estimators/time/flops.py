@@ -164,10 +164,18 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                 )
             )
             if tensor.linear and (rank := lora.adapter_rank(tensor)):
+                wide_in, wide_out = tensor.in_features, tensor.out_features
                 products += (
-                    Product(rows=rows, inner=tensor.in_features, columns=rank),
-                    Product(rows=rows, inner=rank, columns=tensor.out_features),
+                    Product(rows=rows, inner=wide_in, columns=rank),
+                    Product(rows=rows, inner=rank, columns=wide_out),
                 )
+                if lora.dora:  # B(A(I)), outside autograd; W x again if its input is dropped
+                    products += (
+                        Product(rows=wide_in, inner=wide_in, columns=rank, backward=0),
+                        Product(rows=wide_in, inner=rank, columns=wide_out, backward=0),
+                    )
+                if lora.dora and workload.lora_dropout:
+                    products.append(Product(rows=rows, inner=wide_in, columns=wide_out, backward=1))
         if lora.folds(tensor):
             products += _folds(tensor, lora)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts

@@ -70,6 +70,11 @@ class Operations(NamedTuple):
         return Operations(*(one + times * another for one, another in zip(self, other, strict=True)))
 
 
+_DORA = Operations(operations=12, views=6, backward_operations=8, backward_views=4, calls=3)
+"""Counts that DoRA adds to an adapter: the norms of W + B A, with both of the adapter's modules again, and the products
+with the magnitudes (peft 0.21 tuners/lora/dora.py DoraLinearLayer.forward)."""
+
+
 def layer_operations(
     model: ModelShape, block: Block, workload: Workload, lora: Adapters, *, fused: bool = False
 ) -> Operations:
@@ -87,6 +92,9 @@ def layer_operations(
     # module (base layer, dropout, lora_A, lora_B) and five around a tensor that it folds.
     modules = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
     calls = counts.calls + modules + 4 * adapted + _FOLD_CALLS * folds
+    if lora.dora:
+        counts = counts.plus(_DORA, adapted)
+        calls += _DORA.calls * adapted
     return Operations(
         operations=counts.operations + (4 + cast) * adapted,
         views=counts.views + 6 * adapted,

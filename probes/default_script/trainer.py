@@ -59,6 +59,8 @@ class ScriptArguments:
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: int = 0
     lora_dropout: float = 0.0
+    lora_dora: bool = False
+    """Train the norms of the weights too (DoRA)."""
     lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
     lora_modules_to_save: list[str] = field(default_factory=list)
     lora_in_fp32: bool = False
@@ -316,6 +318,7 @@ def adapted(model: Any, options: ScriptArguments, checkpointing: dict[str, Any] 
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
+        use_dora=options.lora_dora,
         task_type=next((task for end, task in PEFT_TASKS.items() if type(model).__name__.endswith(end)), None),
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         modules_to_save=options.lora_modules_to_save or None,

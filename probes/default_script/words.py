@@ -91,6 +91,7 @@ def _trl_arguments(arguments: Mapping[str, Any], workload: Workload, *, checkpoi
         found |= {"deepspeed_config_file": CONFIG_FILE, "gradient_checkpointing": checkpoints}
     if workload.method != "full":
         found |= {"use_peft": True, "lora_dropout": workload.lora_dropout}  # of 0.05 by default
+        found["use_dora"] = found.pop("lora_dora", None)
     if workload.rollouts is not None:
         found["prompt_length"] = workload.seq_len - workload.completion_len
     return found
@@ -146,6 +147,7 @@ def _adaptation(run: Run) -> dict[str, Any]:
             "lora_r": workload.lora_rank,
             "lora_alpha": 2 * workload.lora_rank,
             "lora_dropout": workload.lora_dropout or None,
+            "lora_dora": workload.dora or None,
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),
             "lora_modules_to_save": list(workload.modules_to_save) or None,
             # ZeRO-3 wants one type for all trained tensors (`ds_configs.training_script`).

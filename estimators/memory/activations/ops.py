@@ -155,6 +155,8 @@ class Ops(NamedTuple):
         rank, width = self.adapters.adapter_rank(weight), base.width
         if not rank:
             return base
+        if self.adapters.dora:
+            return self.decomposed(weight, base, value, label)
         cast_input = self.cast(value, 4) if self.workload.software.fp32_adapters else value
         lora_input = self.dropout(cast_input, self.workload.lora_dropout)
         if self.workload.software.autocast:
@@ -168,6 +170,43 @@ class Ops(NamedTuple):
         output = self.add(base, self.cast(update, base.itemsize), label)
         self.graph.keep_alive(value, cast_input)
         return output
+
+    def decomposed(self, weight: Tensor, base: Value, value: Value, label: str) -> Value:
+        """Return the product with a frozen weight and a DoRA adapter: W x + (s - 1) W x + s scaling B(A(x)), where s is
+        the trained magnitude of each output over the norm of its row of W + scaling B A.
+
+        Every forward pass, recomputations too, makes B A as B(A(I)), scales it, adds W and takes the norms, all of it
+        outside autograd; I and B A stay to the layer's end. The derivative of s reads both products. With dropout
+        W x is computed again, from the input that was dropped. Source: peft 0.21 tuners/lora/dora.py
+        DoraLinearLayer.forward, tuners/lora/variants.py DoraLinearVariant.forward.
+        """
+        item = 4 if self.workload.software.fp32_adapters and not self.workload.software.autocast else self.itemsize
+        low = self.adapters.adapter_rank(weight)
+        wide_in, wide_out = weight.in_features, weight.out_features
+        graph, cast_input = self.graph, self.cast(value, 4) if self.workload.software.fp32_adapters else value
+        lora_input = self.dropout(cast_input, self.workload.lora_dropout)
+        whole = graph.tensor(wide_out, wide_in, self.itemsize, "weight", needs_grad=False, fixed=True, outer=True)
+        identity = graph.apply("identity", (whole,), rows=wide_in, width=wide_in, itemsize=item)
+        product = graph.apply("B A", (identity,), rows=wide_in, width=wide_out, product=True)
+        dense = self.cast(whole, item)
+        if quantized(weight, self.workload):
+            dense = graph.apply("dequantized weight", (whole,), itemsize=item)
+        summed = graph.apply("W + B A", (dense, self.scale(product)))
+        graph.apply("weight norms", (summed,), width=1)
+        narrow = graph.apply(f"lora_A of {label}", (lora_input,), width=low, saves=(lora_input,), trains=True, product=True)
+        full = graph.apply(f"lora_B of {label}", (narrow,), width=wide_out, saves=(narrow,), trains=True, product=True)
+        plain = base
+        if self.workload.lora_dropout:
+            plain = graph.apply(label, (lora_input,), width=wide_out, saves=(lora_input,) * self.keeps_frozen_inputs, product=True)
+        elif weight.name.removesuffix(".weight") in self.biased:
+            plain = self.new(label, (base,))
+        left, right = (
+            graph.apply(f"{each.storage.label} by magnitude", (each,), saves=(each,), trains=True, workspace=each.size)
+            for each in (plain, full)
+        )
+        added = self.add(left, self.scale(right), label)
+        graph.keep_alive(identity, product, dense, value, cast_input)
+        return self.add(base, self.cast(added, base.itemsize), label)
 
 
 def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
