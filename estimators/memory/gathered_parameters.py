@@ -315,8 +315,9 @@ class _Gathering:
         # Of buffers about as full as the fullest, the last one meets the most activations.
         place = max((place for place, size in enumerate(flats[:-1]) if size > 0.9 * fullest), default=0)
         after = sum(map(sum, groups[place + 1 :])) - (0 if self.tied else self.head) - self.embedding * refetches
+        last -= self.skipped_in_backward
         before_last = last + flats[place] * (fullest > 0), -(-max(0, after) // max(1, self.layer))
-        return before_last, last + flats[-1] - self.skipped_in_backward, flats[-1] * refetches
+        return before_last, last + flats[-1], flats[-1] * refetches
 
     def gathered_parameters(self) -> GatheredParameters:
         limits, head, ahead = self.limits, self.head, self.prefetch_limit
