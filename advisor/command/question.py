@@ -93,6 +93,7 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
             "lora_rank": training.lora_rank,
             "lora_targets": training.lora_targets,
             "lora_dropout": training.lora_dropout,
+            "dora": training.dora,
             "modules_to_save": training.modules_to_save or None,
         }
         if training.method == "qlora":
@@ -106,7 +107,7 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
         options["eval_batch"] = trainer.get("per_device_eval_batch_size")
     if shape.module is not None:
         options |= {"method": "full", "seq_len": None, "loss": "auto", "objective": NEXT_TOKEN}
-        options = {name: value for name, value in options.items() if not name.startswith(("lora_", "modules_to"))}
+        options = {name: value for name, value in options.items() if not name.startswith(("lora_", "modules_to", "dora"))}
     return options
 
 

@@ -259,7 +259,8 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
         options["lora_targets"] = workload.lora_targets
     words = ["ds-advise", model.name]
     for name, value in {**machine_arguments(cluster), **options, "global_batch": workload.global_batch_size}.items():
-        words += [f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, tuple | list) else str(value)]
+        text = ",".join(value) if isinstance(value, tuple | list) else str(value)
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
     return shlex.join(words)
 
 

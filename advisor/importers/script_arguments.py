@@ -122,6 +122,7 @@ class ScriptArguments:
         found = {
             "modules_to_save": ",".join(saved) or None,
             "lora_rank": self.number("lora_r", "lora_rank", "lora_dim"),
+            "dora": any([self.flag("use_dora"), self.flag("peft_use_dora")]) or None,
             "lora_dropout": float(dropout) if dropout and re.fullmatch(r"0?\.\d+|0|0\.0*", dropout) else None,
             "lora_targets": ",".join(targets) if targets and not {"all-linear", "all"} & set(targets) else None,
         }

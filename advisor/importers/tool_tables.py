@@ -381,7 +381,6 @@ AXOLOTL = ToolFormat(
     },
     approximated={
         "it is predicted without compilation": "torch_compile",
-        "DoRA is predicted as LoRA": "peft_use_dora",
         "adapters in fused kernels are predicted as ordinary ones": "lora_mlp_kernel lora_qkv_kernel lora_o_kernel",
     },
 )

@@ -99,6 +99,7 @@ class ObservedTraining:
     """Last names of the modules with adapters."""
     modules_to_save: tuple[str, ...]
     lora_dropout: float
+    dora: bool
     frozen: tuple[str, ...]
     """Names of the parameters that are not trained, without the numbers of layers; () under adapters."""
     seq_len: int

@@ -117,6 +117,7 @@ _WITHOUT: dict[str, Any] = {
     "lora_targets": (),
     "modules_to_save": (),
     "lora_dropout": 0.0,
+    "dora": False,
 }
 
 
@@ -164,6 +165,7 @@ def _adapters(module: Any) -> dict[str, Any] | None:
         "lora_targets": tuple(sorted(names)),
         "modules_to_save": tuple(getattr(config, "modules_to_save", None) or ()),
         "lora_dropout": float(getattr(config, "lora_dropout", 0.0) or 0.0),
+        "dora": bool(getattr(config, "use_dora", False)),
     }
 
 
