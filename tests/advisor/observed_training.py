@@ -48,6 +48,7 @@ TRAINING = ObservedTraining(
     lora_targets=(),
     modules_to_save=(),
     lora_dropout=0.0,
+    dora=False,
     frozen=(),
     seq_len=0,
     rows=2,

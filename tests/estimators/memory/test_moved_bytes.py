@@ -70,14 +70,14 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 
 def dispatched(
-    config: dict[str, Any], attention: str, precision: torch.dtype, rank: int, layers: int
+    config: dict[str, Any], attention: str, precision: torch.dtype, rank: int, layers: int, *, dora: bool
 ) -> tuple[int, int]:
     """Forward and backward bytes of a model with `layers` layers."""
     count = "n_layer" if "n_layer" in config else "num_hidden_layers"
     built = AutoConfig.for_model(**{**config, count: layers})
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=attention, dtype=precision).train()
     if rank:
-        model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear")).to(precision)
+        model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", use_dora=dora)).to(precision)
     ids = torch.zeros((BATCH, SEQ_LEN), dtype=torch.long)
     with Bytes(scores=attention == "eager") as forward:
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -87,16 +87,17 @@ def dispatched(
 
 
 @pytest.mark.parametrize(
-    ("family", "attention", "precision", "rank"),
+    ("family", "attention", "precision", "rank", "dora"),
     [
-        *((family, "sdpa", "bf16", 0) for family in FAMILIES if family not in ("gemma2", "qwen2")),
-        *((family, "eager", "bf16", 0) for family in ("llama", "gemma2")),
-        ("llama", "eager", "fp32", 0),
-        ("qwen2", "sdpa", "bf16", 8),
+        *((family, "sdpa", "bf16", 0, False) for family in FAMILIES if family not in ("gemma2", "qwen2")),
+        *((family, "eager", "bf16", 0, False) for family in ("llama", "gemma2")),
+        ("llama", "eager", "fp32", 0, False),
+        ("qwen2", "sdpa", "bf16", 8, False),
+        ("llama", "sdpa", "bf16", 8, True),
     ],
 )
 def test_a_layer_moves_what_torch_dispatches(
-    family: str, attention: AttentionKernel, precision: Any, rank: int, monkeypatch: pytest.MonkeyPatch
+    family: str, attention: AttentionKernel, precision: Any, rank: int, *, dora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both passes within 9 %, their sum within 8 %; of most families within 2 %. A further layer shows what one
     moves."""
@@ -104,11 +105,11 @@ def test_a_layer_moves_what_torch_dispatches(
     recorded.cache_clear()
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     config = {"model_type": family, **FAMILIES[family]}
-    more, fewer = (dispatched(config, attention, dtype, rank, layers) for layers in (LAYERS, LAYERS - 1))
+    more, fewer = (dispatched(config, attention, dtype, rank, layers, dora=dora) for layers in (LAYERS, LAYERS - 1))
     forward, backward = (one - other for one, other in zip(more, fewer, strict=True))
 
     shape, method = shape_from_config(config, name=family), "lora" if rank else "full"
-    workload = Workload(method=method, seq_len=SEQ_LEN, precision=precision, attention=attention)
+    workload = Workload(method=method, dora=dora, seq_len=SEQ_LEN, precision=precision, attention=attention)
     _, layer = recorded(LayerRecorder(shape, workload, False, 8.0)).layers[-1]
     predicted = [size.at(BATCH) for size in layer.moved_bytes]
     assert predicted == [pytest.approx(forward, rel=0.09), pytest.approx(backward, rel=0.09)]

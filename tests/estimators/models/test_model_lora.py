@@ -11,7 +11,7 @@ from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.lora import adapters, quantized, trained_copies
+from ds_advise.estimators.models.lora import adapters, linear_modules, quantized, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.workload import Software, Workload
 
@@ -38,9 +38,12 @@ CASES: list[tuple[Config, list[str] | None]] = [
 ]
 
 
-def lora_tensors(model: ModelShape, rank: int, targets: list[str] | None) -> list[tuple[Tensor, int]]:
-    """Both matrices of every adapter, with their number of occurrences."""
-    chosen = adapters(model, Workload(method="lora", lora_rank=rank, lora_targets=tuple(targets) if targets else None))
+def lora_tensors(
+    model: ModelShape, rank: int, targets: list[str] | None, *, dora: bool = False
+) -> list[tuple[Tensor, int]]:
+    """The tensors of every adapter, with their number of occurrences."""
+    named = tuple(targets) if targets else None
+    chosen = adapters(model, Workload(method="lora", lora_rank=rank, lora_targets=named, dora=dora))
     return [(matrix, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor)]
 
 
@@ -58,17 +61,53 @@ def relative(name: str, prefixes: list[str]) -> str:
 )
 def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] | None) -> None:
     """Names, shapes and number of all adapters, for all linear layers and for named ones."""
+    assert_adapters(config, targets)
+
+
+@pytest.mark.parametrize("config", [small("llama", PADDED), GPT2], ids=lambda config: config["model_type"])
+def test_dora_adds_a_magnitude_of_each_output(config: dict[str, Any]) -> None:
+    assert_adapters(config, None, dora=True)
+    with pytest.raises(WorkloadError, match="only without dropout and DoRA"):
+        adapters(model_shape(MIXTRAL, name="model"), Workload(method="lora", dora=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "software", "adapted"),
+    [
+        (MIXTRAL, (5, 0), {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2), (5, 0), {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2), (4, 57), None),
+        (small("llama", PADDED), (5, 0), None),
+    ],
+    ids=str,
+)
+def test_the_linear_modules_are_those_that_tools_list(
+    config: dict[str, Any], software: tuple[int, int], adapted: set[str] | None
+) -> None:
+    """Names of modules of classes with "Linear" in their name, as LLaMA-Factory's `find_all_linear_modules`: fused experts
+    are none. Where all linear layers are modules they are peft's "all-linear"."""
+    shape = model_shape(config, name="model")
+    named = linear_modules(shape, Software(transformers=software))
+    assert (None if named is None else {*named}) == adapted
+    if named is not None:
+        modules = on_meta(config, shape.architecture).named_modules()
+        listed = {path.rpartition(".")[2] for path, module in modules if "Linear" in type(module).__name__}
+        assert {*named} == listed - {"lm_head"}
+
+
+def assert_adapters(config: dict[str, Any], targets: list[str] | None, *, dora: bool = False) -> None:
     import peft
 
     shape = model_shape(config, name="model")
     model = on_meta(config, shape.architecture)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets or "all-linear"))
+    settings = peft.LoraConfig(r=4, target_modules=targets or "all-linear", use_dora=dora)
+    adapted = peft.get_peft_model(model, settings)
     theirs = {name: tuple(parameter.shape) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
 
     prefixes = [block.prefix for block in shape.blocks]
     inside = Counter((relative(name, prefixes), numbers) for name, numbers in theirs.items())
     ours: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for tensor, count in lora_tensors(shape, 4, targets):
+    for tensor, count in lora_tensors(shape, 4, targets, dora=dora):
         ours[tensor.name, tensor.shape] += count
     assert ours == inside
 

@@ -103,9 +103,19 @@ def test_the_delta_rule_costs_what_torch_counts() -> None:
     assert attention_flops(attention, 3, 128, 128) == counted.get_total_flops() + solved
 
 
-@pytest.mark.parametrize("config", [CONFIGS["llama"], ADAPTED_EXPERTS], ids=["llama", "qwen3_moe"])
-def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
-    """peft's adapters of linear layers, and those that it folds into fused experts and their router."""
+@pytest.mark.parametrize(
+    ("config", "dora", "dropout"),
+    [
+        (CONFIGS["llama"], False, 0.0),
+        (ADAPTED_EXPERTS, False, 0.0),
+        (CONFIGS["llama"], True, 0.0),
+        (CONFIGS["llama"], True, 0.1),
+    ],
+    ids=["llama", "qwen3_moe", "dora", "dora-dropout"],
+)
+def test_adapters_equal_torchs_counter(config: dict[str, Any], *, dora: bool, dropout: float) -> None:
+    """peft's adapters of linear layers, and those that it folds into fused experts and their router; DoRA's products with
+    an identity, and those of dropped inputs."""
     torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
 
     arguments = {key: value for key, value in config.items() if key != "model_type"}
@@ -115,11 +125,13 @@ def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
             config["model_type"], **arguments, attn_implementation="eager", experts_implementation="eager"
         )
     )
-    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    settings = peft.LoraConfig(r=4, target_modules="all-linear", use_dora=dora, lora_dropout=dropout)
+    model = peft.get_peft_model(model, settings).train()
     model.enable_input_require_grads()
     tokens = torch.randint(300, (BATCH, SEQ_LEN))
     forward, backward = both_passes(model, tokens)
-    workload = Workload(method="lora", lora_rank=4, seq_len=SEQ_LEN, precision="fp32", attention="eager")
+    adapters = Workload(method="lora", lora_rank=4, dora=dora, lora_dropout=dropout)
+    workload = dataclasses.replace(adapters, seq_len=SEQ_LEN, precision="fp32", attention="eager")
     ours = micro_batch_flops(shape_from_config(config, name="model"), workload, PLAN)
     assert ours.forward == pytest.approx(forward, rel=2e-3)
     assert ours.backward == pytest.approx(backward, rel=2e-3)
