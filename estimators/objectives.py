@@ -318,7 +318,7 @@ def trained_model(model: ModelShape, objective: Objective, loss: str = "auto") -
     if spec.labels is None or model.module:
         return model
     if spec.labels == 0:
-        return without_head(model) if model.vocab_size or model.num_labels else model
+        return without_head(model)
     if model.num_labels:
         return model
     if spec.trainer and not model.architecture.endswith(("ForCausalLM", "LMHeadModel")):

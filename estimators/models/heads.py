@@ -94,6 +94,8 @@ def without_head(model: ModelShape, *, pooler: bool = True) -> ModelShape:
     tables = [tensor for tensor in model.outside if tensor.role == "embedding"]
     if model.tied and not tables:  # classes that make the head first (XLMRobertaForMaskedLM) name the weight after it
         tables = [tensor._replace(role="embedding") for tensor in model.outside if tensor.role == "head"]
+    if pooler and any(block.cross_attention for block in model.blocks):
+        raise WorkloadError(f"{model.name} has no embedding of a text", fix="pass an encoder, or a decoder-only model")
     if model.encoder_len_fixed is not None or not tables:
         raise WorkloadError(
             f"{model.name} without its head is not known",

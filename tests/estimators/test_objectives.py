@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import build_question
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.advisor.question.workload import build_workload
 from ds_advise.ds_configs.training_script import script_lines, training_arguments
 from ds_advise.estimators.errors import WorkloadError
@@ -20,6 +21,7 @@ from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_tim
 from ds_advise.estimators.unsupported import unsupported
 from ds_advise.estimators.workload import Software, Workload
 
+from tests.estimators.small_models import BERT, GPT, T5, TEXT, small
 from tests.helpers import h100s
 
 MODEL, CLUSTER = find("Qwen2.5-1.5B"), h100s(8)
@@ -114,6 +116,66 @@ def test_a_reward_model_has_one_number_per_token_and_no_logits() -> None:
     assert not any("logit" in part.name or "softmax" in part.name for phase in memory.phases for part in phase.terms)
     with pytest.raises(WorkloadError, match="a reward model of"):
         trained_model(find("bert-base-uncased"), "reward")
+
+
+BERT_LIKE = BERT | {"max_position_embeddings": 512, "type_vocab_size": 1}
+DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+TEXTS = {
+    "llama": small("llama", TEXT),
+    "qwen3": small("qwen3", TEXT, tie_word_embeddings=True, head_dim=32),
+    "gpt2": small("gpt2", GPT),
+    "bert": small("bert", BERT_LIKE, architectures=["BertModel"]),
+    "roberta": small("roberta", BERT_LIKE, architectures=["RobertaForMaskedLM"]),
+    "xlm-roberta": small("xlm-roberta", BERT_LIKE, architectures=["XLMRobertaForMaskedLM"]),
+    "deberta-v2": small("deberta-v2", BERT_LIKE | DEBERTA, architectures=["DebertaV2ForMaskedLM"]),
+    "modernbert": small("modernbert", TEXT, architectures=["ModernBertForMaskedLM"], pad_token_id=0),
+    "t5": small("t5", T5, d_kv=16),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("objective", ["classification", "embedding"])
+def test_models_without_a_vocabulary_have_the_parameters_of_transformers_classes(name: str, objective: Any) -> None:
+    """Those that its automatic classes build, without logits at any moment; of encoders the same plan takes the bytes of
+    the class recorded itself."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = TEXTS[name]
+    model = model_shape(config, name=name)
+    if name == "t5" and objective == "embedding":
+        with pytest.raises(WorkloadError, match="has no embedding of a text"):
+            trained_model(model, objective)
+        return
+    ours = trained_model(model, objective)
+    kind = transformers.AutoModelForSequenceClassification if ours.num_labels else transformers.AutoModel
+    with torch.device("meta"):
+        built = kind.from_config(transformers.AutoConfig.for_model(**config))
+    assert sum(parameter.numel() for parameter in built.parameters()) == ours.parameters
+    assert type(built).__name__ == ours.architecture
+    if name == "t5":  # its class is not recordable
+        return
+    theirs = model_shape(trained_config(config, model, objective), name=name)
+    for plan in PLANS.values():
+        workload = Workload(objective=objective, seq_len=128)
+        one, other = (estimate_memory(shape, workload, CLUSTER, plan) for shape in (ours, theirs))
+        assert one.allocated_bytes_per_gpu == pytest.approx(other.allocated_bytes_per_gpu, rel=0.001)
+        assert not any("logit" in part.name or "softmax" in part.name for phase in one.phases for part in phase.terms)
+
+
+def test_a_vocabulary_costs_nothing_where_labels_are_trained() -> None:
+    """Pairs of texts are two sequences. The vocabulary is most of a small model's memory."""
+    plan = replace(PLANS["zero2"], micro_batch_size=16)
+    step, labels, pairs = (
+        estimate_memory(trained_model(MODEL, objective), Workload(objective=objective), CLUSTER, plan)
+        for objective in ("next-token", "classification", "embedding")
+    )
+    assert step.allocated_bytes_per_gpu > 3 * labels.allocated_bytes_per_gpu
+    sequences = replace(plan, micro_batch_size=32)
+    alone = estimate_memory(trained_model(MODEL, "embedding"), Workload(), CLUSTER, sequences)
+    assert pairs.allocated_bytes_per_gpu == pytest.approx(alone.allocated_bytes_per_gpu, rel=1e-4)
+    with pytest.raises(WorkloadError, match="--framework trl cannot be used"):
+        build_workload({"objective": "embedding", "framework": "trl"}, MODEL, None)
+    with pytest.raises(WorkloadError, match="only models of text"):
+        trained_model(find("google/vit-base-patch16-224-in21k"), "embedding")
 
 
 def test_plans_that_a_reference_model_or_pairs_exclude() -> None:
