@@ -14,6 +14,7 @@ NAME:      only cases whose name has all of these words.
 --offline: run nothing, compare the cases of the file alone, in seconds.
 --autoep:  the cases of experts that are spread over ranks instead, which need transformers 5.0 to 5.22.
 --recorded: models whose layers are recorded instead.
+--without-vocabulary: classification and embeddings instead. --dora: adapters with magnitudes.
 --preferences: trainings on preferences and of reward models instead, with TRL. --rollouts: GRPO, without what is
 generated; --ppo: the same of PPO, with "trl<1.13".
 --write:   put the tables into docs/closed-form.md.
@@ -37,7 +38,19 @@ from ds_advise.probes.run_errors import DryRunError
 
 from .. import numbers
 from ..document import put
-from .cases import EXPERTS_SPREAD, GRID, PPO, PREFERENCES, RECORDED_CASES, ROLLOUTS, SPECIAL, Case, spread
+from .cases import (
+    DORA,
+    EXPERTS_SPREAD,
+    GRID,
+    PPO,
+    PREFERENCES,
+    RECORDED_CASES,
+    ROLLOUTS,
+    SPECIAL,
+    WITHOUT_VOCABULARY,
+    Case,
+    spread,
+)
 from .compare import COMPONENTS, Comparison, Measured, Setting, relative_error
 from .forked_dry_runs import answers
 
@@ -50,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     everything = EXPERTS_SPREAD if options.autoep else RECORDED_CASES if options.recorded else (*GRID, *SPECIAL)
     everything = PREFERENCES if options.preferences else ROLLOUTS if options.rollouts else everything
     everything = PPO if options.ppo else everything
+    everything = WITHOUT_VOCABULARY if options.without_vocabulary else DORA if options.dora else everything
     cases = [case for case in everything if all(word in case.name.split() for word in options.names)]
     if options.sample:
         cases = spread(cases, options.sample)
@@ -89,6 +103,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--autoep", action="store_true")
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--preferences", action="store_true")
+    parser.add_argument("--without-vocabulary", action="store_true")
+    parser.add_argument("--dora", action="store_true")
     parser.add_argument("--rollouts", action="store_true")
     parser.add_argument("--ppo", action="store_true")
     parser.add_argument("--write", action="store_true")

@@ -21,9 +21,9 @@ from ds_advise.estimators.workload import LossKernel, Method, Mlp, Objective, Pr
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
-FAMILIES = _CONFIGS["grid"] | _CONFIGS["sharing"] | _CONFIGS["recorded"]
+FAMILIES = _CONFIGS["grid"] | _CONFIGS["sharing"] | _CONFIGS["recorded"] | _CONFIGS["encoders"]
 """The grid's models and parts of real ones; experts with shared ones, as AutoEP knows them; types without a row in
-`estimators.models.families`, whose layers are recorded."""
+`estimators.models.families`, whose layers are recorded, encoders among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Case:
     checkpointing: bool = True
     method: Method = "full"
     modules_to_save: tuple[str, ...] = ()
+    dora: bool = False
     precision: Precision = "bf16"
     mlp: Mlp = "whole"
     loss: LossKernel = "standard"
@@ -53,6 +54,7 @@ class Case:
         parts = [self.model, self.strategy, f"N={self.world_size}", f"B={self.micro_batch_size}", f"S={self.seq_len}"]
         parts += [f"gas={self.gradient_accumulation_steps}"] * (self.gradient_accumulation_steps > 1)
         parts += ["no-ckpt"] * (not self.checkpointing) + [self.method] * (self.method != "full")
+        parts += ["dora"] * self.dora
         parts += [f"saves={','.join(self.modules_to_save)}"] * bool(self.modules_to_save)
         parts += [self.precision] * (self.precision != "bf16")
         parts += [f"mlp={self.mlp}"] * (self.mlp != "whole") + [f"loss={self.loss}"] * (self.loss != "standard")
@@ -78,6 +80,7 @@ _GROUPS = {
     for name, entries in json.loads((DATA / "dry_run_cases.json").read_text(encoding="utf-8")).items()
 }
 GRID, PREFERENCES, ROLLOUTS, PPO = (_GROUPS[name] for name in ("grid", "preferences", "rollouts", "ppo"))
+WITHOUT_VOCABULARY, DORA = _GROUPS["without vocabulary"], _GROUPS["DoRA"]
 RECORDED_CASES, EXPERTS_SPREAD = _GROUPS["recorded"], _GROUPS["experts spread"]
 SPECIAL = tuple(case for name, cases in _GROUPS.items() if name.startswith("special: ") for case in cases)
 

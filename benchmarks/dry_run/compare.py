@@ -165,6 +165,7 @@ class Setting:
         workload = Workload(
             method=case.method,
             modules_to_save=case.modules_to_save,
+            dora=case.dora,
             seq_len=case.seq_len,
             precision=case.precision,
             mlp=case.mlp,

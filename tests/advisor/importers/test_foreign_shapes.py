@@ -44,6 +44,8 @@ SWIFT = "model: Qwen2.5-1.5B\ntuner_type: full\nmax_length: 1024\nper_device_tra
 FACTORY = "model_name_or_path: gpt2\ncutoff_len: 512\ndo_train: true\npref_beta: 0.1\nstage: "
 GENERATES = "model_name_or_path: gpt2\ndataset_name: d\nnum_generations: 4\nlearning_rate: 1e-6\n"
 PAIRS = "model_name_or_path: gpt2\nuse_peft: true\nbeta: 0.1\nmax_prompt_length: 512\n"
+TASK = SWIFT.replace("rlhf_type: ", "task_type: ")
+GLUE = "model_name_or_path: roberta-large\nlearning_rate: 2e-5\nnum_train_epochs: 3\noutput_dir: o\n"
 OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
     ("a.yaml", PAIRS, "dpo", "chunked-head"),
     ("orpo/a.yaml", PAIRS, "orpo", "odds-ratio"),
@@ -59,6 +61,12 @@ OBJECTIVES: tuple[tuple[str, str, str | None, str], ...] = (
     ("a.yaml", f"{SWIFT}kto", "kto", "log-probs"),
     ("a.yaml", f"{SWIFT}orpo", "orpo", "odds-ratio"),
     ("a.yaml", f"{SWIFT}grpo", None, ""),
+    ("a.yaml", f"{TASK}seq_cls\nnum_labels: 2", "classification", "standard"),
+    ("a.yaml", f"{TASK}reranker", "classification", "standard"),
+    ("a.yaml", f"{TASK}embedding", "embedding", "standard"),
+    ("a.yaml", f"{TASK}generative_reranker", None, ""),
+    ("a.yaml", f"{GLUE}task_name: mrpc", "classification", "standard"),
+    ("a.yaml", f"{GLUE}text_column_names: sentence", "classification", "standard"),
 )
 
 
@@ -79,6 +87,28 @@ def test_objectives_are_read_with_the_loss_that_their_tool_takes(
             settings = workload.rollouts
             assert settings is not None
             assert (settings.rollout, settings.num_generations, settings.beta) == ("vllm-colocate", 4, 0.1)
+
+
+MIXTURES = {
+    "llama-factory": FACTORY.replace("gpt2", "Qwen/Qwen3-30B-A3B") + "sft\nlora_target: all\nlora_rank: 8",
+    "ms-swift": "model: Qwen/Qwen3-30B-A3B\ntuner_type: lora\nmax_length: 1024",
+    "axolotl": AXOLOTL.replace("Qwen2.5-1.5B", "Qwen/Qwen3-30B-A3B") + "adapter: lora\nlora_r: 8\nlora_target_linear: true",
+}
+
+
+@pytest.mark.parametrize("tool", MIXTURES)
+def test_tools_adapt_the_linear_modules_of_a_mixture_of_experts(tool: str, tmp_path: Path) -> None:
+    """6.685 M parameters on attention: fused experts are no modules that the tools could list. peft's own "all-linear"
+    adapts them."""
+    (tmp_path / "a.yaml").write_text(MIXTURES[tool] + "\n" + ("peft_" if tool == "axolotl" else "") + "use_dora: true\n")
+    answer = import_file(tmp_path / "a.yaml", gpus="8xH100", offline=True)
+    assert answer.form.name == tool and answer.figures is not None
+    question = answer.figures.question
+    assert question.workload.dora and question.workload.lora_targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+    magnitudes = 48 * (4096 + 512 + 512 + 2048)
+    assert question.trainable_parameters == 6_684_672 + magnitudes
+    assert "--dora --" in answer.figures.command or answer.figures.command.endswith("--dora")
+    assert "linear-modules" not in answer.figures.command
 
 
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
