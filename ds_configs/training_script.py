@@ -273,6 +273,10 @@ def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_pa
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
+_AUTO_CLASSES = {"classification": "AutoModelForSequenceClassification", "embedding": "AutoModel"}
+"""transformers' class of an objective whose trainer does not load the model."""
+
+
 def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """Lines that load and adapt the model, if this differs from transformers' default."""
     arguments = []
@@ -290,7 +294,10 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         ]
     if OBJECTIVES[workload.objective].value_model:
         return _ppo_model_lines(workload, plan, [line.strip(" ,") for line in arguments])
+    auto = _AUTO_CLASSES.get(workload.objective, "")
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
+    if auto:
+        lines = [f"model = {auto}.{'from_pretrained(...)' if not lines else lines[0]}", *lines[1:]]
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]

@@ -107,7 +107,9 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
         options["eval_batch"] = trainer.get("per_device_eval_batch_size")
     if shape.module is not None:
         options |= {"method": "full", "seq_len": None, "loss": "auto", "objective": NEXT_TOKEN}
-        options = {name: value for name, value in options.items() if not name.startswith(("lora_", "modules_to", "dora"))}
+        options = {
+            name: value for name, value in options.items() if not name.startswith(("lora_", "modules_to", "dora"))
+        }
     return options
 
 

@@ -181,8 +181,8 @@ class MethodOptions(TypedDict, total=False):
     objective: Annotated[
         Objective,
         Option(
-            "Next token, labels of a text (classification, reranking), pairs of texts (embedding), preferences by TRL (dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model "
-            "(pairs), or reinforcement learning by TRL (grpo, rloo, ppo: completions).",
+            "Next token, labels of a text (classification, reranking), pairs of texts (embedding), preferences by TRL "
+            "(dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model (pairs), or reinforcement learning by TRL (grpo, rloo, ppo: completions).",
             NEXT_TOKEN,
         ),
     ]
@@ -201,7 +201,10 @@ class MethodOptions(TypedDict, total=False):
     lora_targets: Annotated[
         str | Sequence[str] | None,
         Option(
-            "Modules to adapt: q_proj,v_proj.", metavar="NAMES", methods=LORA_METHODS, default_text="all linear layers"
+            "Modules to adapt: q_proj,v_proj; linear-modules: those that tools list, without fused experts.",
+            metavar="NAMES",
+            methods=LORA_METHODS,
+            default_text="all linear layers",
         ),
     ]
     dora: Annotated[bool, Option("Weight-decomposed adapters (DoRA, peft's use_dora).", False, methods=LORA_METHODS)]

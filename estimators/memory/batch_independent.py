@@ -170,9 +170,7 @@ class BatchIndependentMemory:
             phases["last_layer_forward"] = forward + self._gathered(last, last, arriving)
         if gathered.first_layer > gathered.last_layer:
             arriving = gathered.arriving_at_first_layer
-            phases["layer_forward"] = forward + self._gathered(
-                gathered.first_layer, tensors.trainable_numel, arriving
-            )
+            phases["layer_forward"] = forward + self._gathered(gathered.first_layer, tensors.trainable_numel, arriving)
         if reference_passes(tensors.workload) and not tensors.workload.rollouts:
             phases["reference_forward"] = forward + self._gathered(
                 gathered.kept + self._reference_gathered, unreleased, at_loss

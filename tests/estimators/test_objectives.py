@@ -136,8 +136,8 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("objective", ["classification", "embedding"])
 def test_models_without_a_vocabulary_have_the_parameters_of_transformers_classes(name: str, objective: Any) -> None:
-    """Those that its automatic classes build, without logits at any moment; of encoders the same plan takes the bytes of
-    the class recorded itself."""
+    """Those that its automatic classes build, without logits at any moment; of encoders the same plan takes the bytes
+    of the class recorded itself."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     config = TEXTS[name]
     model = model_shape(config, name=name)

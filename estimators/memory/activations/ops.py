@@ -193,11 +193,15 @@ class Ops(NamedTuple):
             dense = graph.apply("dequantized weight", (whole,), itemsize=item)
         summed = graph.apply("W + B A", (dense, self.scale(product)))
         graph.apply("weight norms", (summed,), width=1)
-        narrow = graph.apply(f"lora_A of {label}", (lora_input,), width=low, saves=(lora_input,), trains=True, product=True)
+        narrow = graph.apply(
+            f"lora_A of {label}", (lora_input,), width=low, saves=(lora_input,), trains=True, product=True
+        )
         full = graph.apply(f"lora_B of {label}", (narrow,), width=wide_out, saves=(narrow,), trains=True, product=True)
         plain = base
         if self.workload.lora_dropout:
-            plain = graph.apply(label, (lora_input,), width=wide_out, saves=(lora_input,) * self.keeps_frozen_inputs, product=True)
+            plain = graph.apply(
+                label, (lora_input,), width=wide_out, saves=(lora_input,) * self.keeps_frozen_inputs, product=True
+            )
         elif weight.name.removesuffix(".weight") in self.biased:
             plain = self.new(label, (base,))
         left, right = (

@@ -92,7 +92,8 @@ def test_objectives_are_read_with_the_loss_that_their_tool_takes(
 MIXTURES = {
     "llama-factory": FACTORY.replace("gpt2", "Qwen/Qwen3-30B-A3B") + "sft\nlora_target: all\nlora_rank: 8",
     "ms-swift": "model: Qwen/Qwen3-30B-A3B\ntuner_type: lora\nmax_length: 1024",
-    "axolotl": AXOLOTL.replace("Qwen2.5-1.5B", "Qwen/Qwen3-30B-A3B") + "adapter: lora\nlora_r: 8\nlora_target_linear: true",
+    "axolotl": AXOLOTL.replace("Qwen2.5-1.5B", "Qwen/Qwen3-30B-A3B")
+    + "adapter: lora\nlora_r: 8\nlora_target_linear: true",
 }
 
 
@@ -100,7 +101,9 @@ MIXTURES = {
 def test_tools_adapt_the_linear_modules_of_a_mixture_of_experts(tool: str, tmp_path: Path) -> None:
     """6.685 M parameters on attention: fused experts are no modules that the tools could list. peft's own "all-linear"
     adapts them."""
-    (tmp_path / "a.yaml").write_text(MIXTURES[tool] + "\n" + ("peft_" if tool == "axolotl" else "") + "use_dora: true\n")
+    (tmp_path / "a.yaml").write_text(
+        MIXTURES[tool] + "\n" + ("peft_" if tool == "axolotl" else "") + "use_dora: true\n"
+    )
     answer = import_file(tmp_path / "a.yaml", gpus="8xH100", offline=True)
     assert answer.form.name == tool and answer.figures is not None
     question = answer.figures.question

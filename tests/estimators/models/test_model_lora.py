@@ -75,7 +75,11 @@ def test_dora_adds_a_magnitude_of_each_output(config: dict[str, Any]) -> None:
     ("config", "software", "adapted"),
     [
         (MIXTRAL, (5, 0), {"q_proj", "k_proj", "v_proj", "o_proj"}),
-        (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2), (5, 0), {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (
+            small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2),
+            (5, 0),
+            {"q_proj", "k_proj", "v_proj", "o_proj"},
+        ),
         (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2), (4, 57), None),
         (small("llama", PADDED), (5, 0), None),
     ],
@@ -84,8 +88,8 @@ def test_dora_adds_a_magnitude_of_each_output(config: dict[str, Any]) -> None:
 def test_the_linear_modules_are_those_that_tools_list(
     config: dict[str, Any], software: tuple[int, int], adapted: set[str] | None
 ) -> None:
-    """Names of modules of classes with "Linear" in their name, as LLaMA-Factory's `find_all_linear_modules`: fused experts
-    are none. Where all linear layers are modules they are peft's "all-linear"."""
+    """Names of modules of classes with "Linear" in their name, as LLaMA-Factory's `find_all_linear_modules`: fused
+    experts are none. Where all linear layers are modules they are peft's "all-linear"."""
     shape = model_shape(config, name="model")
     named = linear_modules(shape, Software(transformers=software))
     assert (None if named is None else {*named}) == adapted

@@ -114,8 +114,8 @@ def test_the_delta_rule_costs_what_torch_counts() -> None:
     ids=["llama", "qwen3_moe", "dora", "dora-dropout"],
 )
 def test_adapters_equal_torchs_counter(config: dict[str, Any], *, dora: bool, dropout: float) -> None:
-    """peft's adapters of linear layers, and those that it folds into fused experts and their router; DoRA's products with
-    an identity, and those of dropped inputs."""
+    """peft's adapters of linear layers, and those that it folds into fused experts and their router; DoRA's products
+    with an identity, and those of dropped inputs."""
     torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
 
     arguments = {key: value for key, value in config.items() if key != "model_type"}
