@@ -182,8 +182,8 @@ class MethodOptions(TypedDict, total=False):
         Objective,
         Option(
             "Next token, labels of a text (classification, reranking), pairs of texts (embedding), preferences by TRL "
-            "(dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model (pairs), or reinforcement learning "
-            "by TRL (grpo, rloo, ppo: completions).",
+            "(dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model (pairs), or reinforcement "
+            "learning by TRL (grpo, rloo, ppo: completions).",
             NEXT_TOKEN,
         ),
     ]
