@@ -165,8 +165,9 @@ class ObjectiveSpec(NamedTuple):
         """The losses that the objective supports. Preferences support those that compute log-probabilities ("standard":
         log-softmax of all logits in fp32, as in LLaMA-Factory's trainers)."""
         if not self.trainer:
-            all_losses = ("standard",) if self.labels is not None else LOSSES
-            return tuple(loss for loss in all_losses if loss not in ("log-probs", "odds-ratio", "value-head"))
+            if self.labels is not None:
+                return ("standard",)
+            return tuple(loss for loss in LOSSES if loss not in ("log-probs", "odds-ratio", "value-head"))
         if self.rollouts:
             return ("chunked-head", "log-probs") if self.loss is None else (self.loss,)
         return ("standard", "value-head") if self.labels else ("standard", "chunked-head", "log-probs", "odds-ratio")

@@ -322,6 +322,8 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
 
 
 def _unusual(workload: Workload, tool: str) -> Iterator[str]:
+    if workload.dora:
+        yield "DoRA"
     if workload.document_len is not None:
         yield f"documents of {workload.document_len}"
     if workload.objective != NEXT_TOKEN:

@@ -71,8 +71,7 @@ def _method_title(workload: Workload) -> str:
     if workload.method == "full":
         return "full fine-tuning"
     targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
-    name = "DoRA" if workload.dora else "LoRA"
-    kind = name if workload.method == "lora" else f"Q{name} ({workload.quantization.upper()})"
+    kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
     adapters = f"{kind} r={workload.lora_rank} on {targets}"
     if workload.modules_to_save:
         copied = ", ".join(workload.modules_to_save)
