@@ -94,7 +94,10 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
         "dora": adapted and options["dora"],
-        "lora_targets": _lora_targets(options["lora_targets"], model, software),
+        # The tools give peft the names of all linear modules, if a file names none.
+        "lora_targets": _lora_targets(
+            options["lora_targets"] or (LINEAR_MODULES if tool in TOOL_SOFTWARE else None), model, software
+        ),
         "modules_to_save": saved or (),
         "freeze": select_parts(model, _frozen_parts(options)) if model is not None else (),
         "seq_len": seq_len,

@@ -162,7 +162,13 @@ def pair_loss(model: Any, pairs: dict[str, torch.Tensor]) -> torch.Tensor:
 class EmbeddingTrainer(Trainer):
     """Trainer of a model without a head, on pairs of texts."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,  # noqa: ARG002
+    ) -> Any:
         loss = pair_loss(model, inputs)
         return (loss, {}) if return_outputs else loss
 
