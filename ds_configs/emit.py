@@ -77,13 +77,15 @@ def ds_config(
             # The Trainer would count every GPU's samples; accelerate sets the key later and knows the groups.
             del config["train_batch_size"]
     if workload.precision != "fp32":
-        config[workload.precision] = {"enabled": "auto" if auto else True} | _block_keys("bf16", plan)
+        config[workload.precision] = {"enabled": "auto" if auto else True} | _block_keys(workload.precision, plan)
     if plan.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # The type of the gradients without sequence parallelism; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
     if plan.communication_data_type:
         config["communication_data_type"] = plan.communication_data_type
+    if plan.grad_accum_dtype:
+        config["data_types"] = {"grad_accum_dtype": plan.grad_accum_dtype}
     if plan.zero_quantized_gradients and workload.precision == "bf16":
         # DeepSpeed's kernel reads any 16-bit type as fp16 (csrc/quantization/pt_binding.cpp).
         config["communication_data_type"] = "fp16"

@@ -18,6 +18,9 @@ from ..estimators.workload import DEFAULT, OptimizerStep, Precision, Software, W
 _HIGHEST = 2**63 - 1
 """sys.maxsize, DeepSpeed's own value for "no limit"."""
 
+_FP32 = ("fp32", "float32", "float", "torch.float32")
+"""Names of the type in a configuration (deepspeed 0.19.8 runtime/config.py `DtypeEnum`)."""
+
 _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
 
@@ -81,6 +84,7 @@ def plan_from_ds_config(
         overlap_comm=stage == 3,
         bf16_master_weights_and_grads=_in_bf16(config, "bf16_master_weights_and_grads"),
         bf16_optimizer_states=_in_bf16(config, "bf16_optimizer_states"),
+        fp16_master_weights_and_grads=is_true(_block(config, "fp16").get("fp16_master_weights_and_grads")),
     )
     blocks = {"zero_optimization": (zero, ""), "zero_optimization.offload_optimizer": (optimizer, offload_optimizer)}
     blocks["zero_optimization.offload_param"] = (param, offload_param)
@@ -98,10 +102,12 @@ def plan_from_ds_config(
         if device != "none"
     ]
     reduced_in = str(config.get("communication_data_type") or "").lower()
+    summed_in = str(_block(config, "data_types").get("grad_accum_dtype") or "").lower()
     return plan.replace_fields(
         pin_memory=any(pinned) or not pinned,
         zero_hpz_partition_size=copied,
         communication_data_type="fp32" if reduced_in == "fp32" else "",
+        grad_accum_dtype="fp32" if summed_in in _FP32 else "",
         **read,
     )
 

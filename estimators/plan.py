@@ -134,6 +134,13 @@ class PlanSettings:
         stages=(1, 2, 3),
         only_if_set=True,
     )
+    fp16_master_weights_and_grads: bool = plan_field(
+        False,
+        "master weights and the optimizer's gradients in fp16 instead of fp32, in host RAM",
+        path="fp16.fp16_master_weights_and_grads",
+        stages=(1, 2, 3),
+        only_if_set=True,
+    )
     bf16_optimizer_states: bool = plan_field(
         False,
         "optimizer states in bf16; without it bf16 master weights need an optimizer in host RAM",
@@ -205,6 +212,14 @@ class Plan(PlanSettings):
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )
     """"fp32", or "" for the training precision. Predicted at stages 1 and 2."""
+    grad_accum_dtype: str = plan_field(
+        "",
+        "type in which gradients are accumulated: fp32 takes 4 bytes for each of a rank's own",
+        path="data_types.grad_accum_dtype",
+        stages=(2, 3),
+        only_if_set=True,
+    )
+    """"fp32", or "" for the training precision. At stage 1 DeepSpeed takes another optimizer, which is not predicted."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters updated at a time: 6 bytes each on the GPU, one buffer each on NVMe", stages=(3,)
     )
@@ -252,7 +267,11 @@ class Plan(PlanSettings):
     @property
     def master_bytes(self) -> int:
         """Bytes of a master weight, and of a gradient in the optimizer's step."""
-        return 2 if self.bf16_master_weights_and_grads else 4
+        return 2 if self.bf16_master_weights_and_grads or self.fp16_master_weights_and_grads else 4
+
+    def accumulated_bytes(self, width: int) -> int:
+        """Return the bytes of an accumulated gradient that has `width` when it is made."""
+        return max(width, 4) if self.grad_accum_dtype == "fp32" and self.zero_stage >= 2 else width
 
     @property
     def reduces_in_fp32(self) -> bool:

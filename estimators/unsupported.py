@@ -81,23 +81,24 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
 
 
 def _why_no_bf16_states(workload: Workload, plan: Plan) -> str | None:
-    """Return why masters and states cannot be in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py
+    """Return why masters and states cannot be in 16 bits (deepspeed 0.19.8 runtime/base_optimizer.py
     `_configure_master_weights`, runtime/config.py `_do_error_check`)."""
     if plan.bf16_optimizer_states and not plan.bf16_master_weights_and_grads:
         return "bf16_optimizer_states needs bf16_master_weights_and_grads"
-    if not plan.bf16_master_weights_and_grads:
+    if plan.master_bytes == 4:
         return None
+    name = "bf16" if plan.bf16_master_weights_and_grads else "fp16"
     if plan.zero_stage == 0:
-        return "master weights in bf16 need ZeRO stage 1 or higher"
-    if workload.precision != "bf16":
-        return f"master weights in bf16 need training in bf16, not {workload.precision}"
+        return f"master weights in {name} need ZeRO stage 1 or higher"
+    if workload.precision != name:
+        return f"master weights in {name} need training in {name}, not {workload.precision}"
     if not optimizer(workload.optimizer).is_adam:
-        return f"states in bf16 are known for AdamW and Adam, not for {workload.optimizer}"
+        return f"states in {name} are known for AdamW and Adam, not for {workload.optimizer}"
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
-        return "bf16 master weights with fp32 states need an optimizer in host RAM"
+        return f"{name} master weights with fp32 states need an optimizer in host RAM"
     if plan.offload_optimizer == "nvme":
         # Releasing a sub-group turns its empty master into fp32 (swap_tensor/optimizer_utils.py `release_memory`).
-        return "DeepSpeed's NVMe swapper does not support master weights in bf16"
+        return f"DeepSpeed's NVMe swapper does not support master weights in {name}"
     return None
 
 
@@ -173,7 +174,7 @@ def _why_no_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: C
         return f"{cluster.world_size} ranks are not divisible into expert-parallel groups of {ranks}"
     if workload.method != "full":
         return "AutoEP does not support adapters"
-    if not optimizer(workload.optimizer).is_adam or plan.bf16_master_weights_and_grads:
+    if not optimizer(workload.optimizer).is_adam or plan.master_bytes == 2:
         return "AutoEP is known to run only with AdamW and its states in fp32"
     if plan.zero_stage == 0 or plan.offloads:
         return "AutoEP is predicted at ZeRO stages 1 to 3 without offload only"

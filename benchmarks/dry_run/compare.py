@@ -198,12 +198,12 @@ class Setting:
         description = FAMILIES[self.case.model]
         return dry_run(
             Run.from_plan(self.plan, self.model, self.workload, self.cluster, description=description),
-            rank=self._fullest_rank(),
+            rank=self.fullest_rank(),
             iterations=ITERATIONS_ZERO3 if self.plan.zero_stage == 3 else ITERATIONS,
             expandable_segments=True,
         )
 
-    def _fullest_rank(self) -> int:
+    def fullest_rank(self) -> int:
         if self.plan.zero_stage not in (1, 2):
             return 0
         sharded = shard_plan(self.model, self.workload, self.cluster, self.plan)
@@ -229,11 +229,11 @@ class Setting:
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
         phases = [_without_generation(phase) for phase in estimate.phases if phase.name not in _NOT_RUN]
-        allocated = max(map(_tensor_bytes, phases))
+        allocated = max(map(tensor_bytes, phases))
         both = {
             phase.name: _components(_tensors(phase), measured)
             for phase in phases
-            if _tensor_bytes(phase) >= (1 - EQUAL) * allocated
+            if tensor_bytes(phase) >= (1 - EQUAL) * allocated
         }
         moment = min(both, key=lambda name: sum(abs(analytic - dry_run) for analytic, dry_run in both[name].values()))
         offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
@@ -267,7 +267,7 @@ def _tensors(phase: Phase) -> Iterable[MemoryTerm]:
     return (term for term in phase.terms if term.name != "library_workspace")
 
 
-def _tensor_bytes(phase: Phase) -> int:
+def tensor_bytes(phase: Phase) -> int:
     return sum(term.size_bytes for term in _tensors(phase))
 
 

@@ -14,6 +14,7 @@ from .device_overhead import library_workspace
 from .gathered_parameters import gathered_parameters
 from .gradient_memory import Stage0
 from .gradients import Stage3, Stage12
+from .gradients_in_fp32 import Stage2InFp32
 from .host_memory import process_terms
 from .offload_memory import NodeMemory, offloaded
 from .partition import shard_numel
@@ -70,7 +71,9 @@ class BatchIndependentMemory:
 
     @cached_property
     def gradients(self) -> Stage0 | Stage12 | Stage3:
-        kind = (Stage0, Stage12, Stage12, Stage3)[self.plan.zero_stage]
+        width = self.sharded.tensors.workload.weight_bytes
+        sums_in_fp32 = self.plan.accumulated_bytes(width) > width
+        kind = (Stage0, Stage12, Stage2InFp32 if sums_in_fp32 else Stage12, Stage3)[self.plan.zero_stage]
         return kind(self.sharded, self.plan, self.optimizer, self.cluster.gpus_per_node)
 
     @cached_property

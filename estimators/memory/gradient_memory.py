@@ -25,6 +25,7 @@ NORM_BYTES = 8
 
 SYMBOLS = {
     **MEMORY_SYMBOLS,
+    "a": "bytes of an accumulated gradient",
     "alive": "elements of whole gradients that are alive at this moment",
     "bucket": "elements of a reduction bucket (reduce_bucket_size)",
     "copied": "elements of a bucket that are copied while it is reduced",
@@ -51,6 +52,7 @@ class GradientMemory:
         self.optimizer = optimizer
         self.local_ranks = local_ranks
         self.width = tensors.workload.weight_bytes
+        self.accumulated_width = plan.accumulated_bytes(self.width)
         self.trainable = tensors.trainable_numel
         self.bucket_size = plan.reduce_bucket_size
         self.offloaded = plan.offload_optimizer != "none"

@@ -7,7 +7,7 @@ Stages 1 and 2 reduce each gradient to the ranks whose flat partitions contain i
 - Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), and
   a second copy while another micro batch is added.
 
-Stage 3 keeps one shard of every gradient, in a buffer that is never freed. Offloaded gradients leave the GPU tensor by
+Stage 3 keeps one shard of every gradient, in a buffer that is never freed, with `grad_accum_dtype` in fp32. Offloaded gradients leave the GPU tensor by
 tensor.
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
@@ -225,10 +225,10 @@ _BUCKET_3 = Formula(
     f"{_SOURCE_3} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
     SYMBOLS,
 )
-_GRADIENTS_3 = Formula("gradients", "w (shards + alive)", f"{_SOURCE_3} grad_partitions_flat_buffer", SYMBOLS)
+_GRADIENTS_3 = Formula("gradients", "a shards + w alive", f"{_SOURCE_3} grad_partitions_flat_buffer", SYMBOLS)
 _STAGING_3 = Formula(
     "offload_staging",
-    "w piece + max(8 min(piece, chunk), m piece) + 4 waiting",
+    "a piece + max(8 min(piece, chunk), m piece) + 4 waiting",
     f"{_SOURCE_3} partition_grads, _offload_grad_partition_at_boundary",
     SYMBOLS,
 )
@@ -241,7 +241,7 @@ _KEPT_STEP_3 = Formula(
 )
 _STEP_3 = Formula(
     "step_temporaries",
-    "max(8 shard, (w + m) G, (m + s) G)",
+    "max(8 shard, (a + m) G, (m + s) G)",
     f"{_SOURCE_3} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
     SYMBOLS,
     STEP_NOT_COVERED,
@@ -264,6 +264,12 @@ class Stage3(GradientMemory):
         quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
         return cast + int(quantized * min(numel, largest)) // self.width
 
+    def _cast(self, numel: int) -> int:
+        """Return the shards of reduced gradients in the accumulated type, as elements of the gradients' type
+        (`__avg_scatter_grads`)."""
+        is_cast = self.accumulated_width > self.width
+        return is_cast * self.accumulated_width * shard_numel(numel, self.sharded.world_size) // self.width
+
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
         """Return the staging of a gradient on its way to host or NVMe, with `in_bucket` elements in its bucket."""
         if not self.offloaded:
@@ -276,13 +282,15 @@ class Stage3(GradientMemory):
             waiting = shards_below(self.sharded, SWAP_MIN_BYTES // 4)[0]
             waiting += max(0, shard_numel(in_bucket, self.sharded.world_size) - piece)
         master = self.plan.master_bytes
-        size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
-        return _STAGING_3.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
+        held = self.accumulated_width
+        size = held * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
+        return _STAGING_3.term(size, a=held, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
     def live(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
         """Return the rank's shards, `numel` elements of whole gradients, and the bucket with its `copied` elements."""
         w, bucket, shards = self.width, self.bucket_size, 0 if self.offloaded else self.sharded.shard_total
-        gradients = _GRADIENTS_3.term(w * (shards + numel), w=w, shards=shards, alive=numel)
+        held = self.accumulated_width
+        gradients = _GRADIENTS_3.term(held * shards + w * numel, a=held, w=w, shards=shards, alive=numel)
         return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
 
     def idle_terms(self) -> Terms:
@@ -292,6 +300,7 @@ class Stage3(GradientMemory):
         # reduce_scatter_coalesced pads and interleaves tensors unless a single one divides among the ranks.
         in_place = not self.plan.zero_quantized_gradients and self.oversized_head % self.sharded.world_size == 0
         copied = 0 if in_place else self._copied(self.oversized_head, self.oversized_head)
+        copied += self._cast(self.oversized_head)
         return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
 
     def layer_terms(self, weight: int) -> Terms:
@@ -299,16 +308,18 @@ class Stage3(GradientMemory):
 
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
-        reduced = self.live(self.overflow + self.tied_head, copied=self._copied(flushed, largest))
+        copied = self._copied(flushed, largest) + self._cast(flushed)
+        reduced = self.live(self.overflow + self.tied_head, copied=copied)
         return reduced + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
         """Return the largest of four moments: the last gradient is made; the bucket before it is reduced; the last
         bucket is reduced; the last gradient is reduced."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
-        waits = self.live(self.last, copied=self._copied(pending, self.layer))
-        last_bucket = self.live(0, copied=self._copied(final, self.layer))
+        waits = self.live(self.last, copied=self._copied(pending, self.layer) + self._cast(pending))
+        last_bucket = self.live(0, copied=self._copied(final, self.layer) + self._cast(final))
         alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
+        alone += self._cast(self.last)
         return max(
             self.live(self.live_at_end),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
@@ -322,17 +333,17 @@ class Stage3(GradientMemory):
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
             master = self.plan.master_bytes
             return self.live(0) + self._staging(0) + _KEPT_STEP_3.term(master * group, m=master, G=group)
-        width, sharded, largest = self.width, self.sharded, max(self.sharded.shards)
+        width, sharded, largest = self.accumulated_width, self.sharded, max(self.sharded.shards)
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 checks the whole buffer for overflow at once: |g|, and a mask of infinite elements.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
         master = self.plan.master_bytes
         temporaries = master * self.optimizer.step_elements
-        cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
-        text = f"max(8 shard, {cast_text} G, (m + s) G{', (w + 1) shards' if overflow else ''})"
+        cast, cast_text = (width, "a") if width == master else (width + master, "(a + m)")
+        text = f"max(8 shard, {cast_text} G, (m + s) G{', (a + 1) shards' if overflow else ''})"
         return self.live(0) + _STEP_3._replace(text=text).term(
             max(NORM_BYTES * largest, cast * group, (master + temporaries) * group, overflow),
-            w=width,
+            a=width,
             m=master,
             shard=largest,
             G=group,

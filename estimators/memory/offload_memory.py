@@ -7,12 +7,13 @@ group has blocks of its own.
 |--------------------------|------------------------------------------------------------|-----------------------|
 | optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states              |
 |                          | + w whole tensors when micro batches accumulate            |                       |
-| optimizer, stage 3       | 4 gradients + w gradients; of the fp32 gradients, masters  | 4 masters + o states  |
+| optimizer, stage 3       | 4 gradients + a gradients; of the fp32 gradients, masters  | 4 masters + o states  |
 |                          | and states only those of the sub-groups that are offloaded |                       |
 | parameters (cpu), stage 3| w weights, and the first block of each tensor, which the   |                       |
 |                          | pinned allocator keeps after it is freed and reuses only   |                       |
 |                          | for later blocks of the same power of two                  |                       |
 
+a is 4 with `grad_accum_dtype` fp32, else w: stage 2 then accumulates on the GPU, not in host memory.
 With bf16 masters (`bf16_master_weights_and_grads`), m = 2 replaces 4; `bf16_optimizer_states` then halves o. NVMe holds
 masters, states and fp32 gradients, and the shards of parameters; tensors smaller than 1 MiB stay on the host.
 
@@ -52,6 +53,7 @@ _OPTIMIZER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py"
 _PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py"
 _SYMBOLS = {
     **NODE_SYMBOLS,
+    "a": "bytes of an accumulated gradient",
     "kept": "bytes of whole gradients that one rank keeps until the step",
     "blocks": "bytes of pinned blocks, each tensor's rounded up to a power of two, that one rank holds",
     "buffer_count": "buffers that the swapper has (buffer_count)",
@@ -71,10 +73,10 @@ _MASTERS_1_2 = _FLAT_1_2._replace(name="master_weights")
 _STAGING_1_2 = _FLAT_1_2._replace(name="offload_staging", text="L (p2(w part) + p2(w largest))")
 _ACCUMULATED = _formula("accumulated_gradients", "L kept", f"{_STAGE_1_2} async_accumulate_grad_in_cpu_via_gpu")
 _GRADIENTS_3 = _formula(
-    "gradients", "L (p2(w shards) + sum p2(m G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
+    "gradients", "L (p2(a shards) + sum p2(m G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
 )
 _MASTERS_3 = _formula("master_weights", "L m shards", f"{_STAGE_3} _create_fp32_partitions")
-_SHARDED_GRADIENTS = _formula("gradients", "L p2(w shards)", f"{_STAGE_3} _setup_for_real_optimizer")
+_SHARDED_GRADIENTS = _formula("gradients", "L p2(a shards)", f"{_STAGE_3} _setup_for_real_optimizer")
 _SMALL_GRADIENTS = _formula("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
 _SMALL_MASTERS = _formula("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
 _PARAMETERS_3 = _formula("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
@@ -160,6 +162,7 @@ class _Offload:
         self.pin = plan.pin_memory
         self.local_ranks = local_ranks
         self.width = sharded.tensors.workload.weight_bytes
+        self.accumulated_width = plan.accumulated_bytes(self.width)
         self.master = plan.master_bytes
         self.shards = sharded.shard_total
 
@@ -188,7 +191,8 @@ class _Offload:
         pinned += self._blocks(_FLAT_1_2, *flat, m=master, part=part)
         staging = (*(width * each for each in parts), width * largest)
         pinned += self._blocks(_STAGING_1_2, *staging, w=width, part=part, largest=largest)
-        if self.plan.gradient_accumulation_steps > 1 and not self.plan.bf16_master_weights_and_grads:
+        on_gpu = self.accumulated_width > width  # `copy_grads_in_partition` keeps the fp32 sums there
+        if self.plan.gradient_accumulation_steps > 1 and self.master == 4 and not on_gpu:
             # One buffer per tensor that the partition touches, of the whole tensor's size. bf16 masters accumulate in
             # their own gradients.
             kept = width * self.sharded.touched
@@ -215,7 +219,8 @@ class _Offload:
         # The first step creates a sub-group's states in ordinary memory before they are written.
         first = self._state_bytes(optimizer, max(self._swapped_groups(), default=0))
         states = self._state_bytes(optimizer, sum(small))
-        pinned = self._blocks(_SHARDED_GRADIENTS, self.width * self.shards, w=self.width, shards=self.shards)
+        held = self.accumulated_width
+        pinned = self._blocks(_SHARDED_GRADIENTS, held * self.shards, a=held, shards=self.shards)
         pinned += self._blocks(_SMALL_GRADIENTS, *(4 * group for group in small))
         pageable = self._term(_formula("first_states", "L states", optimizer.source), first, states=first)
         pageable += self._term(_SMALL_MASTERS, 4 * sum(small))
@@ -228,11 +233,11 @@ class _Offload:
         return [group for group in self._groups() if 4 * group >= SWAP_MIN_BYTES]
 
     def _gradient_sizes(self) -> list[int]:
-        """Return the sizes in bytes of stage 3's gradient buffers: one in the model's type, one per sub-group in the
+        """Return the sizes in bytes of stage 3's gradient buffers: one in the accumulated type, one per sub-group in the
         masters' type. For a sub-group that stays on the GPU the buffer is pinned first; a later one of its size reuses
         the block."""
         kept = groups_on_gpu(self.sharded, self.plan)
-        sizes = [self.width * self.shards, *(self.master * group for group in self._groups()[len(kept) :])]
+        sizes = [self.accumulated_width * self.shards, *(self.master * group for group in self._groups()[len(kept) :])]
         if self.pin:
             sizes += sorted({pinned_block(self.master * group) for group in kept} - set(map(pinned_block, sizes)))
         return sizes

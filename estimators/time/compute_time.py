@@ -77,7 +77,7 @@ def compute_time(
         backward = has_backward(model, block, workload, checkpointing=gradient_checkpointing)
         for product in block_products(model, block, workload, micro_batch):
             passes.add_product(
-                product if backward else product._replace(backward=0),
+                product if backward else product._replace(backward=0, repeats=0),
                 block.count,
                 recomputed=backward and (product.recomputed or workload.software.reentrant),
             )
@@ -134,7 +134,7 @@ class _Passes:
         input_s = product_seconds(rows, columns, inner) if product.backward else 0.0
         weight_s = product_seconds(inner, rows, columns) if product.backward == 2 else 0.0
         self.forward.products_s += layers * forward_s
-        self.backward.products_s += layers * (input_s + weight_s)
+        self.backward.products_s += layers * (input_s + weight_s + product.repeats * forward_s)
         self.recompute.products_s += layers * forward_s if recomputed else 0.0
 
     def add_attention(self, block: Block, *, backward_pass: bool) -> None:

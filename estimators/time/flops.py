@@ -78,6 +78,8 @@ class Product(NamedTuple):
     backward: int = 2
     """Products of that size in the backward pass: 2 with the gradient of the weight, 1 if the weight is frozen, 0
     without a backward pass."""
+    repeats: int = 0
+    """Products of the forward pass that the backward pass repeats (rule 7)."""
     recomputed: bool = True
     """Whether checkpointing repeats the product (rule 6)."""
 
@@ -87,7 +89,7 @@ class Product(NamedTuple):
 
     @property
     def backward_flops(self) -> int:
-        return self.forward_flops * self.backward
+        return self.forward_flops * (self.backward + self.repeats)
 
 
 class StepFlops(NamedTuple):
@@ -160,7 +162,8 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     rows=rows,
                     inner=tensor.in_features,
                     columns=tensor.out_features,
-                    backward=(2 if lora.folds(tensor) else backward) + repeats,
+                    backward=2 if lora.folds(tensor) else backward,
+                    repeats=int(repeats),
                 )
             )
             if tensor.linear and (rank := lora.adapter_rank(tensor)):
@@ -246,7 +249,8 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.scored_len,
         inner=model.hidden_size,
         columns=columns,
-        backward=0 if unread else (2 if trains_head(model, workload) else 1) + LOSSES[workload.loss].recomputes_head,
+        backward=0 if unread else 2 if trains_head(model, workload) else 1,
+        repeats=0 if unread else LOSSES[workload.loss].recomputes_head,
     )
 
 

@@ -193,7 +193,7 @@ def _state_bytes(step: Step) -> float:
 def _passes_bytes(step: Step) -> float:
     """Return the bytes per trained parameter through GPU memory, without states."""
     passes = OPTIMIZER_PASSES_BYTES[step.plan.zero_stage] if step.engine else LOOP_PASSES_BYTES
-    return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.bf16_master_weights_and_grads else 0)
+    return passes - (BF16_MASTERS_SAVE_BYTES if step.plan.master_bytes == 2 else 0)
 
 
 def _gpu_update(step: Step) -> TimeTerm:
@@ -279,7 +279,7 @@ def _kept_on_gpu(step: Step) -> list[TimeTerm]:
     kept = step.gpu_stepped
     if not kept:
         return []
-    moved = KEPT_BF16_STEP_BYTES if step.plan.bf16_master_weights_and_grads else KEPT_STEP_BYTES
+    moved = KEPT_BF16_STEP_BYTES if step.plan.master_bytes == 2 else KEPT_STEP_BYTES
     seconds, formula = moved * kept / step.values["W"], f"{moved} kept / W"
     terms = [step.term("optimizer", "gpu memory", seconds, formula, kept=kept)]
     if step.plan.offload_param != "none":

@@ -74,8 +74,13 @@ def gradient_copies_s(step: Step, copied: float) -> float:
     """Return the seconds of gradient copies, with the sums over micro batches. From stage 2 on, a rank sums up only its
     own part."""
     summed = step.trained_per_rank if step.plan.zero_stage >= 2 else step.trained
-    moved = copied * step.reductions * step.trained + SUMMED_PASSES * (step.micro_batches - 1) * summed
-    return step.element_bytes * moved / step.values["W"]
+    width, n = step.element_bytes, step.micro_batches
+    held = step.plan.accumulated_bytes(width)
+    moved = width * copied * step.reductions * step.trained + held * SUMMED_PASSES * (n - 1) * summed
+    if held > width:
+        # Each micro batch's part is cast, and stage 2 adds the first one too.
+        moved += ((width + held) * n + held * SUMMED_PASSES * (step.plan.zero_stage == 2)) * summed
+    return moved / step.values["W"]
 
 
 def _reduced_element(step: Step) -> int:
@@ -137,7 +142,7 @@ def gradients_to_host(step: Step) -> TimeTerm:
     if plan.zero_stage == 3:
         return _gradient_shards_to_host(step)
     per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
-    if plan.zero_stage == 2 and n > 1:
+    if plan.zero_stage == 2 and n > 1 and plan.accumulated_bytes(w) == w:
         per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
     bucket = min(plan.reduce_bucket_size, step.trained)
     alone = min(1.0, step.trained_per_rank / bucket)
@@ -154,11 +159,12 @@ def gradients_to_host(step: Step) -> TimeTerm:
 def _gradient_shards_to_host(step: Step) -> TimeTerm:
     """Return the term of stage 3, whose ranks copy their shards at the same time."""
     plan, n, w, master = step.plan, step.micro_batches, step.element_bytes, step.plan.master_bytes
+    w = plan.accumulated_bytes(w)
     name, accumulated = "gradients to host", 2 * w * n * step.trained_per_rank
     hosted = " hosted" if step.gpu_stepped else ""
     if not offload.casts_gradients_on_host(step.workload, plan) or w == master:
         size = accumulated + master * step.host_share * step.trained_per_rank
-        return step.host_link_term(name, size, f"(m{hosted} + 2 w n) Pr / PCIe", hosted=step.host_share)
+        return step.host_link_term(name, size, f"(m{hosted} + 2 w n) Pr / PCIe", w=w, hosted=step.host_share)
     copied_s, inputs = step.new_memory_copy(w)
     rate = offload.cpu_step_bytes_per_s(step.cluster)
     cast_s = (w + master) * step.host_share * step.trained_per_node / rate
