@@ -10,6 +10,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
+from .script_arguments import FP8_RESTS_IN
 from .source import Source, find_file, named_part, read_source
 
 WITH_FILE = (
@@ -73,7 +74,7 @@ class AccelerateFormat:
         missing = [name for name in ("fp8_config", "megatron_lm_config", "parallelism_config") if values.get(name)]
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
-        accumulation, precision = block.get("gradient_accumulation_steps"), values.get("mixed_precision")
+        accumulation, precision = block.get("gradient_accumulation_steps"), _precision(values)
         fsdp = _block(values, "fsdp_config") if kind == "FSDP" else {}
         missing += unpredicted_fsdp(fsdp)
         return ImportedRun(
@@ -143,10 +144,15 @@ def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
     }
     if clipping := block.get("gradient_clipping", "auto"):
         config["gradient_clipping"] = clipping
-    precision = source.values.get("mixed_precision")
+    precision = _precision(source.values)
     if precision in ("bf16", "fp16"):
-        config[str(precision)] = {"enabled": True}
+        config[precision] = {"enabled": True}
     return DeepSpeedPart(name="deepspeed_config", config=config)
+
+
+def _precision(values: Mapping[str, Any]) -> str:
+    named = str(values.get("mixed_precision"))
+    return FP8_RESTS_IN if named == "fp8" else named
 
 
 def _block(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -16,6 +16,10 @@ from ...estimators.rollouts import PROMPT_LEN
 from ...estimators.workload import PRECISIONS
 from ..question.options import OPTIONS, RolloutOptions, names_in
 
+FP8_RESTS_IN = "bf16"
+"""What accelerate trains in besides the products with `mixed_precision: fp8` (1.15 utils/dataclasses.py
+`DeepSpeedPlugin.set_mixed_precision`, `FullyShardedDataParallelPlugin.set_mixed_precision`)."""
+
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
 _CONFIG = ("deepspeed", "deepspeed_config", "ds_config")
@@ -144,7 +148,7 @@ class ScriptArguments:
         """The precision from the flags bf16 and fp16 and accelerate's mixed_precision, else from the type of the loaded
         weights; None if not given."""
         flags = {name: self.flag(name) for name in ("bf16", "fp16")}
-        types = {**PRECISIONS, "no": "fp32"}
+        types = {**PRECISIONS, "no": "fp32", "fp8": FP8_RESTS_IN}
         texts = [self.text(name) for name in ("mixed_precision", "torch_dtype", "dtype")]
         named = [types.get(text, text) for text in texts if text is not None]
         chosen = [*(name for name, flag in flags.items() if flag), *named]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ds_advise.validate.lint import load_facts
 
-from .study import BASES, Study, Verdict, all_changes
+from .study import BASES, Change, Study, Verdict, all_changes
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,10 +39,11 @@ def main(arguments: Sequence[str]) -> int:
         for change in all_changes(load_facts())
         if not options.names or any(name in change.path for name in options.names)
     ]
-    verdicts, pairs = list[Verdict](), list[Verdict]()
+    verdicts, pairs, alone = list[Verdict](), list[Verdict](), set[Change]()
     for base in options.base or BASES:
         study = Study(base, options.answers, options.workers, offline=options.offline)
-        study.singles(changes)
+        study.singles(changes, alone)
+        alone |= {change for change in changes if study.kind_of(change) != "same"}
         verdicts += [study.verdict((change,)) for change in changes if (change,) in study.outcomes]
         found = study.pairs(changes, options.pairs, random.Random(options.seed))
         pairs += [study.verdict(pair) for pair in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -43,13 +43,11 @@ BASES: dict[str, Case] = {
         "stage 1, cpu": {"strategy": "zero1", "changes": (("offload_optimizer", "cpu"),)},
         "stage 1, AutoTP": {"strategy": "zero1", "changes": (("autotp_size", 2),)},
         "stage 2": {"strategy": "zero2"},
-        "stage 2, fp16": {"strategy": "zero2", "precision": "fp16"},
         "stage 2, cpu": {"strategy": "zero2-offload"},
         "stage 2, cpu, fp16": {"strategy": "zero2-offload", "precision": "fp16"},
         "stage 3": {"strategy": "zero3"},
         "stage 3, fp16": {"strategy": "zero3", "precision": "fp16"},
         "stage 3, cpu": {"strategy": "zero3-offload"},
-        "stage 3, cpu, fp16": {"strategy": "zero3-offload", "precision": "fp16"},
         "stage 3, nvme": {"strategy": "zero3-nvme"},
     }.items()
 }
@@ -58,7 +56,7 @@ BYTES, TIME = 0.02, 0.05
 """Largest difference between the closed form's and the dry run's ratio to the base, for bytes and for the step's time,
 which is simulated."""
 
-GROUP = 8
+GROUP = 24
 """Settings of a first group."""
 
 
@@ -228,8 +226,9 @@ class Study:
             with self.kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
 
-    def singles(self, changes: Sequence[Change]) -> None:
-        """Ask for every change by itself, in groups as long as they have no effect."""
+    def singles(self, changes: Sequence[Change], alone: Collection[Change]) -> None:
+        """Ask for every change by itself: those in `alone`, which are likely to have an effect, at once, others in
+        groups as long as they have none."""
         missing = [change for change in changes if (change,) not in self.outcomes]
         if self.offline or not missing:
             return
@@ -237,18 +236,22 @@ class Study:
         if self.outcomes[()].kind == "refused":
             raise RuntimeError(self.outcomes[()].why)
         seen, rounds = Counter[str](), dict[int, list[Change]]()
-        for change in missing:  # a group has one value of each key
+        for change in (each for each in missing if each not in alone):  # a group has one value of each key
             rounds.setdefault(seen[change.path], []).append(change)
             seen[change.path] += 1
         groups = [tuple(each[i : i + GROUP]) for each in rounds.values() for i in range(0, len(each), GROUP)]
+        groups += [(change,) for change in missing if change in alone]
         while groups:
             self.ask(groups)
             larger = [group for group in groups if len(group) > 1 and self.outcomes[group].kind != "same"]
             groups = [half for group in larger for half in (group[: len(group) // 2], group[len(group) // 2 :])]
 
+    def kind_of(self, change: Change) -> str:
+        return self.outcomes[(change,)].kind if (change,) in self.outcomes else "same"
+
     def pairs(self, changes: Sequence[Change], count: int, rng: random.Random) -> list[tuple[Change, ...]]:
         """Ask for random pairs of different keys that have an effect alone."""
-        acting = [change for change in changes if self.outcomes.get((change,), _SAME).kind == "differs"]
+        acting = [change for change in changes if self.kind_of(change) == "differs"]
         found = [
             pair
             for _ in range(count)
@@ -299,7 +302,6 @@ class Study:
         }
 
 
-_SAME = Outcome(kind="same")
 _NOT_BACKWARD = ("load", "initialize", "first_layer_forward", "last_layer_forward", "step")
 
 

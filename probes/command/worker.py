@@ -143,6 +143,7 @@ class Session:
             libraries.replace_in_loaded("is_liger_kernel_available", lambda: True)
         on_import("deepspeed.runtime.chunked_cross_entropy", partial(kernels.patch_chunked_softmax, schedule))
         on_import("deepspeed.module_inject.auto_ep_layer", lambda _module: patches.patch_autoep())
+        on_import("deepspeed.sequence.cross_entropy", patches.patch_vocabulary_loss)
         on_import("trl.trainer.utils", partial(kernels.patch_trl, schedule))
 
     def run(self) -> None:

@@ -143,6 +143,16 @@ def patch_autoep() -> None:
     gate.swiglu = _Gate.apply
 
 
+def patch_vocabulary_loss(module: Any) -> None:
+    """Replace the exchange of the ranks' parts of a vocabulary that AutoTP splits, which DeepSpeed then compares, by
+    equal parts (deepspeed 0.19.8 sequence/cross_entropy.py)."""
+
+    def equal_parts(local: int, _start: int, _end: int, group: Any, _device: Any) -> int:
+        return local * module.dist.get_world_size(group)
+
+    module._validate_vocab_shard_bounds = equal_parts
+
+
 _GATE = "ops.triton_ops.swiglu_triton"
 
 
