@@ -60,7 +60,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         "elements gathered at a time; current torch gathers all in place",
         stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
     ),
-    _key("zero_optimization.contiguous_gradients", "gradients copied into one buffer: less fragmentation"),
+    "contiguous_gradients",
     _key("zero_optimization.reduce_scatter", "each rank receives only its own partition"),
     _key(
         "zero_optimization.round_robin_gradients", "distributes the copies to host RAM among the ranks", stages=(1, 2)

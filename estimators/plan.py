@@ -208,6 +208,10 @@ class Plan(PlanSettings):
         filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
     """Stages 1 and 2 allocate one bucket of this size, two with overlap_comm."""
+    contiguous_gradients: bool = plan_field(
+        True, "gradients copied into one buffer: less fragmentation", only_if_set=True
+    )
+    """Predicted at stage 3."""
     communication_data_type: str = plan_field(
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )

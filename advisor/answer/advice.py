@@ -80,7 +80,7 @@ class PlanFigures(PlanSettings):
     device_bytes_per_gpu: int
     """Reserved memory, CUDA context and NCCL buffers; the figure that is compared with the GPU's memory."""
     measured_device_bytes_per_gpu: int | None
-    """Device memory measured by a probe; null without a probe."""
+    """Device memory measured by a probe, or by a dry run of keys that are not predicted; null without one."""
     host_bytes_per_node: int
     host_pinned_bytes_per_node: int
     nvme_bytes_per_node: int

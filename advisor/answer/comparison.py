@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
+from ...ds_configs.read import UnmodeledFeature
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 from ...estimators.unsupported import unsupported
+from ...probes.run import Run
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
+from ...validate.lint.key_effects import unpredicted
 from ..question.file_question import FileQuestion, read_file_question, split_batch
 from ..question.question import Question
+from ..question.run import build_run
 from ..question.workload import assumes_half_precision, configured_workload
 from ..search.candidate import LEAST, Candidate, candidate_duration, predict
 from ..search.choice import best_of_strategy
@@ -25,6 +29,7 @@ from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
+from .dry_run_answer import DryRunAnswer
 from .lint_file import lint_question
 
 
@@ -37,6 +42,8 @@ class ComparisonContext:
     options: Mapping[str, Any]
     """The question's options, and `accumulation`, for a file without a record. The micro batch fills `auto`; without
     one, the advice's does (for a strategy, the fastest)."""
+    dry_run: Callable[[Callable[[], Run]], DryRunAnswer | None] = lambda _run: None
+    """Dry runs a file with keys that are not predicted; None if it cannot be run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,10 @@ class Side:
     candidate: Candidate | None = None
     filled: str = ""
     """The advice's values for `auto` (`FilledBatch.words`), and an assumed precision."""
+    unpredicted: tuple[UnmodeledFeature, ...] = ()
+    """Features and keys whose effect the figures do not have."""
+    dry_run: DryRunAnswer | None = None
+    """The dry run of a side with such features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +211,19 @@ def build_side(
     if obstacle is not None:
         what = f"{name} cannot run: {obstacle}"
         raise WorkloadError(what, fix="compare it without --model")
+    features, candidate, ran = tuple(unpredicted(config, facts, plan, model)), predict(model, workload, cluster, plan), None
+    if features and not any(feature.not_dry_run for feature in features):
+        question = replace(context.question, workload=workload)
+        ran = context.dry_run(lambda: replace(build_run(question, plan, offline=bool(options.get("offline"))), config=config))
+    if ran is not None:
+        candidate = replace(candidate, fit=ran.fit, measured_bytes=ran.required_device_bytes_per_gpu)
     return Side(
         name=name,
         settings=ConfigSettings(config, facts, plan, workload, cluster),
-        candidate=predict(model, workload, cluster, plan),
+        candidate=candidate,
         filled="; ".join(filter(None, (filled.words, assumed))),
+        unpredicted=features,
+        dry_run=ran,
     )
 
 

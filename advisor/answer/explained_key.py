@@ -14,6 +14,7 @@ from ...estimators.plan import Plan, key_stages
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
 from ...validate.lint import DeepSpeedFacts, load_facts
+from ...validate.lint.key_effects import follows
 from ...validate.lint.values import describe_type, json_text, nearest
 from .config_settings import ConfigSettings
 from .recommendation import Recommendation
@@ -167,7 +168,8 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     size = plan.micro_batch_size
     title = f"{question.model.name}, {plan.strategy}, micro batch {size}"
     if known is None or not known.field:
-        return title, (), "the predictions do not depend on it"
+        no_effect = "it changes neither memory nor time, as dry runs of the engine show"
+        return title, (), no_effect if follows(path, plan) else "its effect is not predicted; a dry run shows it"
     if plan.zero_stage not in known.stages:
         return title, (), f"it has no effect at stage {plan.zero_stage}"
     if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):

@@ -91,11 +91,15 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
     memory = f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
+    notes = [side.filled] * bool(side.filled)
+    if side.unpredicted:
+        names = ", ".join(feature.name for feature in side.unpredicted)
+        notes.append("by a dry run" if side.dry_run is not None else f"without {names}: not predicted, dry-run it")
     yield Requirement(
         file=name,
         name="fits",
         met=fit.probability >= LEAST["safe"],
-        detail=f"{memory} ({side.filled})" if side.filled else memory,
+        detail=f"{memory} ({'; '.join(notes)})" if notes else memory,
         value=fit.probability,
         limit=LEAST["safe"],
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...estimators.errors import ConfigFileError
+from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
 from .options import (
@@ -27,8 +28,11 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ...probes.run import Run
+    from ..answer.comparison import ComparisonContext
+    from ..answer.dry_run_answer import DryRunAnswer
     from ..answer.requirements import CheckResult
     from ..document.blocks import Document
 
@@ -172,11 +176,27 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
     if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
-    parsed, known = parse_limits(**limits), files_context(files, question, say=output.say)
+    parsed, known = parse_limits(**limits), with_dry_runs(files_context(files, question, say=output.say), output)
     found = [requirement for file in files for requirement in check_file(file, known, parsed)]
     result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
     show_document(lambda: _check_document(result), output)
     return int(not result.met)
+
+
+def with_dry_runs(context: ComparisonContext | None, output: Output) -> ComparisonContext | None:
+    """The context, in which files with keys that are not predicted are dry run if torch is installed."""
+
+    def ran(make: Callable[[], Run]) -> DryRunAnswer | None:
+        from ..verification.dry_run import compared_dry_run  # imported here: few files have such keys
+
+        try:
+            with output.progress("dry run") as on_progress:
+                return compared_dry_run(make(), on_progress=on_progress)
+        except DsAdviseError as error:
+            output.say(str(error))
+            return None
+
+    return context if context is None or find_spec("torch") is None else replace(context, dry_run=ran)
 
 
 def _check_document(result: CheckResult) -> Document:
@@ -225,7 +245,7 @@ def compare(
     check_job({name: value for each in (question, *(file.asked for file in files)) for name, value in each.items()})
     if all(file.recorded is None for file in files):
         question.setdefault("gradient_checkpointing", "on")  # the same on both sides
-    context = files_context(files, question, say=output.say)
+    context = with_dry_runs(files_context(files, question, say=output.say), output)
     if context is None:
         for option, is_set in (
             ("the duration of a job", has_amount(question)),

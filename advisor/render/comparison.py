@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ...ds_configs.read import unmodeled_features
 from ..answer.comparison import Comparison, Difference
 from ..answer.config_settings import Setting
 from ..document.blocks import (
@@ -49,8 +48,10 @@ def comparison_document(comparison: Comparison) -> Document:
     for letter, side in zip("AB", comparison.sides, strict=True):
         strategy = side.candidate.strategy if side.candidate is not None else side.name
         blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({strategy})' if strategy != side.name else ''}"))
-        for feature in unmodeled_features(side.settings.config) if side.candidate is not None else ():
+        for feature in side.unpredicted:
             blocks.append(Sentence(f"{letter} has {feature.name}: {feature.predicted}.", "yellow"))
+        if side.dry_run is not None:
+            blocks.append(Sentence(f"{letter}: the memory per GPU is that of a dry run.", "yellow"))
     if len(comparison.candidates) == 2:
         blocks += [*_figures(comparison), *_parts(comparison)]
     blocks += [*_differences(comparison.differences), Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ds_advise.validate.lint import load_facts
+from ds_advise.validate.lint.key_effects import without_effect
 
 from .study import BASES, Change, Study, Verdict, all_changes
 
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         for change in all_changes(load_facts())
         if not options.names or any(name in change.path for name in options.names)
     ]
-    verdicts, pairs, alone = list[Verdict](), list[Verdict](), set[Change]()
+    verdicts, pairs = list[Verdict](), list[Verdict]()
+    alone = {change for change in changes if change.path not in without_effect()}
     for base in options.base or BASES:
         study = Study(base, options.answers, options.workers, offline=options.offline)
         study.singles(changes, alone)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ds_advise.advisor.question.workload import configured_workload
+from ds_advise.ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.schedule.recorded import Code
@@ -236,6 +237,7 @@ class Study:
         if self.outcomes[()].kind == "refused":
             raise RuntimeError(self.outcomes[()].why)
         seen, rounds = Counter[str](), dict[int, list[Change]]()
+        alone = {change for change in alone if self.may_act(change.path)}
         for change in (each for each in missing if each not in alone):  # a group has one value of each key
             rounds.setdefault(seen[change.path], []).append(change)
             seen[change.path] += 1
@@ -245,6 +247,14 @@ class Study:
             self.ask(groups)
             larger = [group for group in groups if len(group) > 1 and self.outcomes[group].kind != "same"]
             groups = [half for group in larger for half in (group[: len(group) // 2], group[len(group) // 2 :])]
+
+    def may_act(self, path: str) -> bool:
+        """Whether a key is known to be used at this base's stage and offload, or nothing is known of it."""
+        known, plan = CONFIG_KEYS.get(path), self.setting.plan
+        devices = {"offload_optimizer": plan.offload_optimizer, "offload_param": plan.offload_param}
+        block = path.rpartition(".")[0].rpartition(".")[2]
+        on_nvme = known is None or not known.nvme_only or "nvme" in devices.values()
+        return acts_at(path, plan.zero_stage) and on_nvme and devices.get(block) != "none"
 
     def kind_of(self, change: Change) -> str:
         return self.outcomes[(change,)].kind if (change,) in self.outcomes else "same"

@@ -286,10 +286,12 @@ class Stage3(GradientMemory):
         size = held * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
         return _STAGING_3.term(size, a=held, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
-    def live(self, numel: int, *, reduces: bool = True, copied: int = 0) -> Terms:  # noqa: ARG002  it is never freed
-        """Return the rank's shards, `numel` elements of whole gradients, and the bucket with its `copied` elements."""
-        w, bucket, shards = self.width, self.bucket_size, 0 if self.offloaded else self.sharded.shard_total
-        held = self.accumulated_width
+    def live(self, numel: int, *, reduces: bool = True, copied: int = 0, filled: int = 0) -> Terms:  # noqa: ARG002  it is never freed
+        """Return the rank's shards, `numel` elements of whole gradients, and the bucket with its `copied` elements.
+        filled: elements of gradients in the bucket, which stay where they were made without contiguous_gradients."""
+        w, shards, held = self.width, 0 if self.offloaded else self.sharded.shard_total, self.accumulated_width
+        bucket = self.bucket_size if self.plan.contiguous_gradients else 0
+        numel += 0 if self.plan.contiguous_gradients else filled
         gradients = _GRADIENTS_3.term(held * shards + w * numel, a=held, w=w, shards=shards, alive=numel)
         return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
 
@@ -304,24 +306,24 @@ class Stage3(GradientMemory):
         return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
 
     def layer_terms(self, weight: int) -> Terms:
-        return self.live(weight + self.tied_head)
+        return self.live(weight + self.tied_head, filled=max(self.fills.flushed, self.fills.pending))
 
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
         copied = self._copied(flushed, largest) + self._cast(flushed)
-        reduced = self.live(self.overflow + self.tied_head, copied=copied)
+        reduced = self.live(self.overflow + self.tied_head, copied=copied, filled=flushed)
         return reduced + self._staging(largest, flushed)
 
     def end_terms(self) -> Terms:
         """Return the largest of four moments: the last gradient is made; the bucket before it is reduced; the last
         bucket is reduced; the last gradient is reduced."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
-        waits = self.live(self.last, copied=self._copied(pending, self.layer) + self._cast(pending))
-        last_bucket = self.live(0, copied=self._copied(final, self.layer) + self._cast(final))
+        waits = self.live(self.last, copied=self._copied(pending, self.layer) + self._cast(pending), filled=pending)
+        last_bucket = self.live(0, copied=self._copied(final, self.layer) + self._cast(final), filled=final)
         alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
         alone += self._cast(self.last)
         return max(
-            self.live(self.live_at_end),
+            self.live(self.live_at_end, filled=self.fills.pending),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
             last_bucket + self._staging(min(final, self.layer), final),
             self.live(self.last, copied=alone) + self._staging(self.last),

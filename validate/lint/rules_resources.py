@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...ds_configs.read import unmodeled_features
 from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from ...estimators.units import gib
+from .key_effects import unpredicted
 from .linted_config import LintedConfig
 from .rule import Violation, advice_rule, section, violation, warning_rule
 
@@ -60,7 +60,9 @@ def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _left_out(config: LintedConfig) -> Iterator[Violation]:
-    for feature in unmodeled_features(config.values) if config.situation else ():
+    situation = config.situation
+    found = unpredicted(config.values, config.facts, situation.plan, situation.model) if situation else ()
+    for feature in found:
         yield violation(feature.key, f"{feature.name}: {feature.predicted}")
 
 
@@ -113,8 +115,8 @@ RESOURCE_RULES = section(
         "DS906 a feature that the predictions leave out",
         _left_out,
         why="the predicted memory and time are those of the same configuration without it",
-        fix="measure it: `ds-advise probe`",
-        source="ds_configs/read.py",
+        fix="run it: `ds-advise dry-run`, or on the GPUs `ds-advise probe`",
+        source="ds_configs/read.py, validate/lint/key_effects.json",
     ),
     advice_rule(
         "DS907 temporaries of torch's AdamW",

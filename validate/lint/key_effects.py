@@ -1,0 +1,105 @@
+"""Keys of the engine's configuration that the predictions do not follow.
+
+`key_effects.json` has the keys that change neither a byte nor an operation of a step in dry runs of the real engine
+and, of the others, those whose effect the closed form does not have, with the base configurations at which it does not
+(`benchmarks.engine_keys`). A key that it does not have, such as one of a newer DeepSpeed, counts as not followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...ds_configs.read import UnmodeledFeature, is_true, unmodeled_features
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.plan import PLAN_FIELDS, Plan
+from .facts import DeepSpeedFacts
+
+_DECIDED = (
+    "bf16.enabled",
+    "fp16.enabled",
+    "optimizer.",
+    "scheduler.",
+    "train_batch_size",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.nvme_path",
+)
+"""Beginnings of keys that the workload, the batch and the cluster have, unless the file names one."""
+
+
+@cache
+def _effects() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("key_effects.json").read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def without_effect() -> frozenset[str]:
+    """Return the keys that change neither a byte nor an operation of a step."""
+    return frozenset(_effects()["without_effect"])
+
+
+@cache
+def _followed() -> frozenset[str]:
+    return frozenset((*_effects()["followed"], *(known.path for known in PLAN_FIELDS.values())))
+
+
+def follows(path: str, plan: Plan | None = None) -> bool:
+    """Return whether the closed form has the effect of a key, or the key has none: at the stage and the offload of a
+    plan, or everywhere."""
+    unfollowed: Mapping[str, list[str]] = _effects()["unfollowed"]
+    if path in unfollowed:
+        return plan is not None and not {*unfollowed[path]} & _bases(plan)
+    return path in without_effect() or path in _followed() or path.startswith(_DECIDED)
+
+
+def _bases(plan: Plan) -> set[str]:
+    """Return the base configurations with a plan's stage and offload; all if there is none."""
+    device = next((each for each in (plan.offload_optimizer, plan.offload_param) if each != "none"), "")
+    wanted = {f"stage {plan.zero_stage}", device, "AutoTP" * (plan.autotp_size > 1)} - {""}
+    every: list[str] = _effects()["bases"]
+    found = {base for base in every if {*base.split(", ")} - {"fp16"} == wanted}
+    return found or {*every}
+
+
+def unpredicted(
+    config: Mapping[str, Any], facts: DeepSpeedFacts, plan: Plan, model: ModelShape
+) -> Iterator[UnmodeledFeature]:
+    """Yield the features and keys of a configuration whose effect on memory and time the closed form does not have."""
+    features = [*unmodeled_features(config)]
+    yield from features
+    for path, value in _written(config, facts):
+        known = any(f"{path}.".startswith(f"{feature.key}.") for feature in features)
+        if not known and value not in (None, "auto", facts.default(path)) and not follows(path, plan):
+            yield _key(path)
+    if plan.autotp_size > 1 and model.tied:
+        block = config.get("tensor_parallel")
+        if isinstance(block, Mapping) and block.get("vocab_parallel_lm_head") is None:
+            yield _key("tensor_parallel.vocab_parallel_lm_head")  # DeepSpeed splits a tied head by default
+
+
+def _key(path: str) -> UnmodeledFeature:
+    return UnmodeledFeature(path, path, "its effect is not predicted; a dry run shows it")
+
+
+def _written(block: Mapping[str, Any], facts: DeepSpeedFacts, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of the engine with their values, under their usual names. Blocks that are not enabled have none."""
+    known = facts.block(path)
+    if known is None:
+        return
+    if "enabled" in known.names() and path not in ("bf16", "fp16") and not is_true(block.get("enabled")):
+        return
+    for key, value in block.items():
+        field = known.field(key)
+        if field is None and key not in known.keys:
+            continue
+        name = "bf16" if not path and key == "bfloat16" else key if field is None else field.usual_name
+        here = f"{path}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and facts.block(here) is not None:
+            yield from _written(value, facts, here)
+        elif not isinstance(value, Mapping) or is_true(value.get("enabled", True)):
+            if not (field is not None and field.deprecated):
+                yield here, value
