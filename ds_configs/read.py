@@ -106,7 +106,7 @@ def plan_from_ds_config(
     return plan.replace_fields(
         pin_memory=any(pinned) or not pinned,
         zero_hpz_partition_size=copied,
-        communication_data_type="fp32" if reduced_in == "fp32" else "",
+        communication_data_type="" if read.get("zero_quantized_gradients") else reduced_in.replace("bfp16", "bf16"),
         grad_accum_dtype="fp32" if summed_in in _FP32 else "",
         **read,
     )

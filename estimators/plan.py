@@ -215,7 +215,7 @@ class Plan(PlanSettings):
     communication_data_type: str = plan_field(
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )
-    """"fp32", or "" for the training precision. Predicted at stages 1 and 2."""
+    """"fp32", "fp16" or "bf16"; "" for the training precision."""
     grad_accum_dtype: str = plan_field(
         "",
         "type in which gradients are accumulated: fp32 takes 4 bytes for each of a rank's own",
@@ -277,11 +277,13 @@ class Plan(PlanSettings):
         """Return the bytes of an accumulated gradient that has `width` when it is made."""
         return max(width, 4) if self.grad_accum_dtype == "fp32" and self.zero_stage >= 2 else width
 
-    @property
-    def reduces_in_fp32(self) -> bool:
-        """Whether gradients are cast to fp32 for their reduction, as by default under sequence parallelism."""
+    def reduced_bytes(self, precision: str) -> int:
+        """Return the bytes per element to which gradients of a precision are cast for their reduction; 0 if they are
+        not, as by default without sequence parallelism."""
         # stage_1_and_2.py `allreduce_bucket` takes fp32 if a sequence is split, whatever the configuration says.
-        return self.zero_stage in (1, 2) and (self.sequence_parallel_size > 1 or self.communication_data_type == "fp32")
+        splits = self.zero_stage in (1, 2) and self.sequence_parallel_size > 1
+        reduced = "fp32" if splits else self.communication_data_type
+        return 0 if reduced in ("", precision) else 4 if reduced == "fp32" else 2
 
     @property
     def quantizes_collectives(self) -> bool:

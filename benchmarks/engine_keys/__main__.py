@@ -28,16 +28,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ds_advise.validate.lint import load_facts
-from ds_advise.validate.lint.key_effects import without_effect
+from ds_advise.validate.lint.key_effects import follows, without_effect
 
+from ..document import put
+from .report import Classes, all_keys
 from .study import BASES, Change, Study, Verdict, all_changes
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    facts = load_facts()
     changes = [
         change
-        for change in all_changes(load_facts())
+        for change in all_changes(facts)
         if not options.names or any(name in change.path for name in options.names)
     ]
     verdicts, pairs = list[Verdict](), list[Verdict]()
@@ -50,7 +53,15 @@ def main(arguments: Sequence[str]) -> int:
         found = study.pairs(changes, options.pairs, random.Random(options.seed))
         pairs += [study.verdict(pair) for pair in found]
         _print(base, [verdict for verdict in (*verdicts, *pairs) if verdict.base == base])
-    return 0
+    classes = Classes(verdicts)
+    read = {path for path in all_keys(facts) if follows(path)}
+    if options.write:
+        classes.write(facts)
+        put("closed-form.md", "engine_keys", classes.table(facts, pairs, read))
+    missed = [pair for pair in pairs if not classes.accounts_for(pair)]
+    for pair in missed:
+        print(f"neither followed nor named: {' '.join(map(str, pair.changes))} at {pair.base}")
+    return int(bool(missed))
 
 
 def _print(base: str, verdicts: Sequence[Verdict]) -> None:

@@ -25,6 +25,8 @@ NORM_BYTES = 8
 
 SYMBOLS = {
     **MEMORY_SYMBOLS,
+    "r": "bytes of a gradient that is cast for its reduction",
+    "cast": "elements of gradients that are cast for their reduction",
     "a": "bytes of an accumulated gradient",
     "alive": "elements of whole gradients that are alive at this moment",
     "bucket": "elements of a reduction bucket (reduce_bucket_size)",
@@ -52,6 +54,8 @@ class GradientMemory:
         self.optimizer = optimizer
         self.local_ranks = local_ranks
         self.width = tensors.workload.weight_bytes
+        self.reduced_width = plan.reduced_bytes(tensors.workload.precision)
+        """Bytes per element of a copy in another type for the reduction; 0 without one."""
         self.accumulated_width = plan.accumulated_bytes(self.width)
         self.trainable = tensors.trainable_numel
         self.bucket_size = plan.reduce_bucket_size

@@ -20,6 +20,7 @@ matrices).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..estimate import Formula, Terms, total_bytes
 from ..optimizers import OptimizerSpec
@@ -36,7 +37,7 @@ from .trainable import (
 
 _SOURCE = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _BUCKETS = Formula("reduce_buckets", "w (b bucket + copied)", f"{_SOURCE} setup_buckets, allreduce_bucket", SYMBOLS)
-_BUCKETS_IN_FP32 = _BUCKETS._replace(text="w b bucket + (w + 4) copied")
+_BUCKETS_CAST = _BUCKETS._replace(text="w (b bucket + copied) + r cast")
 _GRADIENTS = Formula("gradients", "w alive", f"{_SOURCE} copy_grads_in_partition", SYMBOLS)
 _STAGING = Formula(
     "offload_staging",
@@ -51,15 +52,28 @@ _NORM_OR_CAST = Formula(
 )
 
 
+class _Moment(NamedTuple):
+    """Elements on the GPU at a moment at the end of the backward pass."""
+
+    alive: int
+    """Of gradients."""
+    copied: int = 0
+    """Of a bucket's copy."""
+    staged: int = 0
+    """Of a piece on its way to the host."""
+    cast: int = 0
+    """Of a gradient's part that is cast for the reduction, if more than `copied`."""
+
+
 class Stage12(GradientMemory):
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: OptimizerSpec, local_ranks: int) -> None:
         super().__init__(sharded, plan, optimizer, local_ranks)
-        self.copied_width = self.width + (4 if plan.reduces_in_fp32 and self.width < 4 else 0)
-        """Bytes per element copied for a reduction, with a further copy in fp32 (`allreduce_bucket`)."""
         # `copy_grads_in_partition` keeps views of whole gradients, even of a tensor that only ends in the partition.
         self.owned = 0 if self.offloaded else sharded.touched
         """Reduced gradients that this rank owns. Offloaded ones are not on the GPU."""
-        owned_last = 0 if self.offloaded else sharded.last_load.touched
+        self.in_place = not (plan.contiguous_gradients or self.offloaded)
+        """Whether gradients stay where they are made (`contiguous_gradients` off; offload ignores it)."""
+        owned_last = 0 if self.offloaded or self.in_place else sharded.last_load.touched
         if self.tied_head:  # reduced at the end, with the embedding's; layers may be reduced before
             owned_last = owned_last if self.fills.flushed else 0
             self.oversized_head = 0
@@ -73,22 +87,34 @@ class Stage12(GradientMemory):
             self.accumulated = self.owned if self.accumulates else 0
             kept = max(owned_last * (2 if self.accumulates else 1), self.accumulated)
             # The last reduced gradient is freed at the next reduction, or at the end if adapters fill no bucket.
-            waits = plan.overlap_comm and not self.offloaded and not self.fills.flushed
+            waits = self.in_place or (plan.overlap_comm and not self.offloaded and not self.fills.flushed)
             self.with_layer = kept + self.oversized_head * waits
             self.at_head_reduction = kept + self.head
         self.with_first_layer = self.with_layer if self.oversized_head else self.accumulated
         if not self.oversized_head:
             self.at_head_reduction = self.accumulated + self.head
 
-    def live(self, numel: int, *, reduces: bool = False, copied: int = 0, piece: int = 0, whole: int = 0) -> Terms:
-        """Return gradients, buckets and staging. copied: elements of a bucket. piece, whole: of a gradient sent to the
-        host."""
+    def live(
+        self,
+        numel: int,
+        *,
+        reduces: bool = False,
+        copied: int = 0,
+        cast: int = 0,
+        filled: int = 0,
+        piece: int = 0,
+        whole: int = 0,
+    ) -> Terms:
+        """Return gradients, buckets and staging. copied: elements of a bucket. filled: gradients in a bucket. cast: elements that are cast for the
+        reduction, if more. piece, whole: of a gradient sent to the host."""
         w, buckets, bucket = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
+        if self.in_place:
+            bucket = min(bucket, filled)
         terms = _GRADIENTS.term(w * numel, w=w, alive=numel)
         if reduces or (self.accumulates and self.plan.zero_stage == 1):
-            formula = _BUCKETS if self.copied_width == w else _BUCKETS_IN_FP32
-            size = w * buckets * bucket + self.copied_width * copied
-            terms += formula.term(size, w=w, b=buckets, bucket=bucket, copied=copied)
+            formula, r, cast = _BUCKETS_CAST if self.reduced_width else _BUCKETS, self.reduced_width, max(cast, copied)
+            size = w * (buckets * bucket + copied) + r * cast
+            terms += formula.term(size, w=w, b=buckets, bucket=bucket, copied=copied, r=r, cast=cast)
         return terms + self._staging(piece, whole)
 
     def _staging(self, piece: int, whole: int = 0) -> Terms:
@@ -110,10 +136,16 @@ class Stage12(GradientMemory):
         pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
         return min(numel, pieces) if numel > self.bucket_size else 0
 
+    def _cast_piece(self, numel: int) -> int:
+        """Return the elements of a gradient larger than the bucket that are cast together."""
+        return max(self._flattened(numel), min(numel, self.sharded.groups[0].partition) * (numel > self.bucket_size))
+
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.oversized_head) - self.owned_last)
-        staged = min(self.oversized_head, self.sharded.last_load.slice)
-        return self.live(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=self.oversized_head)
+        staged, cast = min(self.oversized_head, self.sharded.last_load.slice), self._cast_piece(self.oversized_head)
+        return self.live(
+            self.at_head_reduction, reduces=True, copied=copied, cast=cast, piece=staged, whole=self.oversized_head
+        )
 
     def layer_terms(self, weight: int) -> Terms:
         # Before a module's first reduction: its gradients are in the bucket.
@@ -122,11 +154,13 @@ class Stage12(GradientMemory):
 
     def later_layer_terms(self) -> Terms:
         """Return gradients in a layer's backward pass after the first reduction."""
-        return self.live(self.with_layer + self.oversized + self.tied_head, reduces=True)
+        numel = self.with_layer + self.oversized + self.tied_head
+        return self.live(numel, reduces=True, filled=self.fills.flushed)
 
     def reduction_terms(self) -> Terms:
         whole = self.overflow + self.tied_head
-        copied = self.live(whole + self.with_first_layer, reduces=True, copied=self.fills.flushed * self.copies)
+        flushed = self.fills.flushed
+        copied = self.live(whole + self.with_first_layer, reduces=True, copied=flushed * self.copies, filled=flushed)
         # The copy is freed when the rank's part goes to its buffer, and pieces of it to the host.
         largest = self.largest_in_bucket
         piece = min(largest, self.sharded.slice)
@@ -135,11 +169,13 @@ class Stage12(GradientMemory):
 
     def later_reduction_terms(self) -> Terms:
         """Return gradients during the reduction of the second full bucket."""
-        copied = self.fills.flushed * self.copies
-        return self.live(self.with_layer + self.overflow + self.tied_head, reduces=True, copied=copied)
+        filled, numel = self.fills.flushed, self.with_layer + self.overflow + self.tied_head
+        return self.live(numel, reduces=True, copied=filled * self.copies, filled=filled)
 
     def _around_end(self) -> tuple[int, int]:
         """Return the elements of gradients when the last one is made, without it, and after its reduction."""
+        if self.plan.zero_stage == 2 and self.in_place:
+            return self.accumulated + max(0, self.owned - self.last), self.accumulated + self.owned
         if self.plan.zero_stage == 2:
             before = self._before_first_reduction(frees=True)
             return self.accumulated + before, self.accumulated + self.owned + self.last
@@ -153,38 +189,40 @@ class Stage12(GradientMemory):
             return 0
         return max(gradients_before_first_reduction(self.sharded, self.bucket_size, frees=frees, flushed=flushed))
 
-    def _at_end(self) -> Iterator[tuple[int, int, int]]:
-        """Yield elements of gradients, of a bucket's copy and of a piece on its way to the host at five moments: the
-        last gradient is made; the bucket before it is reduced; the last bucket is reduced; the last gradient has been
-        reduced; the last gradient, larger than the bucket, is reduced alone."""
+    def _at_end(self) -> Iterator[_Moment]:
+        """Yield five moments: the last gradient is made; the bucket before it is reduced; the last bucket is reduced;
+        the last gradient has been reduced; the last gradient, larger than the bucket, is reduced alone."""
         before, after = self._around_end()
         reduced = self._before_first_reduction(frees=self.plan.zero_stage == 2, flushed=True)
-        yield before + self.live_at_end, 0, 0
-        yield before + self.last, self.fills.pending * self.fills.waits * self.copies, 0
-        yield before, self.fills.final * self.copies, 0
-        yield after, 0, min(self.last, self.sharded.slice) * self.offloaded
-        yield reduced + self.last, self._flattened(self.last), 0
+        yield _Moment(before + self.live_at_end)
+        yield _Moment(before + self.last, self.fills.pending * self.fills.waits * self.copies)
+        yield _Moment(before, self.fills.final * self.copies)
+        yield _Moment(after, staged=min(self.last, self.sharded.slice) * self.offloaded)
+        yield _Moment(reduced + self.last, self._flattened(self.last), cast=self._cast_piece(self.last))
 
-    def _after_backward(self) -> Iterator[tuple[int, int, int]]:
+    def _after_backward(self) -> Iterator[_Moment]:
         """Yield the same where stage 1 reduces all gradients after the backward pass: the last gradient is made; on
         each rank, a bucket is reduced, and has been reduced."""
-        yield self.trainable - (0 if self.accumulates else self.last) + self.live_at_end, 0, 0
+        yield _Moment(self.trainable - (0 if self.accumulates else self.last) + self.live_at_end)
         numels, groups, size = self.tensors.trainable, self.sharded.groups, self.bucket_size
         for load in self.sharded.loads:
             kept = load._replace(touched=0) if self.offloaded else load
             for alive, reduced, after in reductions_after_backward(numels, groups, kept, size, idle=self.tensors.idle):
                 copied = reduced if reduced <= size else self._flattened(reduced)
-                yield alive, copied * self.copies, 0
-                yield after, 0, min(reduced, load.slice) * self.offloaded
+                yield _Moment(alive, copied * self.copies, cast=self._cast_piece(reduced) * self.copies)
+                yield _Moment(after, staged=min(reduced, load.slice) * self.offloaded)
 
     def end_terms(self) -> Terms:
         reduces_at_end = self.plan.zero_stage == 1 and not self.plan.overlap_comm
-        gradients, copied, staged = max(
+        gradients, copied, staged, cast = max(
             self._after_backward() if reduces_at_end else self._at_end(),
             # Moments are compared in bytes, because gradients, copies and norms differ in their bytes per element.
-            key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
+            key=lambda end: self.width * (end.alive + end.copied)
+            + self.reduced_width * max(end.copied, end.cast)
+            + NORM_BYTES * end.staged,
         )
-        return self.live(gradients, reduces=True, copied=copied, piece=staged, whole=self.last * (staged > 0))
+        whole = self.last * (staged > 0)
+        return self.live(gradients, reduces=True, copied=copied, cast=cast, filled=copied, piece=staged, whole=whole)
 
     def step_terms(self) -> Terms:
         """Return the largest of three moments, on the rank with the maximum.
@@ -258,7 +296,8 @@ class Stage3(GradientMemory):
         """Return the copied elements, in the gradients' type, while `numel` elements are reduced; `largest` is the
         largest tensor among them."""
         if not self.plan.zero_quantized_gradients:
-            return numel * self.copies
+            # In another type: the casts of whole gradients, and their interleaved copy.
+            return numel * self.copies * max(self.width, 2 * self.reduced_width) // self.width
         cast = numel if self.tensors.workload.precision == "bf16" else 0
         # Bytes per element: sent and received in the node; for 1 / L of them the node's sum, likewise, and in fp16.
         quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks

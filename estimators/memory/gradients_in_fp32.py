@@ -51,13 +51,15 @@ class Stage2InFp32(Stage12):
         *,
         reduces: bool = False,
         copied: int = 0,
+        cast: int = 0,
+        filled: int = 0,
         piece: int = 0,
         whole: int = 0,
         added: int | None = None,
     ) -> Terms:
         """added: elements of the piece that is cast and added to the rank's buffer; None for the largest in a bucket if
         one is reduced."""
-        terms = super().live(numel, reduces=reduces, copied=copied, piece=piece, whole=whole)
+        terms = super().live(numel, reduces=reduces, copied=copied, cast=cast, filled=filled, piece=piece, whole=whole)
         if added is None:
             added = min(self.largest_in_bucket, self.sharded.slice) * bool(copied)
         return terms + (self._buffer(added) if reduces or self.accumulates else ())
@@ -70,7 +72,8 @@ class Stage2InFp32(Stage12):
         piece = min(self.oversized_head, self.sharded.last_load.slice)
         if self.offloaded:
             return self.live(self.head, reduces=True, piece=piece, whole=self.oversized_head)
-        return self.live(self.head, reduces=True, copied=self._flattened(self.oversized_head), added=piece)
+        copied, cast = self._flattened(self.oversized_head), self._cast_piece(self.oversized_head)
+        return self.live(self.head, reduces=True, copied=copied, cast=cast, added=piece)
 
     def end_terms(self) -> Terms:
         """Return the largest of the moments of each rank: the last gradient is made; the bucket before it is reduced;
@@ -82,9 +85,15 @@ class Stage2InFp32(Stage12):
             piece = min(last, load.slice) * (self.tensors.idle in load.tensors) * (last > self.bucket_size)
             moments += [
                 self.live(kept + self.live_at_end, reduces=True),
-                self.live(kept + last, reduces=True, copied=pending * self.copies),
-                self.live(kept, reduces=True, copied=self.fills.final * self.copies),
-                self.live(kept + last, reduces=True, copied=self._flattened(last), added=piece),
+                self.live(kept + last, reduces=True, copied=pending * self.copies, filled=pending),
+                self.live(kept, reduces=True, copied=self.fills.final * self.copies, filled=self.fills.final),
+                self.live(
+                    kept + last,
+                    reduces=True,
+                    copied=self._flattened(last),
+                    cast=self._cast_piece(last),
+                    added=piece,
+                ),
             ]
             if self.offloaded:
                 moments.append(self.live(last, reduces=True, piece=piece, whole=last))

@@ -86,7 +86,7 @@ def gradient_copies_s(step: Step, copied: float) -> float:
 def _reduced_element(step: Step) -> int:
     """Return the bytes of an element during its reduction. ZeRO 1 and 2 cast it under sequence parallelism (deepspeed
     0.19.8 stage_1_and_2.py `allreduce_bucket`)."""
-    return 4 if step.plan.reduces_in_fp32 else step.element_bytes
+    return step.plan.reduced_bytes(step.workload.precision) or step.element_bytes
 
 
 def last_reduction_share(step: Step) -> float:

@@ -46,6 +46,7 @@ SETTINGS: list[tuple[Strategy, dict[str, Any]]] = [
     ("zero2", {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}),
     ("zero2", {"autotp_size": 2}),
     ("zero1", {"communication_data_type": "fp32"}),
+    ("zero2", {"grad_accum_dtype": "fp32", "contiguous_gradients": False}),
     ("zero3", {"sequence_parallel_size": 2}),
     ("zero3", {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True}),
 ]
