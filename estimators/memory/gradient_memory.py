@@ -25,7 +25,7 @@ NORM_BYTES = 8
 
 SYMBOLS = {
     **MEMORY_SYMBOLS,
-    "r": "bytes of a gradient that is cast for its reduction",
+    "r": "bytes of a gradient while it is reduced",
     "cast": "elements of gradients that are cast for their reduction",
     "a": "bytes of an accumulated gradient",
     "alive": "elements of whole gradients that are alive at this moment",

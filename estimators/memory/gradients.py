@@ -259,7 +259,7 @@ NORM_CHUNK = 250_000_000
 _SOURCE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _BUCKET_3 = Formula(
     "reduce_buckets",
-    "w (bucket + copied)",
+    "r bucket + w copied",
     f"{_SOURCE_3} _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
     SYMBOLS,
 )
@@ -303,10 +303,16 @@ class Stage3(GradientMemory):
         quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
         return cast + int(quantized * min(numel, largest)) // self.width
 
+    def _in_place(self, numel: int) -> int:
+        """Return the elements, in the gradients' type, of the cast of a single tensor, which is then reduced in
+        place."""
+        return numel * self.reduced_width // self.width
+
     def _cast(self, numel: int) -> int:
         """Return the shards of reduced gradients in the accumulated type, as elements of the gradients' type
         (`__avg_scatter_grads`)."""
-        is_cast = self.accumulated_width > self.width
+        reduced = self.reduced_width or self.width
+        is_cast = reduced != self.accumulated_width or self.reduced_width == 2
         return is_cast * self.accumulated_width * shard_numel(numel, self.sharded.world_size) // self.width
 
     def _staging(self, numel: int, in_bucket: int = 0) -> Terms:
@@ -331,8 +337,9 @@ class Stage3(GradientMemory):
         w, shards, held = self.width, 0 if self.offloaded else self.sharded.shard_total, self.accumulated_width
         bucket = self.bucket_size if self.plan.contiguous_gradients else 0
         numel += 0 if self.plan.contiguous_gradients else filled
+        reduced = self.reduced_width or w
         gradients = _GRADIENTS_3.term(held * shards + w * numel, a=held, w=w, shards=shards, alive=numel)
-        return gradients + _BUCKET_3.term(w * (bucket + copied), w=w, bucket=bucket, copied=copied)
+        return gradients + _BUCKET_3.term(reduced * bucket + w * copied, r=reduced, w=w, bucket=bucket, copied=copied)
 
     def idle_terms(self) -> Terms:
         return self.live(0)
@@ -340,7 +347,9 @@ class Stage3(GradientMemory):
     def head_reduction_terms(self) -> Terms:
         # reduce_scatter_coalesced pads and interleaves tensors unless a single one divides among the ranks.
         in_place = not self.plan.zero_quantized_gradients and self.oversized_head % self.sharded.world_size == 0
-        copied = 0 if in_place else self._copied(self.oversized_head, self.oversized_head)
+        copied = self._in_place(self.oversized_head)
+        if not in_place:
+            copied = self._copied(self.oversized_head, self.oversized_head)
         copied += self._cast(self.oversized_head)
         return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
 
@@ -359,7 +368,8 @@ class Stage3(GradientMemory):
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
         waits = self.live(self.last, copied=self._copied(pending, self.layer) + self._cast(pending), filled=pending)
         last_bucket = self.live(0, copied=self._copied(final, self.layer) + self._cast(final), filled=final)
-        alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
+        quantizes = self.plan.zero_quantized_gradients
+        alone = self._copied(self.last, self.last) if quantizes else self._in_place(self.last)
         alone += self._cast(self.last)
         return max(
             self.live(self.live_at_end, filled=self.fills.pending),

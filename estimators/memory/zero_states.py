@@ -94,7 +94,9 @@ def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
     if group == 1 or plan.offload_param != "none":
         return ()
     trained, frozen = second_copy_numels(sharded, plan.stage3_param_persistence_threshold)
-    # A tensor that is still gathered has no second copy yet: `_partition_param_sec` runs when it is released.
+    # A tensor that is still gathered has no second copy yet: `_partition_param_sec` runs when it is released. In a
+    # later micro batch it has the one of the first.
+    unreleased *= plan.gradient_accumulation_steps == 1
     width, numel = sharded.tensors.workload.weight_bytes, frozen + max(0, trained - unreleased)
     return _SECOND_COPY.term(width * numel // group, w=width, second=numel, h=group)
 
