@@ -211,10 +211,16 @@ def build_side(
     if obstacle is not None:
         what = f"{name} cannot run: {obstacle}"
         raise WorkloadError(what, fix="compare it without --model")
-    features, candidate, ran = tuple(unpredicted(config, facts, plan, model)), predict(model, workload, cluster, plan), None
+    features, candidate, ran = (
+        tuple(unpredicted(config, facts, plan, model)),
+        predict(model, workload, cluster, plan),
+        None,
+    )
     if features and not any(feature.not_dry_run for feature in features):
         question = replace(context.question, workload=workload)
-        ran = context.dry_run(lambda: replace(build_run(question, plan, offline=bool(options.get("offline"))), config=config))
+        ran = context.dry_run(
+            lambda: replace(build_run(question, plan, offline=bool(options.get("offline"))), config=config)
+        )
     if ran is not None:
         candidate = replace(candidate, fit=ran.fit, measured_bytes=ran.required_device_bytes_per_gpu)
     return Side(

@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _print(base: str, verdicts: Sequence[Verdict]) -> None:
     kinds = [verdict.outcome.kind for verdict in verdicts]
-    print(f"## {base}: {len(verdicts)} settings, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds})))
+    print(
+        f"## {base}: {len(verdicts)} settings, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
+    )
     for verdict in verdicts:
         if verdict.outcome.kind == "same":
             continue

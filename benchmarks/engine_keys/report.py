@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import ds_advise
@@ -19,9 +19,9 @@ TABLE = Path(ds_advise.__file__).parent / "validate" / "lint" / "key_effects.jso
 class Classes:
     """Keys by what dry runs say of them at all bases.
 
-    A key is in the first class that applies: unfollowed if its effect is not that of the closed form, or if the closed
-    form refuses it; followed if a value has an effect; without effect if no value has one; refused if every value is
-    refused by the engine or by the dry run.
+    A key is in the first class that applies: unfollowed if its effect is not that of the closed form; followed if a
+    value has an effect; without effect if no value has one; refused if every value is refused by the engine, the dry
+    run or the closed form.
     """
 
     def __init__(self, verdicts: Sequence[Verdict]) -> None:
@@ -33,10 +33,12 @@ class Classes:
         self.followed, self.without_effect, self.refused = list[str](), list[str](), list[str]()
         self.worst: dict[str, Verdict] = {}
         for path, found in sorted(by_key.items()):
-            wrong = [verdict for verdict in found if verdict.outcome.kind == "differs" and not verdict.follows]
-            kinds = {verdict.outcome.kind for verdict in found}
+            differing = [verdict for verdict in found if verdict.outcome.kind == "differs" and not verdict.unsupported]
+            wrong = [verdict for verdict in differing if not verdict.follows]
+            kinds = {verdict.outcome.kind for verdict in found if not verdict.unsupported}
             if wrong:
-                self.unfollowed[path] = list(dict.fromkeys(verdict.base for verdict in wrong))
+                unknown = [verdict for verdict in found if verdict.outcome.kind == "refused" or verdict.unsupported]
+                self.unfollowed[path] = list(dict.fromkeys(verdict.base for verdict in (*wrong, *unknown)))
                 self.worst[path] = max(wrong, key=lambda each: max(map(abs, each.errors.values()), default=0))
             elif "differs" in kinds:
                 self.followed.append(path)
@@ -54,11 +56,12 @@ class Classes:
         }
         TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
-    def table(self, facts: DeepSpeedFacts, pairs: Iterable[Verdict], follows: Iterable[str]) -> str:
-        """Return the table of the manual. follows: keys that the closed form reads, tested or not."""
+    def table(self, facts: DeepSpeedFacts, pairs: Iterable[Verdict], follows: Collection[str]) -> str:
+        """Return the table of the manual. follows: keys whose effect the package takes for predicted, tested or not."""
         measured = {*self.unfollowed, *self.followed, *self.without_effect, *self.refused}
         every = all_keys(facts)
-        read = sorted({*follows} & every - measured)
+        refused = [path for path in self.refused if path not in follows]
+        read = sorted({*follows} & every - measured | {*self.refused} - {*refused})
         others = sorted(every - measured - {*read})
         pairs = list(pairs)
         agreeing = [pair for pair in pairs if self.accounts_for(pair)]
@@ -66,7 +69,7 @@ class Classes:
             ("predicted, followed in every dry run", self.followed),
             ("predicted, and varied by the base configurations and other tests", read),
             ("without effect on bytes and operations of a step", self.without_effect),
-            ("refused in every dry run, named when they are set", self.refused),
+            ("refused in every dry run, named when they are set", refused),
             ("not run, named when they are set", others),
         ]
         lines = [f"DeepSpeed {facts.version}: {len(every)} keys, {len(self.bases)} base configurations.", ""]
@@ -78,9 +81,12 @@ class Classes:
         for path, bases in self.unfollowed.items():
             worst = self.worst[path]
             error = ", ".join(f"{name} {size:+.0%}" for name, size in worst.errors.items() if abs(size) > 0.02)
-            lines.append(f"| `{worst.changes[0]}` | {'; '.join(bases)} | {error or worst.unsupported} |")
+            lines.append(f"| `{worst.changes[0]}` | {'; '.join(bases)} | {error} |")
         if pairs:
-            lines += ["", f"Random pairs of keys with an effect: {len(agreeing)} of {len(pairs)} are followed or named."]
+            lines += [
+                "",
+                f"Random pairs of keys with an effect: {len(agreeing)} of {len(pairs)} are followed or named.",
+            ]
         return "\n".join(lines) + "\n"
 
     def accounts_for(self, pair: Verdict) -> bool:

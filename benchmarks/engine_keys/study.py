@@ -198,7 +198,9 @@ class Study:
     def ask(self, groups: Sequence[tuple[Change, ...]]) -> None:
         """Fill `outcomes` of the groups; those of several changes that differ are halved, if they are groups of
         `singles`."""
-        for group, answer in zip(groups, answers([self.call(group) for group in groups], workers=self.workers), strict=True):
+        for group, answer in zip(
+            groups, answers([self.call(group) for group in groups], workers=self.workers), strict=True
+        ):
             if isinstance(answer, DryRunError):
                 outcome = Outcome(kind="refused", why=" ".join(str(answer).split())[:200])
             else:

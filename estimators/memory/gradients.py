@@ -142,10 +142,10 @@ class Stage12(GradientMemory):
 
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.oversized_head) - self.owned_last)
-        staged, cast = min(self.oversized_head, self.sharded.last_load.slice), self._cast_piece(self.oversized_head)
-        return self.live(
-            self.at_head_reduction, reduces=True, copied=copied, cast=cast, piece=staged, whole=self.oversized_head
-        )
+        staged, whole = min(self.oversized_head, self.sharded.last_load.slice), self.oversized_head
+        reduced = self.live(self.at_head_reduction, reduces=True, copied=copied, cast=self._cast_piece(whole))
+        after = self.live(self.at_head_reduction, reduces=True, copied=copied, piece=staged, whole=whole)
+        return max(reduced, after, key=total_bytes)
 
     def layer_terms(self, weight: int) -> Terms:
         # Before a module's first reduction: its gradients are in the bucket.
@@ -217,9 +217,11 @@ class Stage12(GradientMemory):
         gradients, copied, staged, cast = max(
             self._after_backward() if reduces_at_end else self._at_end(),
             # Moments are compared in bytes, because gradients, copies and norms differ in their bytes per element.
-            key=lambda end: self.width * (end.alive + end.copied)
-            + self.reduced_width * max(end.copied, end.cast)
-            + NORM_BYTES * end.staged,
+            key=lambda end: (
+                self.width * (end.alive + end.copied)
+                + self.reduced_width * max(end.copied, end.cast)
+                + NORM_BYTES * end.staged
+            ),
         )
         whole = self.last * (staged > 0)
         return self.live(gradients, reduces=True, copied=copied, cast=cast, filled=copied, piece=staged, whole=whole)

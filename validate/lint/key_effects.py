@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import UnmodeledFeature, is_true, unmodeled_features
+from ...estimators.models.families import find_family
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import PLAN_FIELDS, Plan
 from .facts import DeepSpeedFacts
@@ -71,8 +72,10 @@ def unpredicted(
     """Yield the features and keys of a configuration whose effect on memory and time the closed form does not have."""
     features = [*unmodeled_features(config)]
     yield from features
+    leaves = find_family(model).leaf_classes
     for path, value in _written(config, facts):
         known = any(f"{path}.".startswith(f"{feature.key}.") for feature in features)
+        known |= path == "zero_optimization.leaf_module.classes" and value == [*leaves]  # experts are gathered so
         if not known and value not in (None, "auto", facts.default(path)) and not follows(path, plan):
             yield _key(path)
     if plan.autotp_size > 1 and model.tied:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ds_advise.advisor.cli import config_files
 from ds_advise.advisor.cli.main import run
 from ds_advise.ds_configs.record import without_record
+
+from tests.helpers import TINY
 
 GOOD = {
     "zero_optimization": {"stage": 3},
@@ -109,3 +113,29 @@ def test_one_file_has_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint", "own.json", "--model", "Llama-3.1-70B", *question]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "nothing found" in out and f"`auto` filled with micro batch {advice['micro_batch_size']}" in out
+
+
+@pytest.mark.usefixtures("in_forks")
+def test_a_key_that_is_not_predicted_is_dry_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """check and compare have the memory of a dry run; without torch, and in lint, the key is named."""
+    Path("config.json").write_text(json.dumps(TINY))
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}}
+    for name, zero in (("plain", {}), ("own", {"round_robin_gradients": True})):
+        Path(f"{name}.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 2, **zero}}))
+    asked = ["--model", "config.json", "--gpus", "2x24GB", "--seq-len", "64", "--framework", "deepspeed"]
+
+    def answer(*words: str) -> Any:
+        assert run([*words, *asked, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    ran = answer("dry-run", "own.json")["required_device_bytes_per_gpu"]
+    plain, own = (side["plan"] for side in answer("compare", "plain.json", "own.json")["sides"])
+    assert plain["measured_device_bytes_per_gpu"] is None and own["measured_device_bytes_per_gpu"] == ran
+    assert "by a dry run" in answer("check", "own.json")["requirements"][1]["detail"]
+    (named,) = (each["what"] for each in answer("lint", "own.json")["findings"] if each["code"] == "DS906")
+    assert named.startswith("zero_optimization.round_robin_gradients: its effect is not predicted")
+    monkeypatch.setattr(config_files, "find_spec", lambda _name: None)
+    detail = answer("check", "own.json")["requirements"][1]["detail"]
+    assert "without zero_optimization.round_robin_gradients: not predicted, dry-run it" in detail
