@@ -211,7 +211,6 @@ class Plan(PlanSettings):
     contiguous_gradients: bool = plan_field(
         True, "gradients copied into one buffer: less fragmentation", only_if_set=True
     )
-    """Predicted at stage 3."""
     communication_data_type: str = plan_field(
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )
@@ -223,7 +222,7 @@ class Plan(PlanSettings):
         stages=(2, 3),
         only_if_set=True,
     )
-    """"fp32", or "" for the training precision. At stage 1 DeepSpeed takes another optimizer, which is not predicted."""
+    """"fp32", or "" for the training precision. At stage 1 DeepSpeed takes an optimizer that is not predicted."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters updated at a time: 6 bytes each on the GPU, one buffer each on NVMe", stages=(3,)
     )

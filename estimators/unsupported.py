@@ -91,7 +91,7 @@ def _why_no_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if plan.zero_stage == 0:
         return f"master weights in {name} need ZeRO stage 1 or higher"
     if workload.precision != name:
-        return f"master weights in {name} need training in {name}, not {workload.precision}"
+        return f"master weights in {name} need training in that type, not {workload.precision}"
     if not optimizer(workload.optimizer).is_adam:
         return f"states in {name} are known for AdamW and Adam, not for {workload.optimizer}"
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:

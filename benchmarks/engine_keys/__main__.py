@@ -5,9 +5,9 @@ follow?
                                      [--answers FILE [--offline]] [--write]
 
 The keys are those that `validate.lint.read_deepspeed` finds in the installed DeepSpeed: the fields of its pydantic
-classes and the keys that its code looks up, so those of a new version come by themselves. Each gets other values than its
-default, from `data/engine_key_values.json` or from its type, on every base configuration of `study.BASES`: two ranks, a
-model of two layers, two micro batches.
+classes and the keys that its code looks up, so those of a new version come by themselves. Each gets other values than
+its default, from `data/engine_key_values.json` or from its type, on every base configuration of `study.BASES`: two
+ranks, a model of two layers, two micro batches.
 
 Keys without effect are found in groups: a group of settings that changes neither a byte nor an operation of the dry run
 contains none with an effect, unless two cancel each other exactly. A group that differs or is refused is halved.
@@ -32,7 +32,7 @@ from ds_advise.validate.lint.key_effects import follows, without_effect
 
 from ..document import put
 from .report import Classes, all_keys
-from .study import BASES, Change, Study, Verdict, all_changes
+from .study import BASES, Study, Verdict, all_changes
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The classes of the engine's keys, from the verdicts: `validate/lint/key_effects.json`, and the table of the manual."""
+"""The classes of the engine's keys: `validate/lint/key_effects.json`, and the table of the manual."""
 
 from __future__ import annotations
 

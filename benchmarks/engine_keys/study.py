@@ -22,7 +22,7 @@ from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 from ds_advise.probes.run_errors import DryRunError
-from ds_advise.validate.lint import DeepSpeedFacts, load_facts
+from ds_advise.validate.lint import DeepSpeedFacts
 from ds_advise.validate.lint.facts import ConfigField
 
 from ..dry_run.cases import DATA, FAMILIES, Case
@@ -319,8 +319,8 @@ _NOT_BACKWARD = ("load", "initialize", "first_layer_forward", "last_layer_forwar
 
 
 def signature(result: DryRunResult) -> tuple[Any, ...]:
-    """What is equal for two runs with the same bytes and operations: bytes of every phase, of the allocator and of NVMe,
-    and how often a step issues every operation and every call of the host."""
+    """What is equal for two runs with the same bytes and operations: bytes of every phase, of the allocator and of
+    NVMe, and how often a step issues every operation and every call of the host."""
     schedule, peak = result.schedule, result.peak
     assert schedule is not None
     issued = Counter[Any]()

@@ -7,8 +7,8 @@ Stages 1 and 2 reduce each gradient to the ranks whose flat partitions contain i
 - Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), and
   a second copy while another micro batch is added.
 
-Stage 3 keeps one shard of every gradient, in a buffer that is never freed, with `grad_accum_dtype` in fp32. Offloaded gradients leave the GPU tensor by
-tensor.
+Stage 3 keeps one shard of every gradient, in a buffer that is never freed. Offloaded gradients leave the GPU tensor by
+tensor. `grad_accum_dtype` and `communication_data_type` decide the types of that buffer and of what is reduced.
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
 `reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`), stage3.py
@@ -105,8 +105,11 @@ class Stage12(GradientMemory):
         piece: int = 0,
         whole: int = 0,
     ) -> Terms:
-        """Return gradients, buckets and staging. copied: elements of a bucket. filled: gradients in a bucket. cast: elements that are cast for the
-        reduction, if more. piece, whole: of a gradient sent to the host."""
+        """Return gradients, buckets and staging.
+
+        copied: elements of a bucket. filled: of gradients in a bucket. cast: of those that are cast for the reduction,
+            if more. piece, whole: of a gradient sent to the host.
+        """
         w, buckets, bucket = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
         if self.in_place:
             bucket = min(bucket, filled)

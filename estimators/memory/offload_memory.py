@@ -233,9 +233,9 @@ class _Offload:
         return [group for group in self._groups() if 4 * group >= SWAP_MIN_BYTES]
 
     def _gradient_sizes(self) -> list[int]:
-        """Return the sizes in bytes of stage 3's gradient buffers: one in the accumulated type, one per sub-group in the
-        masters' type. For a sub-group that stays on the GPU the buffer is pinned first; a later one of its size reuses
-        the block."""
+        """Return the sizes in bytes of stage 3's gradient buffers: one in the accumulated type, one per sub-group in
+        the masters' type. For a sub-group that stays on the GPU the buffer is pinned first; a later one of its size
+        reuses the block."""
         kept = groups_on_gpu(self.sharded, self.plan)
         sizes = [self.accumulated_width * self.shards, *(self.master * group for group in self._groups()[len(kept) :])]
         if self.pin:

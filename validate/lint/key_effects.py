@@ -89,7 +89,7 @@ def _key(path: str) -> UnmodeledFeature:
 
 
 def _written(block: Mapping[str, Any], facts: DeepSpeedFacts, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of the engine with their values, under their usual names. Blocks that are not enabled have none."""
+    """Yield the keys of the engine with their values, under their usual names; none of blocks that are not enabled."""
     known = facts.block(path)
     if known is None:
         return
@@ -103,6 +103,7 @@ def _written(block: Mapping[str, Any], facts: DeepSpeedFacts, path: str = "") ->
         here = f"{path}.{name}".lstrip(".")
         if isinstance(value, Mapping) and facts.block(here) is not None:
             yield from _written(value, facts, here)
+        elif field is not None and field.deprecated:
+            continue
         elif not isinstance(value, Mapping) or is_true(value.get("enabled", True)):
-            if not (field is not None and field.deprecated):
-                yield here, value
+            yield here, value
