@@ -356,7 +356,8 @@ class Stage3(GradientMemory):
         if not in_place:
             copied = self._copied(self.oversized_head, self.oversized_head)
         copied += self._cast(self.oversized_head)
-        return self.live(self.head, copied=copied) + self._staging(self.oversized_head)
+        reduced = self.live(self.head, copied=copied)
+        return self._with_copy_to_host(reduced, self.head, self.oversized_head, self.oversized_head)
 
     def layer_terms(self, weight: int) -> Terms:
         return self.live(weight + self.tied_head, filled=max(self.fills.flushed, self.fills.pending))
@@ -364,8 +365,17 @@ class Stage3(GradientMemory):
     def reduction_terms(self) -> Terms:
         largest, flushed = self.largest_in_bucket, self.fills.flushed
         copied = self._copied(flushed, largest) + self._cast(flushed)
-        reduced = self.live(self.overflow + self.tied_head, copied=copied, filled=flushed)
-        return reduced + self._staging(largest, flushed)
+        alive = self.overflow + self.tied_head
+        reduced = self.live(alive, copied=copied, filled=flushed)
+        return self._with_copy_to_host(reduced, alive, flushed, largest, in_bucket=flushed)
+
+    def _with_copy_to_host(self, reduced: Terms, alive: int, numel: int, largest: int, *, in_bucket: int = 0) -> Terms:
+        """Return the terms of a reduction of `numel` elements with the copy of its result to the host, at which casts
+        for the reduction are freed."""
+        if self.offloaded and self.reduced_width:
+            after = self.live(alive, copied=self._cast(numel), filled=numel) + self._staging(largest, in_bucket)
+            return max(reduced, after, key=total_bytes)
+        return reduced + self._staging(largest, in_bucket)
 
     def end_terms(self) -> Terms:
         """Return the largest of four moments: the last gradient is made; the bucket before it is reduced; the last
@@ -378,9 +388,9 @@ class Stage3(GradientMemory):
         alone += self._cast(self.last)
         return max(
             self.live(self.live_at_end, filled=self.fills.pending),
-            waits + self._staging(min(pending, self.layer), self.fills.pending),
-            last_bucket + self._staging(min(final, self.layer), final),
-            self.live(self.last, copied=alone) + self._staging(self.last),
+            self._with_copy_to_host(waits, self.last, pending, min(pending, self.layer), in_bucket=self.fills.pending),
+            self._with_copy_to_host(last_bucket, 0, final, min(final, self.layer), in_bucket=final),
+            self._with_copy_to_host(self.live(self.last, copied=alone), self.last, self.last, self.last),
             key=total_bytes,
         )
 

@@ -75,6 +75,7 @@ def unpredicted(
     leaves = find_family(model).leaf_classes
     for path, value in _written(config, facts):
         known = any(f"{path}.".startswith(f"{feature.key}.") for feature in features)
+        known |= path.endswith(".pin_memory") and _pins_alike(config, facts)
         known |= path == "zero_optimization.leaf_module.classes" and value == [*leaves]  # experts are gathered so
         if not known and value not in (None, "auto", facts.default(path)) and not follows(path, plan):
             yield _key(path)
@@ -82,6 +83,14 @@ def unpredicted(
         block = config.get("tensor_parallel")
         if isinstance(block, Mapping) and block.get("vocab_parallel_lm_head") is None:
             yield _key("tensor_parallel.vocab_parallel_lm_head")  # DeepSpeed splits a tied head by default
+
+
+def _pins_alike(config: Mapping[str, Any], facts: DeepSpeedFacts) -> bool:
+    """Return whether all blocks of offload agree on `pin_memory`, which is one setting of a plan."""
+    zero = config.get("zero_optimization")
+    blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
+    default = facts.default("zero_optimization.offload_optimizer.pin_memory")
+    return len({block.get("pin_memory", default) for block in blocks if isinstance(block, Mapping)}) == 1
 
 
 def _key(path: str) -> UnmodeledFeature:
