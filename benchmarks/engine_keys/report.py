@@ -10,6 +10,7 @@ from pathlib import Path
 import ds_advise
 from ds_advise.estimators.plan import PLAN_FIELDS
 from ds_advise.validate.lint import DeepSpeedFacts
+from ds_advise.validate.lint.key_effects import BY_SCRIPT
 
 from .study import Verdict
 
@@ -29,10 +30,13 @@ class Classes:
         for verdict in verdicts:
             by_key[verdict.changes[0].path].append(verdict)
         self.bases = list(dict.fromkeys(verdict.base for verdict in verdicts))
+        self.by_script = [path for path in BY_SCRIPT if path in by_key]
         self.unfollowed: dict[str, list[str]] = {}
         self.followed, self.without_effect, self.refused = list[str](), list[str](), list[str]()
         self.worst: dict[str, Verdict] = {}
         for path, found in sorted(by_key.items()):
+            if path in BY_SCRIPT:
+                continue
             differing = [verdict for verdict in found if verdict.outcome.kind == "differs" and not verdict.unsupported]
             wrong = [verdict for verdict in differing if not verdict.follows]
             kinds = {verdict.outcome.kind for verdict in found if not verdict.unsupported}
@@ -58,7 +62,7 @@ class Classes:
 
     def table(self, facts: DeepSpeedFacts, pairs: Iterable[Verdict], follows: Collection[str]) -> str:
         """Return the table of the manual. follows: keys whose effect the package takes for predicted, tested or not."""
-        measured = {*self.unfollowed, *self.followed, *self.without_effect, *self.refused}
+        measured = {*self.by_script, *self.unfollowed, *self.followed, *self.without_effect, *self.refused}
         every = all_keys(facts)
         refused = [path for path in self.refused if path not in follows]
         read = sorted({*follows} & every - measured | {*self.refused} - {*refused})
@@ -69,6 +73,7 @@ class Classes:
             ("predicted, followed in every dry run", self.followed),
             ("predicted, and varied by the base configurations and other tests", read),
             ("without effect on bytes and operations of a step", self.without_effect),
+            ("with an effect only on scripts of another kind, named when they are set", self.by_script),
             ("refused in every dry run, named when they are set", refused),
             ("not run, named when they are set", others),
         ]

@@ -30,6 +30,10 @@ _DECIDED = (
 )
 """Beginnings of keys that the workload, the batch and the cluster have, unless the file names one."""
 
+BY_SCRIPT = ("data_efficiency", "pipeline")
+"""Keys that act only with calls that a script of DeepSpeed's own kind makes: converted layers for random_ltd and the
+engine's data sampler (`initialize(training_data=...)`), or a PipelineModule."""
+
 
 @cache
 def _effects() -> dict[str, Any]:
@@ -52,6 +56,8 @@ def follows(path: str, plan: Plan | None = None) -> bool:
     """Return whether the closed form has the effect of a key, or the key has none: at the stage and the offload of a
     plan, or everywhere."""
     unfollowed: Mapping[str, list[str]] = _effects()["unfollowed"]
+    if path in BY_SCRIPT:
+        return False
     if path in unfollowed:
         return plan is not None and not {*unfollowed[path]} & _bases(plan)
     return path in without_effect() or path in _followed() or path.startswith(_DECIDED)
