@@ -266,11 +266,8 @@ class Study:
     def pairs(self, changes: Sequence[Change], count: int, rng: random.Random) -> list[tuple[Change, ...]]:
         """Ask for random pairs of different keys that have an effect alone."""
         acting = [change for change in changes if self.kind_of(change) == "differs"]
-        found = [
-            pair
-            for _ in range(count)
-            if len(pair := tuple(sorted(rng.sample(acting, 2), key=str))) == 2 and pair[0].path != pair[1].path
-        ]
+        drawn = [rng.sample(acting, 2) for _ in range(count * (len(acting) > 1))]
+        found = [(min(pair), max(pair)) for pair in drawn if pair[0].path != pair[1].path]
         missing = [pair for pair in dict.fromkeys(found) if pair not in self.outcomes]
         if missing and not self.offline:
             self.ask([(), *missing])

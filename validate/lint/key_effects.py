@@ -68,8 +68,8 @@ def _bases(plan: Plan) -> set[str]:
     device = next((each for each in (plan.offload_optimizer, plan.offload_param) if each != "none"), "")
     wanted = {f"stage {plan.zero_stage}", device, "AutoTP" * (plan.autotp_size > 1)} - {""}
     every: list[str] = _effects()["bases"]
-    found = {base for base in every if {*base.split(", ")} - {"fp16"} == wanted}
-    return found or {*every}
+    found = {base for base in every if {*base.split(", ")} - {"fp16", "AutoTP"} == wanted - {"AutoTP"}}
+    return {base for base in found if "AutoTP" not in base or "AutoTP" in wanted} or {*every}
 
 
 def unpredicted(
@@ -118,6 +118,8 @@ def _written(block: Mapping[str, Any], facts: DeepSpeedFacts, path: str = "") ->
         here = f"{path}.{name}".lstrip(".")
         if isinstance(value, Mapping) and facts.block(here) is not None:
             yield from _written(value, facts, here)
+        elif here == "optimizer.params" and isinstance(value, Mapping):
+            yield from ((f"{here}.{name}", each) for name, each in value.items() if each is not False)
         elif field is not None and field.deprecated:
             continue
         elif not isinstance(value, Mapping) or is_true(value.get("enabled", True)):
