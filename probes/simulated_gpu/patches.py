@@ -148,7 +148,7 @@ def patch_vocabulary_loss(module: Any) -> None:
     equal parts (deepspeed 0.19.8 sequence/cross_entropy.py)."""
 
     def equal_parts(local: int, _start: int, _end: int, group: Any, _device: Any) -> int:
-        return local * module.dist.get_world_size(group)
+        return local * int(module.dist.get_world_size(group))
 
     module._validate_vocab_shard_bounds = equal_parts
 
