@@ -45,7 +45,7 @@ NAMES = re.compile(
     r"pip install [a-z-]+|\w+=[\"{].*|.dtype.*|   (from_pretrained|    |model = |peft_config = |\)).*"
     r"|PATH:|ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+"
     r"|zero.Init|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP"
-    r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|GRPOConfig|TRL|grpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA"
+    r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|GRPOConfig|TRL|grpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA|PCIe"
     r"|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json|accelerate|transformers|generate|vLLM"
     r"|engine.save.checkpoint|train.py|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|lamb|rank|chunked(-head)?"
     r"|fused|standard|RTX|Ada|Gb/s|V100-\S*|P40|\d (min|ms|Tflop)|\d+GiB"
