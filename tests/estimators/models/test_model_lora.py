@@ -83,7 +83,7 @@ def test_dora_adds_a_magnitude_of_each_output(config: dict[str, Any]) -> None:
         (small("qwen3_moe", PADDED, num_experts=4, num_experts_per_tok=2), (4, 57), None),
         (small("llama", PADDED), (5, 0), None),
     ],
-    ids=str,
+    ids=["mixtral", "qwen3_moe", "qwen3_moe of transformers 4", "llama"],
 )
 def test_the_linear_modules_are_those_that_tools_list(
     config: dict[str, Any], software: tuple[int, int], adapted: set[str] | None
