@@ -79,8 +79,6 @@ def gemma3(c: Fields) -> Body:
     vision = sub_config(c, "vision_config", "siglip_vision_model")
     defaults = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     sizes = Sizes.read(vision, activation=GELU, **defaults)
-    if vision.flag("vision_use_head", default=True):
-        raise vision.error("vision_use_head must be false", why="Gemma 3's published models have no pooling head")
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=224, patch=16)
     layer = (
@@ -98,11 +96,26 @@ def gemma3(c: Fields) -> Body:
         + embedding(f"{at}embeddings.position_embedding", patches, hidden, "position")
         + norms((f"{at}post_layernorm",), hidden, "layer")
     )
+    if vision.flag("vision_use_head", default=True):
+        tower += _pooling_head(f"{at}head.", hidden, sizes.feed_forward)
     side = c.size("mm_tokens_per_image", default=256)
     # The projector pools a square of patches into each image token.
     merge = math.isqrt(patches // side)
     image = ImageSize(kernel[1], merge, patches * kernel[1] * kernel[2], resized=False)
     return combine(c, body, (block,), tower + projector, patches=patches, image=image)
+
+
+def _pooling_head(at: str, hidden: int, feed_forward: FeedForward) -> Tensors:
+    """SigLIP's pooling head. Its output is not read, so that it gets no gradients. Published models have none."""
+    attention = (
+        parameter(f"{at}probe", 1, 1, hidden, role="other")
+        + parameter(f"{at}attention.in_proj_weight", 3 * hidden, hidden, role="other")
+        + parameter(f"{at}attention.in_proj_bias", 3 * hidden, role="other")
+        + linear(f"{at}attention.out_proj", hidden, hidden, "other", bias=True)
+    )
+    rest = norms((f"{at}layernorm",), hidden, "layer")
+    rest += feed_forward_linears(feed_forward, hidden, (f"{at}mlp.fc1", f"{at}mlp.fc2"), bias=True)
+    return tuple(tensor._replace(role="tower") for tensor in attention + rest)
 
 
 def mistral3(c: Fields) -> Body:

@@ -95,7 +95,7 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
 
     from ..default_script.engine import UnusableModelError
 
-    values = {key: value for key, value in description.items() if key not in ("dtype", "torch_dtype")}
+    values = {key: _decoded(value) for key, value in description.items() if key not in ("dtype", "torch_dtype")}
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
@@ -108,6 +108,18 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
     config = CONFIG_MAPPING[kind].from_dict(values)
     config.use_cache = False
     return config
+
+
+def _decoded(value: Any) -> Any:
+    """A value of a `config.json` with the floats that transformers 5 writes as `{"__float__": "Infinity"}`
+    (configuration_utils.py `_encode_special_floats`)."""
+    if isinstance(value, Mapping):
+        tagged = value.get("__float__")
+        return float(tagged) if tagged in _TAGGED else {key: _decoded(each) for key, each in value.items()}
+    return [_decoded(each) for each in value] if isinstance(value, list) else value
+
+
+_TAGGED = ("Infinity", "-Infinity", "NaN")
 
 
 def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:

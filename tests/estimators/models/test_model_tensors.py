@@ -115,12 +115,15 @@ VARIANTS: list[Config] = [
     small("gpt2", GPT, architectures=["GPT2ForSequenceClassification"]),
     small("gpt_bigcode", GPT, multi_query=False),
     {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "expansion_ratio": 3},
-    {
-        "model_type": "gemma3",
-        "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
-        "vision_config": SIGLIP,
-        "mm_tokens_per_image": 4,
-    },
+    *(
+        {
+            "model_type": "gemma3",
+            "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
+            "vision_config": vision,
+            "mm_tokens_per_image": 4,
+        }
+        for vision in (SIGLIP, small("siglip_vision_model", IMAGES))
+    ),
     small("mistral3", {"text_config": small("mistral"), "vision_config": PIXTRAL}, multimodal_projector_bias=True)
     | {"tie_word_embeddings": False},
     small("mistral3", {"text_config": small("ministral3"), "vision_config": PIXTRAL}),
