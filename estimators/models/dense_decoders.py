@@ -107,6 +107,34 @@ def qwen(c: Fields) -> Body:
     return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 
+def chatglm(c: Fields) -> Body:
+    """ChatGLM's remote code (ChatGLM2, ChatGLM3): fused projections of query, key and value, and of gate and up."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads", limit=MAX_HEADS)
+    grouped = c.flag("multi_query_attention", default=False)
+    sizes = Dims(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=c.size("multi_query_group_num") if grouped else heads,
+        head_dim=c.size("kv_channels", default=c.divide("hidden_size", hidden, "num_attention_heads", heads)),
+        feed_forward=c.size("ffn_hidden_size"),
+        layers=c.size("num_layers", limit=MAX_LAYERS),
+        vocab=c.size("padded_vocab_size", limit=MAX_VOCABULARY),
+    )
+    bias = c.flag("add_bias_linear", default=False)
+    style = Style(
+        names=Names("transformer", "encoder.layers", "embedding.word_embeddings", "encoder.final_layernorm"),
+        head="transformer.output_layer",
+        suffix="ForConditionalGeneration",
+        attention=("self_attention.query_key_value", "self_attention.dense"),
+        feed_forward=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        biases=(bias or c.flag("add_qkv_bias", default=False), bias, bias),
+        hidden_dropout=("hidden_dropout", 0.0),
+    )
+    body = build(c, sizes, style)
+    # Published files name the class ChatGLMModel, and mean the one with a head.
+    return body._replace(heads=dict.fromkeys(("ForConditionalGeneration", "Model"), next(iter(body.heads.values()))))
+
+
 # GPT-2 and its contemporaries: LayerNorm with a shift, biases, an ungated feed-forward, no rotary positions.
 
 

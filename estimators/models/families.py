@@ -101,6 +101,7 @@ _ERNIE_BIAS = ("use_bias", False)
 
 FAMILIES: Mapping[str, FamilySpec] = {
     "baichuan": FamilySpec("Baichuan", decoder(Style(attention=("self_attn.W_pack", "self_attn.o_proj")))),
+    "chatglm": FamilySpec("ChatGLM", dense.chatglm),
     "deepseek_v2": FamilySpec(
         "DeepseekV2",
         partial(experts.deepseek, width=1407, count=64, shared=2, first=0, biased=True),

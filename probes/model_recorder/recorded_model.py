@@ -28,7 +28,7 @@ from ..run import absolute_factory
 from ..store_path import store_path
 from .process import answer
 
-FORMAT = 12
+FORMAT = 13
 """Increases when earlier recordings can no longer be read or are wrong."""
 
 REFUSES = "cannot be built from this configuration"
@@ -107,7 +107,16 @@ def transformers_config(description: Mapping[str, Any]) -> Any:
         )
     config = CONFIG_MAPPING[kind].from_dict(values)
     config.use_cache = False
+    for name in _SPECIAL_TOKENS:
+        if getattr(config, name, 0) is None:
+            setattr(config, name, 0)
+    if getattr(config, "default_language", "") is None:
+        config.default_language = config.languages[0]  # adapters of one language compute (xmod)
     return config
+
+
+_SPECIAL_TOKENS = ("image_token_index", "video_token_index")
+"""Ids that published configurations state and default ones lack. Any number gives the same operations."""
 
 
 def _decoded(value: Any) -> Any:
@@ -197,7 +206,7 @@ def input_choices(chosen: Any) -> list[tuple[str, ...]]:
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOKEN_INPUTS = ("mm_token_type_ids", "bbox")
-_IMAGE_INPUTS = ("pixel_values", "image_attention_mask", "image_embeds_position_mask")
+_IMAGE_INPUTS = ("pixel_values", "image_attention_mask", "image_embeds_position_mask", "input_features")
 """Inputs that some classes need although `forward` has defaults for them."""
 
 IMAGE_LIST = "pixel_values of several images"
@@ -225,8 +234,7 @@ def make_batch(
     image = (getattr(vision, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size)))
     floats = {
         "pixel_values": image,
-        # A convolution with stride 2 halves the frames (transformers 5.23 whisper/modeling_whisper.py).
-        "input_features": (getattr(config, "num_mel_bins", 0), 2 * getattr(config, "max_source_positions", 0)),
+        "input_features": _spectrogram(config, length),
         IMAGE_LIST: (1, *image),
         "bbox": (length, 4),
         # Two positions and the pixels of each patch (transformers 5.23 pix2struct/image_processing_pix2struct.py).
@@ -250,6 +258,14 @@ def make_batch(
                 (batch, *shape), dtype=kind, device="meta"
             )
     return inputs
+
+
+def _spectrogram(config: Any, length: int) -> tuple[int, int]:
+    """Mel bins and frames of a sample: a fixed number, or so many for each token of the text."""
+    if frames := getattr(config, "audio_length_per_tok", 0):  # transformers 5.24 voxtral_realtime
+        return config.audio_config.num_mel_bins, frames * length
+    # A convolution with stride 2 halves the frames (transformers 5.23 whisper/modeling_whisper.py).
+    return getattr(config, "num_mel_bins", 0), 2 * getattr(config, "max_source_positions", 0)
 
 
 def _windows(text: Any, window: object) -> dict[int, int]:

@@ -130,6 +130,11 @@ def _shape_at(
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
     of_head = [path for path, parameter in model.named_parameters() if head is not None and parameter is head.weight]
+    outside = tuple(
+        _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path not in runs[0].trace.used)
+        for path, parameter in model.named_parameters()
+        if not path.startswith(inside)
+    )
     return ModelShape(
         name=name,
         model_type=config.model_type,
@@ -138,12 +143,9 @@ def _shape_at(
         vocab_size=text.vocab_size if head is not None else 0,
         num_labels=text.num_labels if head is None and "For" in type(model).__name__ else 0,
         blocks=blocks,
-        outside=tuple(
-            _tensor(modules, path, parameter, head=head, embedding=embedding, is_idle=path not in runs[0].trace.used)
-            for path, parameter in model.named_parameters()
-            if not path.startswith(inside)
-        ),
-        idle_tower=len(layers) < len(every_layer),
+        outside=outside,
+        # The layers of a tower without checkpointing (timm's) are not found as layers.
+        idle_tower=len(layers) < len(every_layer) or any(_is_of_tower(tensor) for tensor in outside),
         tied=head is not None and head.weight is embedding.weight,
         max_positions=_max_positions(config) or None,
         encoder_len_fixed=next((each.tokens for each in blocks if each.tokens and not each.hidden_size), None),
@@ -283,15 +285,15 @@ def _around(runs: list[_Run], shapes: Shapes, head: str) -> OuterPrograms:
 
 def _parts_around(run: _Run, head: str) -> list[Part]:
     steps, parts = run.trace.steps, list[Part]()
-    begin, first_input, stack = 0, None, ""
+    begin, first_input, stacks = 0, None, set[str]()
     for place, step in enumerate(steps):
         if step.kind != "layer":
             continue
-        if (own := step.name.rpartition(".")[0]) != stack:
+        if (own := step.name.rpartition(".")[0]) not in stacks:
             made = {number for each in steps[begin:place] for number in each.outputs}
             embedding = next((number for number in run.embedded if number in made), None)
             parts.append(Part(run.trace, steps[begin:place], first_input, step.inputs[0], embedding))
-            stack = own
+            stacks.add(own)
         begin, first_input = place + 1, step.outputs[0]
     epilogue = steps[begin:]
     place, output = next(
@@ -366,7 +368,7 @@ def _experts_per_token(made: Program, tensors: Sequence[Tensor], config: Any) ->
     reading = [each for each in made.instructions if shapes.keys() & each.reads_weights]
     if flops := sum(each.flops.at(LONG_STEP).per_sample for each in reading):
         return round(flops / (2 * LONG_STEP * sum(one * other for _, one, other in shapes.values())))
-    for name in ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_k", "top_k"):
+    for name in ("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_k", "top_k_experts", "top_k"):
         if isinstance(value := getattr(config, name, None), int):
             return value
     return 1
@@ -382,6 +384,10 @@ def _attention(made: Program, attentions: Sequence[Instruction], window: int | N
         return Attention(heads=0, kv_heads=0, head_dim=0, v_head_dim=0, causal=False, rotary=False)
     width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return Attention(heads=heads, kv_heads=heads, head_dim=width, v_head_dim=width, rotary=False, window=window)
+
+
+def _is_of_tower(tensor: Tensor) -> bool:
+    return tensor.role == "tower" and "tower" in tensor.name
 
 
 def _tensor(

@@ -220,6 +220,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
         self.places: set[int] = set()
         """Memory of the results of `nonzero`, by which code chooses an expert: all experts are alike."""
+        self.marks: set[int] = set()
+        """Memory of the results of `any`: in samples of text no token is special."""
         self.kept: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -246,6 +248,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kept.append(result)
         else:
             result = op(*args, **kwargs)
+        if op is aten.any.default:
+            self.marks.add(result.untyped_storage()._cdata)
+            self.kept.append(result)
         self.trace.flops += operation_flops(op, args, kwargs, result)
         if self.is_paused:
             return result
@@ -284,6 +289,9 @@ class _Functions(TorchFunctionMode):
         if function is torch.Tensor.tolist and args[0].dim() == 1 and args[0].is_meta:
             # Code splits tokens by expert with this list; its values do not exist on the meta device.
             return _Counts([0] * len(args[0]))
+        if function is torch.Tensor.item and args[0].is_meta and args[0].dtype == torch.bool:
+            # torch refuses it before it dispatches.
+            return _assume_all_equal() and args[0].untyped_storage()._cdata not in self.operations.marks
         if function in _SPLITS and isinstance(sizes := args[1], _Counts):
             rows, count = args[0].shape[(args[2:] or (kwargs.get("dim", 0),))[0]], len(sizes)
             return function(args[0], [(rows + place) // count for place in range(count)], *args[2:], **kwargs)

@@ -69,7 +69,8 @@ class Replay:
                 self._apply(instruction, inputs)
                 self._attach_weights(*instruction.weights)
             self._repeat(nodes, value_at(instruction.repeats, self.seq_len))
-        return self.values[self.program.output]
+        # A stack between the layers of another one begins with an output of that one's layers.
+        return self.values.get(self.program.output) or self._external_value(self.program.output)
 
     def _row_view(self, value: Value) -> Value:
         """Return a view instead of the copy, which is temporary in both passes."""

@@ -19,7 +19,7 @@ from tests.estimators.small_models import DEEPSEEK, GPT, TEXT, Config, on_meta, 
 
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
 ENTRIES = [entry for entry in catalogue._entries() if entry["config"]["model_type"] in FAMILIES]
-REMOTE_CODE = {"baichuan", "internlm2", "minicpm", "qwen"}
+REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm", "qwen"}
 DEPTH_FIELDS = "num_hidden_layers n_layer n_layers"
 
 DELTA = TEXT | {
