@@ -24,7 +24,13 @@ from .question.model_source import is_user_module, load_model, module_options
 from .question.options import OPTIONS, JobOptions, QuestionOptions, check_names, fill_defaults, names_in, plan_options
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
-from .question.workload import absent_parts, apply_model_options, build_workload, plan_settings
+from .question.workload import (
+    absent_parts,
+    apply_model_options,
+    build_workload,
+    plan_settings,
+    trains_projector_alone,
+)
 from .search.candidate import LEAST, Candidate
 from .search.choice import best_of_strategy, fastest_that_fits, worth_trying_first
 from .search.max_fit import STEP, largest_micro_batch_question, longest_sequence_question
@@ -87,9 +93,9 @@ def build_question(
         options = cast("QuestionOptions", {**options, **module_options(model, options)})
     cluster = build_cluster(options)
     name = model if isinstance(model, str) else model.name
-    shape = apply_model_options(
-        model if isinstance(model, ModelShape) else load_model(model, offline=options["offline"]), options
-    )
+    if not isinstance(model, ModelShape):
+        model = load_model(model, offline=options["offline"], with_image=trains_projector_alone(options))
+    shape = apply_model_options(model, options)
     micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.
     batch: Any = options["global_batch"]

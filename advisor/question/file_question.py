@@ -23,7 +23,7 @@ from .cluster import build_cluster, gpus_argument, machine_arguments, parse_clus
 from .model_source import is_user_module, load_model
 from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in
 from .question import Question
-from .workload import apply_model_options, build_workload, plan_settings
+from .workload import apply_model_options, build_workload, plan_settings, trains_projector_alone
 
 _MACHINE, _JOB = names_in(MachineOptions, CpuOptions), names_in(JobOptions)
 _AMOUNTS = ("data", "samples", "tokens")
@@ -149,7 +149,8 @@ class FileQuestion:
         with suppress(DsAdviseError):
             options = fill_defaults(self.recorded)
             cluster = build_cluster(options)
-            model = apply_model_options(load_model(str(self.model), offline=True), options)
+            model = load_model(str(self.model), offline=True, with_image=trains_projector_alone(options))
+            model = apply_model_options(model, options)
             workload = build_workload(options, model, cluster.gpu)
             written = ds_config(self.plan, model, workload, cluster, flavor=workload.framework)
             return changed_keys(written, self.config)

@@ -19,22 +19,27 @@ from ...estimators.models.model_shape import Input, ModelShape, UserModule
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
 
-def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
+def load_model(name_or_path: str, *, offline: bool = False, with_image: bool = False) -> ModelShape:
     """The model of a name, a folder, a `config.json` or a hub id.
 
     The order is: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache first.
     `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
+    with_image: a model that is recorded with samples of text, which leave its vision tower idle, is recorded with an
+    image in each sample instead.
 
     Raises UnknownModelError if there is no such model or the hub cannot be reached, and ModelConfigError for an invalid
     `config.json`.
     """
     found = _resolve(name_or_path, offline=offline)
     if isinstance(found, ModelShape):
-        return found
-    return model_shape(_read(found.file), name=name_or_path.strip(), source=found.source)
+        if not (with_image and found.idle_tower):
+            return found
+        return model_shape(catalogue.config(found.name), name=found.name, source=found.source, with_image=True)
+    name, config = name_or_path.strip(), _read(found.file)
+    return model_shape(config, name=name, source=found.source, with_image=with_image)
 
 
-def model_shape(config: dict[str, Any], *, name: str, source: str = "") -> ModelShape:
+def model_shape(config: dict[str, Any], *, name: str, source: str = "", with_image: bool = False) -> ModelShape:
     """The shape of a model from its `config.json`, by the row of its type, else recorded from transformers' code.
     Raises ModelConfigError."""
     try:
@@ -43,7 +48,7 @@ def model_shape(config: dict[str, Any], *, name: str, source: str = "") -> Model
         # Imported here: its imports take milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
-        return recorded_model(config, name=name, source=source)
+        return recorded_model(config, name=name, source=source, with_image=with_image)
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:

@@ -325,6 +325,11 @@ def _frozen_parts(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name.replace("_", "-") for name in names)
 
 
+def trains_projector_alone(options: Mapping[str, Any]) -> bool:
+    """Whether only the projector of a vision-language model trains, which samples of text leave idle."""
+    return {"vision-tower", "language-model"} <= {*_frozen_parts(options)}
+
+
 def apply_model_options(model: ModelShape, options: Mapping[str, Any]) -> ModelShape:
     """The model with the objective's head, for the images of a sample, with its frozen parts marked. Raises
     WorkloadError."""

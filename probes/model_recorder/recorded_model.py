@@ -37,16 +37,18 @@ _UNLIMITED = 1 << 20
 """A window that no recorded length reaches: the estimators add the masks of windows themselves."""
 
 
-def recorded_model(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
+def recorded_model(config: Mapping[str, Any], *, name: str, source: str, with_image: bool = False) -> ModelShape:
     """The shape of the model that transformers builds from a `config.json`, recorded or read from the cache.
+
+    with_image: each sample has an image, if the class takes one; otherwise only if it requires one.
 
     Raises ModelConfigError if transformers has no class for it, or if its code cannot be recorded.
     """
     known = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
-    file = cached_file(known)
+    file = cached_file([known, "with an image"] if with_image else known)
     shape = cached(file, ModelShape)
     if shape is None:
-        shape = _record(config, name)
+        shape = _record(config, name, with_image)
         keep(file, shape)
     recorder = f"recorded from the code of transformers {installed_version('transformers')}"
     return replace(shape, name=name, source=f"{source}; {recorder}")
@@ -74,7 +76,7 @@ def keep(file: Path, recording: Any) -> None:
         replace_file(file, json.dumps(to_json(recording), separators=(",", ":")))
 
 
-def _record(config: Mapping[str, Any], name: str) -> ModelShape:
+def _record(config: Mapping[str, Any], name: str, with_image: bool) -> ModelShape:
     if not installed_version("transformers") or not installed_version("torch"):
         engine = 'pip install "ds-advise[engine]" (about 3 GB with CUDA, unless torch is there)'
         raise _unknown_model_error(name, "torch and transformers are not installed", engine)
@@ -83,7 +85,8 @@ def _record(config: Mapping[str, Any], name: str) -> ModelShape:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        return _record_quietly({key: value for key, value in config.items() if key not in _IGNORED}, name)
+        known = {key: value for key, value in config.items() if key not in _IGNORED}
+        return _record_quietly(known, name, with_image)
     finally:
         logging.set_verbosity(verbosity)
 
@@ -131,7 +134,7 @@ def _decoded(value: Any) -> Any:
 _TAGGED = ("Infinity", "-Infinity", "NaN")
 
 
-def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
+def _record_quietly(config: Mapping[str, Any], name: str, with_image: bool) -> ModelShape:
     import torch
 
     from ..default_script.engine import UnusableModelError
@@ -177,7 +180,9 @@ def _record_quietly(config: Mapping[str, Any], name: str) -> ModelShape:
     except Exception as error:  # a model's code may raise any error
         raise _unknown_model_error(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
     windows, why = _windows(text, window), ""
-    for others in input_choices(chosen):
+    choices = input_choices(chosen)
+    seeing = [names for names in choices if "pixel_values" in names]
+    for others in (with_image and seeing) or choices:
         try:
             batch = partial(make_batch, built, others)
             return recorded_shape(model, batch, name=name, source="", windows=windows, rebuild=build)

@@ -126,6 +126,10 @@ class Trace:
             self._kept += outputs
             return
         numbers = tuple(self.number(tensor) for tensor in inputs if not self._is_weight(tensor))
+        if name == "cat" and (whole := self._unbound(numbers)) is not None:
+            copy = torch.ops.aten.clone.default, (Reference(whole),), {}
+            self.steps.append(Step(kind, "clone", (whole,), tuple(self._add(each, 0) for each in outputs), (), copy))
+            return
         weights = tuple(self._weight(tensor) for tensor in inputs if self._is_weight(tensor))
         recorded = None
         if call is not None and not self.no_grad_depth:
@@ -134,6 +138,16 @@ class Trace:
         made = tuple(self._add(tensor, 0) for tensor in outputs)
         self.steps.append(Step(kind, name, numbers, made, weights, recorded, details or {}, self.flops))
         self.flops = 0
+
+    def _unbound(self, numbers: tuple[int, ...]) -> int | None:
+        """The tensor whose parts along its first dimension these are, in order, if nothing else reads them. Their
+        number is the batch size, which no program can have; joined, they are a copy of it."""
+        place = next((place for place in range(len(self.steps) - 1, -1, -1) if self.steps[place].kind != "hold"), 0)
+        last = self.steps[place] if self.steps else None
+        if last is None or last.name != "unbind" or last.outputs != numbers:
+            return None
+        del self.steps[place]
+        return last.inputs[0]
 
     def parameter_name(self, tensor: torch.Tensor) -> str | None:
         """The name of the parameter that a tensor is, or is a view of."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
+from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.estimators.memory.trainable import tensor_set
-from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.vision_parts import freeze_parts
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_plan
@@ -37,33 +37,44 @@ GEMMA = {
     "vision_config": VISION,
     "mm_tokens_per_image": 256,
 }
-FILE = f"""
+LLAVA = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "text_config": sizes(2048, 5504, 4, 16, 16, 32064, model_type="llama"),
+    "vision_config": {**VISION, "model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336},
+}
+FILE = """
 import json, os, torch
 os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # placeholders in a batch without values
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.initialization import no_init_weights
+
+CONFIG = json.loads('''CONFIG_JSON''')
 
 def build_model():
     with no_init_weights():
-        model = Gemma3ForConditionalGeneration(Gemma3Config(**json.loads('''{json.dumps(GEMMA)}''')))
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**CONFIG))
         model.tie_weights()
     return model.to(torch.bfloat16).train()
 
 def make_batch(batch, length):
-    words = torch.zeros((batch, length), dtype=torch.long)
-    return {{"input_ids": words, "labels": words.clone(), "pixel_values": torch.zeros((batch, 3, 896, 896))}}
+    words, side = torch.zeros((batch, length), dtype=torch.long), CONFIG["vision_config"]["image_size"]
+    return {"input_ids": words, "labels": words.clone(), "pixel_values": torch.zeros((batch, 3, side, side))}
 """
 
 
-def allocated(folder: Path, method: Method, parts: tuple[str, ...], **plan: Any) -> tuple[int, int]:
+def allocated(
+    folder: Path, method: Method, parts: tuple[str, ...], config: dict[str, Any] = GEMMA, **plan: Any
+) -> tuple[int, int]:
     """Predicted and dry-run peak, in bytes."""
-    (folder / "model.py").write_text(FILE, encoding="utf-8")
+    (folder / "model.py").write_text(FILE.replace("CONFIG_JSON", json.dumps(config)), encoding="utf-8")
     cluster, workload = (
         parse_cluster("4xA100-80GB"),
         Workload(seq_len=2048, method=method, freeze=parts, framework="deepspeed"),
     )
-    shape = freeze_parts(shape_from_config(GEMMA, name="gemma"), parts)
-    chosen = Plan(zero_stage=2, micro_batch_size=4, **plan)
+    shape = freeze_parts(model_shape(config, name="model", with_image=True), parts)
+    chosen = Plan(**{"zero_stage": 2, "micro_batch_size": 4, **plan})
     run = Run.from_plan(chosen, shape, workload, cluster, description=f"{folder / 'model.py'}:build_model")
     with dry_runs_in_forks():
         result = dry_run(run, rank=3)
@@ -79,3 +90,12 @@ def test_a_frozen_tower_and_projector_need_what_the_engine_needs(
 ) -> None:
     predicted, real = allocated(tmp_path, method, ("vision-tower", "projector"), gradient_checkpointing=checkpointing)
     assert predicted == pytest.approx(real, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "checkpointing"), [(2, False), (3, True)])
+def test_a_projector_alone_needs_what_the_engine_needs(tmp_path: Path, stage: int, checkpointing: bool) -> None:
+    """LLaVA, recorded with an image: samples of text would train nothing."""
+    parts, plan = ("vision-tower", "language-model"), {"zero_stage": stage, "gradient_checkpointing": checkpointing}
+    predicted, real = allocated(tmp_path, "full", parts, LLAVA, **plan)
+    assert predicted == pytest.approx(real, rel=0.01)

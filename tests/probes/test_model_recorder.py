@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ds_advise
 import pytest
+from ds_advise.advisor.question.model_source import load_model
 from ds_advise.estimators.errors import ModelConfigError, WorkloadError
 from ds_advise.estimators.json_form import from_json, to_json
+from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.lora import adapters
 from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.models.vision_parts import freeze_parts
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.model_recorder.recorded_model import recorded_model
 
@@ -115,6 +119,36 @@ def test_a_shipped_recording_is_what_the_installed_transformers_runs(hub_id: str
     """The catalogue answers it without torch."""
     shipped = catalogue.find(hub_id)
     assert shipped == recorded_model(catalogue.config(hub_id), name=hub_id, source=shipped.source.rpartition(";")[0])
+
+
+def test_a_folder_as_transformers_writes_it_is_read(tmp_path: Path) -> None:
+    """An infinite value is an object there: `"time_step_limit": [0.0, {"__float__": "Infinity"}]`."""
+    import torch
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    small = {"num_heads": 8, "head_dim": 64, "hidden_size": 256, "vocab_size": 1000, "n_groups": 1, "state_size": 16}
+    config = Mamba2Config(num_hidden_layers=2, **small)
+    config.save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text(encoding="utf-8")
+    with torch.device("meta"):
+        model = Mamba2ForCausalLM(config)
+    assert load_model(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_projector_that_trains_alone_has_images(tmp_path: Path) -> None:
+    """The parts that text leaves idle: nothing would train without an image in each sample."""
+    vision = sizes(64, 128, 2, 2, 2, 1, model_type="clip_vision_model", image_size=56, patch_size=14)
+    text = sizes(128, 256, 2, 2, 2, 1000, model_type="llama")
+    config = {"model_type": "llava", "text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_model(str(tmp_path)).idle_tower
+    answer = ds_advise.advise(
+        str(tmp_path), gpus="2x24GB", freeze="vision-tower,language-model", deepspeed_estimate=False
+    )
+    assert answer.recommended is not None
+    assert "one image of 17 patches in each sample" in answer.assumptions
+    shape = freeze_parts(load_model(str(tmp_path), with_image=True), ("vision-tower", "language-model"))
+    assert tensor_set(shape, Workload()).trainable_numel == (64 + 1) * 128 + (128 + 1) * 128
 
 
 def test_an_encoder_decoder_has_two_stacks() -> None:
