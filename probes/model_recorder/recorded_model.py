@@ -159,11 +159,11 @@ def _record_quietly(config: Mapping[str, Any], name: str, with_image: bool) -> M
     if (layers := getattr(text, "num_hidden_layers", 0)) > MAX_LAYERS:
         raise _unknown_model_error(name, f"it has {layers:,} layers")
     print(f"ds-advise: recording the layers of {name} from transformers' code, once", file=sys.stderr)
-    window = None
-    for field in ("sliding_window", "attention_chunk_size"):
-        if isinstance(size := getattr(text, field, None), int):
-            window = size
-            setattr(text, field, _UNLIMITED)
+    fields = [name for name in ("sliding_window", "attention_chunk_size") if isinstance(getattr(text, name, None), int)]
+    window = getattr(text, fields[-1]) if fields else None
+    for field in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        if getattr(built, field, 0):
+            setattr(built, field, 0.0)  # a step that drops no layer at random needs the most memory
 
     def build() -> Any:
         with torch.device("meta"), no_init_weights():
@@ -177,6 +177,16 @@ def _record_quietly(config: Mapping[str, Any], name: str, with_image: bool) -> M
 
     try:
         model = build()
+        if fields:
+            limited, sizes = model, [getattr(text, field) for field in fields]
+            for field in fields:
+                setattr(text, field, _UNLIMITED)
+            model = build()
+            # A class with a parameter for each position of the window is recorded with it (inkling2).
+            if model.num_parameters() != limited.num_parameters():
+                model = limited
+                for field, size in zip(fields, sizes, strict=True):
+                    setattr(text, field, size)
     except Exception as error:  # a model's code may raise any error
         raise _unknown_model_error(name, f"{chosen.__name__} {REFUSES}: {_first_line(error)}") from error
     windows, why = _windows(text, window), ""
@@ -189,7 +199,8 @@ def _record_quietly(config: Mapping[str, Any], name: str, with_image: bool) -> M
         except Exception as error:  # a model's code may raise any error
             is_ours = isinstance(error, UnrecordableError)
             reason = str(error) if is_ours else f"does not run without data: {_first_line(error)}"
-            if IMAGE_LIST not in others or not why:
+            # Only an error about an absent input gives way to that of a choice with it.
+            if not why or any(absent in why for absent in _IMAGE_INPUTS):
                 why = f"{chosen.__name__}{': ' if is_ours else ' '}{reason}"
     raise _unknown_model_error(name, why)
 
