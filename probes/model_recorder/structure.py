@@ -126,7 +126,7 @@ def _shape_at(
         )
         for (prefix, window, _), paths in members.items()
     )
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embedding = model.get_output_embeddings(), _input_embedding(model)
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
     of_head = [path for path, parameter in model.named_parameters() if head is not None and parameter is head.weight]
@@ -146,7 +146,7 @@ def _shape_at(
         outside=outside,
         # The layers of a tower without checkpointing (timm's) are not found as layers.
         idle_tower=len(layers) < len(every_layer) or any(_is_of_tower(tensor) for tensor in outside),
-        tied=head is not None and head.weight is embedding.weight,
+        tied=head is not None and embedding is not None and head.weight is embedding.weight,
         max_positions=_max_positions(config) or None,
         encoder_len_fixed=next((each.tokens for each in blocks if each.tokens and not each.hidden_size), None),
         logit_softcap=bool(getattr(text, "final_logit_softcapping", None)),
@@ -155,6 +155,13 @@ def _shape_at(
         pair_router=any(path.endswith(("router", "gate")) and _returns_several(modules[path]) for path in modules),
         outer_programs=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
+
+
+def _input_embedding(model: Any) -> torch.nn.Module | None:
+    try:
+        return model.get_input_embeddings()  # type: ignore[no-any-return]
+    except NotImplementedError:  # a class that has not named it
+        return None
 
 
 def _softmax_fp32(layer: torch.nn.Module) -> bool:
@@ -239,7 +246,7 @@ def _run(
         trace.step("layer", path, call.hidden, result)
         return result
 
-    table = getattr(model.get_input_embeddings(), "weight", None)
+    table = getattr(_input_embedding(model), "weight", None)
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.weight is table:
