@@ -127,8 +127,9 @@ class Trace:
             return
         numbers = tuple(self.number(tensor) for tensor in inputs if not self._is_weight(tensor))
         if name == "cat" and (whole := self._unbound(numbers)) is not None:
-            copy = torch.ops.aten.clone.default, (Reference(whole),), {}
-            self.steps.append(Step(kind, "clone", (whole,), tuple(self._add(each, 0) for each in outputs), (), copy))
+            made = tuple(self._add(tensor, 0) for tensor in outputs)
+            copy = Step(kind, "clone", (whole,), made, call=(torch.ops.aten.clone.default, (Reference(whole),), {}))
+            self.steps.append(copy)
             return
         weights = tuple(self._weight(tensor) for tensor in inputs if self._is_weight(tensor))
         recorded = None
