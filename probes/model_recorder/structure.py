@@ -135,7 +135,7 @@ def _shape_at(
         for path, parameter in model.named_parameters()
         if not path.startswith(inside)
     )
-    return ModelShape(
+    shape = ModelShape(
         name=name,
         model_type=config.model_type,
         architecture=type(model).__name__,
@@ -155,6 +155,9 @@ def _shape_at(
         pair_router=any(path.endswith(("router", "gate")) and _returns_several(modules[path]) for path in modules),
         outer_programs=_around(runs, shapes, of_head[0].removesuffix(".weight") if of_head else ""),
     )
+    if shape.parameters != model.num_parameters():
+        raise UnrecordableError("layers share parameters, which a recording would count once for each of them")
+    return shape
 
 
 def _input_embedding(model: Any) -> torch.nn.Module | None:
