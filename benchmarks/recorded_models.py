@@ -84,10 +84,12 @@ def answer(model_type: str) -> str:
         printed, said = io.StringIO(), io.StringIO()
         with redirect_stdout(printed), redirect_stderr(said):
             code = run([folder, "--gpus", GPUS, "--json", "--no-write"])
+        if isinstance(built, str):
+            return built
         if code == UNANSWERED:
             reason = said.getvalue().replace(f"{folder}: ", "").replace(folder, "it").strip().splitlines()[-1]
             reason = reason.removeprefix("ds-advise: ").removeprefix("this type of model is not known here, and ")
-            return built if isinstance(built, str) else reason.partition("; give a model of a known type")[0]
+            return reason.partition("; give a model of a known type")[0]
         counted = json.loads(printed.getvalue())["model"]["parameters"]
         how = "row" if model_type in FAMILIES else "recorded"
         return how if counted == built else f"{how}, {counted:,} parameters instead of {built:,}"
