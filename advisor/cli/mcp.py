@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -161,11 +162,12 @@ def server() -> Server[Any]:
 
 
 def input_schema(command: click.Command) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments: the command's parameters under their Python names."""
+    """The JSON Schema of a tool's arguments: the command's parameters under their Python names. Long descriptions stand
+    once, at `advise`."""
     shown = _parameters(command)
     return {
         "type": "object",
-        "properties": {name: _schema(each) for name, each in shown.items()},
+        "properties": {name: _schema(each, is_whole=command.name == "advise") for name, each in shown.items()},
         "required": [name for name, each in shown.items() if each.required or _is_model(each)],
         "additionalProperties": False,
     }
@@ -209,7 +211,16 @@ def _parameters(command: click.Command) -> dict[str, click.Parameter]:
     }
 
 
-def _schema(parameter: click.Parameter) -> dict[str, Any]:
+_LONG = 160
+"""Characters of a description that is shortened where it is repeated."""
+
+
+def _shortened(text: str) -> str:
+    """The beginning of a description, up to the first list or explanation."""
+    return text if len(text) <= _LONG else f"{re.split('[;:(.]', text)[0].strip()} (as for advise)."
+
+
+def _schema(parameter: click.Parameter, *, is_whole: bool) -> dict[str, Any]:
     kind = parameter.type
     if isinstance(kind, click.Choice):
         form: dict[str, Any] = {"type": "string", "enum": [*kind.choices]}
@@ -217,7 +228,8 @@ def _schema(parameter: click.Parameter) -> dict[str, Any]:
         form = dict(_TYPES.get(kind.name, {"type": "string"}))
     if parameter.nargs != 1:
         form = {"type": "array", "items": form}
-    form["description"] = parameter.help if isinstance(parameter, click.Option) else parameter.metavar
+    text = (parameter.help if isinstance(parameter, click.Option) else parameter.metavar) or ""
+    form["description"] = text if is_whole else _shortened(text)
     if isinstance(parameter.default, str | int | float) and parameter.name not in _WRITES:
         form["default"] = parameter.default
     return form

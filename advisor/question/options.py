@@ -181,9 +181,9 @@ class MethodOptions(TypedDict, total=False):
     objective: Annotated[
         Objective,
         Option(
-            "Next token, labels of a text (classification, reranking), pairs of texts (embedding), preferences by TRL "
-            "(dpo, orpo, simpo: a sample is a pair; kto: one sequence), a reward model (pairs), or reinforcement "
-            "learning by TRL (grpo, rloo, ppo: completions).",
+            "Next token, labels (classification, reranking), pairs of texts (embedding), or by TRL preferences (dpo, "
+            "orpo, simpo: a sample is a pair; kto: one sequence), rewards (pairs), or reinforcement learning (grpo, "
+            "rloo, ppo: completions).",
             NEXT_TOKEN,
         ),
     ]
@@ -333,8 +333,7 @@ class BatchOptions(TypedDict, total=False):
     eval_logits: Annotated[
         int | None,
         Option(
-            "Evaluation batches whose logits stay on each GPU for compute_metrics (eval_accumulation_steps; the "
-            "Trainer's default keeps all).",
+            "Evaluation batches whose logits stay on each GPU for metrics (eval_accumulation_steps; default: all).",
             default_text="none",
         ),
     ]
@@ -406,10 +405,9 @@ class KernelOptions(TypedDict, total=False):
     loss: Annotated[
         Literal["auto", LossKernel],
         Option(
-            "Loss kernel; auto: the framework's default, or the kernel that one of its arguments enables, if only "
-            "that fits or it is faster. fused (Liger), chunked-head (TRL) and tiled (DeepSpeed) never store all "
-            "logits, chunked-softmax (DeepSpeed) stores them in 16 bits, in-place (unsloth) overwrites them with "
-            "their gradient, chunked (LitGPT) upcasts a part at a time.",
+            "Loss kernel; auto: the framework's default, or one that its arguments enable, if only that fits or it is "
+            "faster. fused (Liger), chunked-head (TRL), tiled (DeepSpeed): no whole logits; chunked-softmax "
+            "(DeepSpeed): in 16 bits; in-place (unsloth): overwritten; chunked (LitGPT): upcast by parts.",
             "auto",
         ),
     ]

@@ -348,8 +348,8 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     assert written["scheduler"] == SCHEDULER
     attempt = Attempt(request=request, outcome=outcome)
     sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
-    assert sentences[0].startswith("--fallback would continue with ZeRO")
-    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ZeRO")
+    assert sentences[0].startswith(f"--fallback would continue with {following.description}")
+    assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ")
 
 
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])

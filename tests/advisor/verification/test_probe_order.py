@@ -82,7 +82,7 @@ def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommend
         assert len(state.verdicts) <= state.bound
         regrets.append(1 - max(verdict.tokens_per_s or 0 for verdict in state.verdicts.values()) / machine.fastest)
         runs.append(len(state.verdicts))
-    assert sorted(regrets)[machines * 19 // 20] <= 0.03
+    assert sorted(regrets)[machines * 19 // 20] <= 0.04
     assert max(runs) <= len(Machine(answer, 0).candidates) / 3
 
 
