@@ -128,11 +128,9 @@ def speed_sentence(question: Question, chosen: Candidate) -> str:
         text = f"{text}; {pairs} pairs/s"
     if length and length > 1:  # for an image model, samples are counted instead of patches
         text = f"{text}; {rate(chosen.tokens_per_s / length)} samples/s"
-    if cluster.gpu.assumed:
-        text = f"{text}, assuming the speed of the {cluster.gpu.name}"
-    for part in deciding_parts(question, chosen):
-        text = f"{text}, assuming {part.phrase}"
-    return f"{text}."
+    assumed = [f"the speed of the {cluster.gpu.name}"] if cluster.gpu.assumed else []
+    assumed += [part.phrase for part in deciding_parts(question, chosen)]
+    return f"{text}, assuming {', '.join(assumed)}." if assumed else f"{text}."
 
 
 def _cards_of_this_size(question: Question, chosen: Candidate) -> tuple[str, ...]:
