@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -87,6 +88,8 @@ def explain(
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
+    if "gpus" not in question:
+        _refuse_unknown(model)
     built = build_question(model, **question, say=output.say)
     if settings is not None or strategy in get_args(PlainPyTorch):
         explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
@@ -94,6 +97,21 @@ def explain(
         explanation = explain_answer(answer_question(built), strategy=strategy)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
     return 0
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise UnknownModelError for a word that is no model, file or key, before the machine is looked for."""
+    from ...estimators.models import catalogue
+    from ..question.model_source import is_user_module
+
+    if "/" in name or is_user_module(name) or Path(name).exists():
+        return
+    try:
+        catalogue.find(name)
+    except UnknownModelError as error:
+        raise UnknownModelError(
+            f"{name[:60]!r} is neither a model nor a key of a configuration", why=error.why, fix=error.fix
+        ) from None
 
 
 def _explain_file(path: Path, given: dict[str, Any], output: Output) -> int:

@@ -54,6 +54,15 @@ def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: p
     assert words in capsys.readouterr().err
 
 
+def test_a_word_that_is_nothing_is_refused_before_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no GPU here, which is not what is wrong."""
+    assert run(["explain", "grad_hooks"]) == 2
+    assert "'grad_hooks' is neither a model nor a key" in capsys.readouterr().err
+    for key in ("torch_adam", "adam_w_mode", "freeze_step"):
+        assert run(["explain", key]) == 0
+        assert f"optimizer.params.{key}" in capsys.readouterr().out
+
+
 def test_models_and_files_are_not_keys() -> None:
     assert is_key("fp16") and not is_key("gpt2") and not is_key("Qwen/Qwen2.5-7B")
     Path("fp16").touch()
