@@ -9,7 +9,7 @@ from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.key_effects import follows, without_effect
 
 from benchmarks.engine_keys.report import all_keys
-from benchmarks.engine_keys.study import BASES, Change, Study, all_changes
+from benchmarks.engine_keys.study import Change, Study, all_changes
 from tests.training_scripts.forked_ranks import start_server
 
 CHANGES = tuple(all_changes(load_facts()))
@@ -30,7 +30,7 @@ def wrong(base: str, changes: Sequence[Change]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("base", ["stage 2", "stage 3"])
+@pytest.mark.parametrize("base", ["stage 2", pytest.param("stage 3", marks=pytest.mark.slow)])
 def test_some_keys_are_followed_or_named(base: str) -> None:
     """One group of keys without effect, and keys whose bytes the closed form has."""
     names = ("grad_accum_dtype", "contiguous_gradients", "round_robin_gradients", "communication_data_type")
@@ -40,9 +40,11 @@ def test_some_keys_are_followed_or_named(base: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", BASES)
-def test_every_key_is_followed_or_named(base: str) -> None:
-    assert not wrong(base, CHANGES)
+@pytest.mark.parametrize("base", ["stage 2, cpu", "stage 3, cpu"])
+def test_the_keys_that_act_are_followed(base: str) -> None:
+    """In bf16. Every key and base takes an hour: `python -m benchmarks.engine_keys`."""
+    acting = [each for each in CHANGES if each.path not in without_effect() and follows(each.path)]
+    assert not wrong(base, [each for each in acting if not each.path.startswith("fp16.")])
 
 
 def test_every_key_of_the_installed_engine_has_a_class() -> None:
