@@ -78,7 +78,7 @@ def answer(model_type: str) -> str:
         try:
             config = CONFIG_MAPPING[model_type]()
             config.save_pretrained(folder)
-            built = _parameters(config)
+            built: int | str = _parameters(config)
         except Exception as error:  # whatever a configuration or a model's code raises
             built = f"{NOT_COUNTED}: {(str(error).strip().splitlines() or [type(error).__name__])[0][:120]}"
         printed, said = io.StringIO(), io.StringIO()

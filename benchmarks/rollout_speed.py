@@ -26,8 +26,8 @@ def predicted(row: dict[str, str]) -> float:
     rollouts = Rollouts(rollout=row["engine"], max_completion_length=length, server_gpus=1)  # type: ignore[arg-type]
     workload = Workload(objective="grpo", framework="trl", seq_len=prompt + length, rollouts=rollouts)
     if row["transformers"]:
-        version = tuple(map(int, row["transformers"].split(".")))
-        workload = replace(workload, software=replace(workload.software, transformers=version))
+        major, minor = map(int, row["transformers"].split("."))
+        workload = replace(workload, software=replace(workload.software, transformers=(major, minor)))
     cluster = Cluster(nodes=1, gpus_per_node=1, gpu=find_gpu(row["gpu"]))
     engine = vllm_engine(find(row["model"]), workload, cluster, sequences)
     return sequences * length / engine.rollout_s(sequences, length)

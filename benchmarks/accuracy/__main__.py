@@ -89,7 +89,7 @@ def _add(file: Path, name: str) -> int:
     try:
         added = contributed.add(file, name)
     except DsAdviseError as error:
-        print(error_line(error), file=sys.stderr)
+        print(error_line(error.what, error.why, error.fix), file=sys.stderr)
         return 2
     for row in added:
         run = row.run

@@ -36,21 +36,23 @@ objects."""
 MODEL, SEQUENCE, BUCKET = "llama", 256, 20_000_000
 """The bucket is small, so that it does not hide what else changes."""
 
+_FIELDS: dict[str, dict[str, Any]] = {
+    "stage 0": {"strategy": "ddp"},
+    "stage 1": {"strategy": "zero1"},
+    "stage 1, cpu": {"strategy": "zero1", "changes": (("offload_optimizer", "cpu"),)},
+    "stage 1, AutoTP": {"strategy": "zero1", "changes": (("autotp_size", 2),)},
+    "stage 2": {"strategy": "zero2"},
+    "stage 2, cpu": {"strategy": "zero2-offload"},
+    "stage 2, cpu, fp16": {"strategy": "zero2-offload", "precision": "fp16"},
+    "stage 3": {"strategy": "zero3"},
+    "stage 3, fp16": {"strategy": "zero3", "precision": "fp16"},
+    "stage 3, cpu": {"strategy": "zero3-offload"},
+    "stage 3, nvme": {"strategy": "zero3-nvme"},
+}
+
 BASES: dict[str, Case] = {
     name: Case(model=MODEL, world_size=2, seq_len=SEQUENCE, gradient_accumulation_steps=2, **fields)
-    for name, fields in {
-        "stage 0": {"strategy": "ddp"},
-        "stage 1": {"strategy": "zero1"},
-        "stage 1, cpu": {"strategy": "zero1", "changes": (("offload_optimizer", "cpu"),)},
-        "stage 1, AutoTP": {"strategy": "zero1", "changes": (("autotp_size", 2),)},
-        "stage 2": {"strategy": "zero2"},
-        "stage 2, cpu": {"strategy": "zero2-offload"},
-        "stage 2, cpu, fp16": {"strategy": "zero2-offload", "precision": "fp16"},
-        "stage 3": {"strategy": "zero3"},
-        "stage 3, fp16": {"strategy": "zero3", "precision": "fp16"},
-        "stage 3, cpu": {"strategy": "zero3-offload"},
-        "stage 3, nvme": {"strategy": "zero3-nvme"},
-    }.items()
+    for name, fields in _FIELDS.items()
 }
 
 BYTES, TIME = (-0.02, 0.04), (-0.15, 0.15)
@@ -300,8 +302,10 @@ class Study:
             return str(error)
         assert plan is not None
         setting = replace(self.setting, plan=plan, workload=run.workload)
-        if estimate is None or (obstacle := unsupported(setting.model, run.workload, plan, setting.cluster)):
-            return obstacle if estimate else "refused"
+        if estimate is None:
+            return "refused"
+        if obstacle := unsupported(setting.model, run.workload, plan, setting.cluster):
+            return obstacle
         both = setting.compare(outcome.measured)
         phases = {phase.name: tensor_bytes(phase) for phase in estimate.memory.phases}
         backward = max(size for name, size in phases.items() if name not in _NOT_BACKWARD)
