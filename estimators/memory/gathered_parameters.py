@@ -295,7 +295,9 @@ class _Gathering:
             return (0, 0), last, 0
         flats, limits, groups = [0], self.limits, list[list[int]]()
         # The prefetch goes on in the backward pass: an embedding that was released joins the last buffer, and keeps it.
-        refetches = self.tensors.trains_embedding and self.embedding_in_backward > 0 and self._reused() <= self.layers
+        # Not that of a frozen part: in dry runs of a projector alone it is not gathered again.
+        is_frozen_part = self.tensors.workload.method == "full" and not self.tensors.trains_embedding
+        refetches = not is_frozen_part and self.embedding_in_backward > 0 and self._reused() <= self.layers
         if limits.ranks > 1:
             numels = self.tensors.frozen
             numels += self.tensors.trainable if self.tensors.workload.method == "full" else ()
