@@ -88,15 +88,15 @@ def advise(
 ) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL, or your own training command, on the GPUs.
 
-    MODEL is a name in any usual spelling (Qwen2.5-14B, llama3.1-8b, gpt2-xl), a folder or config.json, or a hub id.
-    The command behind `--` is run unmodified on a simulated GPU, as it is and as advised (no GPU, no weights); in place
-    of MODEL a DS_CONFIG may stand for a command that names none.
+    MODEL is a name in any usual spelling, a folder or config.json, or a hub id. The command behind `--` is run
+    unmodified on a simulated GPU, as it is and as advised; a DS_CONFIG may stand for a command that names none.
 
     \b
-    ds-advise Qwen2.5-14B --gpus 2x32GB
-    ds-advise llama3.1-8b --gpus 8xA100-80GB --method lora --seq-len 8192
-    ds-advise ./my-model --gpus 4x8xH100 --global-batch 512 --json
-    ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json
+    With a model   ds-advise Qwen2.5-14B --gpus 2x32GB
+                   ds-advise llama3.1-8b --gpus 8xA100-80GB --method lora
+    With a script  ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py
+    With a log     ds-advise why train.log
+    With a file    ds-advise lint ds_config.json
 
     Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
     """

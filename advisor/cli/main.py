@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -28,29 +28,44 @@ from .options import complete_model, help_records
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMMANDS = {
-    "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
-    "explain": ("explain:explain", "Show each figure's formula, values and source."),
-    "dry-run": ("runs:dry_run", "Run your script, a configuration or a model on a simulated GPU."),
-    "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
-    "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
-    "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
-    "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
-    "doctor": ("machine:doctor", "Find what makes trainings fail or slow on this machine."),
-    "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
-    "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),
-    "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
-    "rent": ("rent:rent", "Compare the machines of a price table by cost and hours of a job."),
-    "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
-    "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
-    "history": ("machine:history", "List, export or remove measurements."),
-    "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
-    "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
-    "page": ("machine:page", "Open the what-if page in the browser, or build it for a web server."),
-    "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
-    "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Ask": {
+        "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
+        "explain": ("explain:explain", "Show each figure's formula, values and source."),
+        "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),
+        "rent": ("rent:rent", "Compare the machines that one can rent by cost and hours."),
+        "page": ("machine:page", "Open the what-if page in the browser, or build it."),
+    },
+    "Prove": {
+        "dry-run": ("runs:dry_run", "Run your script, a configuration or a model on a simulated GPU."),
+        "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
+    },
+    "Run": {
+        "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
+        "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
+        "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
+        "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
+    },
+    "Check a file": {
+        "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
+        "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
+        "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
+    },
+    "This machine": {
+        "doctor": ("machine:doctor", "Find what makes trainings fail or slow on this machine."),
+        "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
+        "history": ("machine:history", "List, export or remove measurements."),
+        "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
+    },
+    "For other programs": {
+        "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
+        "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
+    },
 }
-"""Command -> (module of this folder and function, summary). A module is imported when its command runs."""
+"""What one wants -> command -> (module of this folder and function, summary). A module is imported when its command
+runs."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
 """Commands whose process ends with their prediction. They make about a hundred thousand objects and no reference
@@ -130,10 +145,14 @@ class AdviseByDefault(click.Group):
             main_command.format_usage(inner, formatter)
             main_command.format_help_text(inner, formatter)
             records = help_records(main_command, inner)
+        width = max(map(len, COMMANDS)) + 2
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            for title, commands in GROUPS.items():
+                formatter.write(f"  {click.style(title, bold=True)}\n")
+                with formatter.indentation():
+                    formatter.write_dl([(f"{name:<{width - 2}}", text) for name, (_, text) in commands.items()])
         with formatter.section("Common options"):
-            formatter.write_dl([records[name] for name in COMMON])
+            formatter.write_dl([records[name] for name in COMMON], col_max=22)
         formatter.write_paragraph()
         formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
 
