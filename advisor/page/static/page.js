@@ -321,12 +321,18 @@ async function begin() {
   };
   byId("question").onsubmit = (event) => event.preventDefault();
   byId("reset").onclick = () => { state = { ...FIRST }; changed(); };
-  byId("share").onclick = () => {
-    history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
-    navigator.clipboard?.writeText(location.href);
-    byId("share").textContent = t("Copied");
-    setTimeout(() => { byId("share").textContent = t("Copy link"); }, 1500);
+  const copies = (button, title, text) => {
+    button.onclick = () => {
+      navigator.clipboard?.writeText(text());
+      button.textContent = t("Copied");
+      setTimeout(() => { button.textContent = t(title); }, 1500);
+    };
   };
+  copies(byId("share"), "Copy link", () => {
+    history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
+    return location.href;
+  });
+  copies(byId("share-command"), "Copy command", () => byId("command").querySelector("code")?.textContent ?? "");
   addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
   byId("tabs").onkeydown = ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];

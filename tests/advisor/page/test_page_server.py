@@ -94,6 +94,12 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.wait_for_selector("#command:has-text('--seq-len 3072')")
     page.wait_for_selector("#answer[aria-busy=false]")
     page.wait_for_url(lambda url: "seq-len=3072" in url)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy command").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert command.startswith("ds-advise Qwen2.5-7B --gpus 2x24GB") and "--seq-len 3072" in command
+    rows = page.evaluate("new Set([...document.querySelectorAll('.tiles > div')].map(t => t.offsetTop)).size")
+    assert rows == 1, "every figure of the first card stands in one row"
     first = page.locator("#changes button").first
     flags = first.text_content()
     first.click()
@@ -104,3 +110,6 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     assert "nearest names" in page.text_content("#error")
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.evaluate("scrollTo(0, 0)")
+    place = page.locator("#summary").bounding_box()
+    assert place["y"] + place["height"] <= page.locator("#question").bounding_box()["y"], "the verdict is on top"
