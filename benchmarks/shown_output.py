@@ -1,4 +1,5 @@
-"""What the documents show of the program's output, as the program really prints it, and the picture of the README.
+"""What the documents show of the program's output, as the program really prints it, its colours, and the picture of the
+README.
 
     python -m benchmarks.shown_output            # exit 1 when something is stale
     python -m benchmarks.shown_output --write    # bring it up to date
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
@@ -31,6 +32,7 @@ from ds_advise.advisor.question import options
 from ds_advise.estimators.models import catalogue
 
 from .document import put
+from .manual_site import COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
@@ -40,6 +42,10 @@ PICTURES = {"en": ROOT / "docs" / "pictures" / "memory.svg", "zh": ROOT / "docs"
 QUESTION = ("Qwen2.5-14B", "--gpus", "2x32GB")
 DOTS = "..."
 
+_TERMINAL = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")} | {
+    "FORCE_COLOR": "1",
+    "TERM": "xterm",
+}
 _STARTS = ("ds-advise", "python3?", "bash", "pip")
 _ALIKE = 0.75
 """Least likeness, figures apart, of a line and its successor."""
@@ -188,9 +194,18 @@ def lacks(command: str) -> str:
     return "trl" if re.search(r"\btrl\b", text) and not there.exists() else ""
 
 
-@cache
 def printed(command: str) -> tuple[str, ...]:
-    """The lines that a command prints; it finds no configuration of before."""
+    """The lines that a command prints, as plain text."""
+    return tuple(map(_plain, coloured(command)))
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip()
+
+
+@cache
+def coloured(command: str) -> tuple[str, ...]:
+    """The lines that a command prints, with the escape codes of a terminal; it finds no configuration of before."""
     words = shlex.split(command)
     variables = dict(
         word.split("=", 1) for word in words[: next(at for at, word in enumerate(words) if "=" not in word)]
@@ -204,9 +219,9 @@ def printed(command: str) -> tuple[str, ...]:
             cwd=folder,
             text=True,
             capture_output=True,
-            env={**os.environ, "COLUMNS": "80", "CUDA_VISIBLE_DEVICES": "", **variables},
+            env=_TERMINAL | {"COLUMNS": "80", "CUDA_VISIBLE_DEVICES": "", **variables},
         ).stdout
-    return tuple(line.rstrip() for line in output.strip("\n").splitlines())
+    return tuple(output.strip("\n").splitlines())
 
 
 def refreshed(block: Block, output: Sequence[str]) -> list[str] | None:
@@ -241,6 +256,17 @@ def _wording(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d[\d,.x]*", "0", line.lstrip(" >")))
 
 
+def colours(fresh: Iterable[str], old: Mapping[str, str]) -> dict[str, str]:
+    """The lines of the console blocks of the manual that have a colour, plain -> with escape codes.
+
+    fresh: lines with escape codes of the commands that ran. old: the lines of the others.
+    """
+    manual = (block for document in DOCUMENTS if document.parent.name == "docs" for block in blocks(document))
+    shown = {line for block in manual if block.asked for line in block.lines}
+    found = {**old, **{_plain(line): line for line in fresh}}
+    return {plain: line for plain, line in sorted(found.items()) if plain in shown and plain != line.rstrip()}
+
+
 def picture(language: str) -> str:
     """The picture, drawn again."""
     with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +291,7 @@ def option_table() -> str:
 
 
 def main() -> None:
-    write, stale = "--write" in sys.argv, []
+    write, stale, asked = "--write" in sys.argv, [], set[str]()
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         lines = text.splitlines()
@@ -273,6 +299,7 @@ def main() -> None:
             if missing := lacks(block.asked):
                 print(f"{block.document}, line {block.first + 1}: not compared, {missing} is not installed")
                 continue
+            asked.add(block.asked)
             today = refreshed(block, printed(block.asked))
             if today is None or (not write and tuple(today) != block.lines):
                 why = "a line at its beginning or end is printed no more" if today is None else "it is stale"
@@ -281,6 +308,12 @@ def main() -> None:
                 lines[block.first : block.first + len(block.lines)] = today
         if write:
             document.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    before = json.loads(COLOURS.read_text(encoding="utf-8"))
+    after = colours((line for command in asked for line in coloured(command)), before)
+    if write:
+        COLOURS.write_text(json.dumps(after, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+    elif after != before:
+        stale.append(f"{COLOURS.name}: it is stale")
     asking = ROOT / "docs" / "asking.md"
     if write:
         put("asking.md", "shown_output", option_table())

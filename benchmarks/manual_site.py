@@ -1,0 +1,46 @@
+"""The hook of mkdocs that shows the output in the manual in the colours that it has in a terminal.
+
+The pages contain plain text, which every Markdown viewer shows. `docs/colours.json`, written by
+`python -m benchmarks.shown_output --write`, has the same lines with the terminal's escape codes. mkdocs loads this file
+by its path, so it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+COLOURS = Path(__file__).resolve().parent.parent / "docs" / "colours.json"
+_CONSOLE = Console(color_system="standard", force_terminal=True)
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace each console block by HTML with a class for each style."""
+    coloured = json.loads(COLOURS.read_text(encoding="utf-8"))
+
+    def block(found: re.Match[str]) -> str:
+        lines = "\n".join(_line(line, coloured.get(line, line)) for line in found[1].splitlines())
+        return f'<div class="highlight"><pre class="terminal"><code>{lines}</code></pre></div>'
+
+    return _BLOCK.sub(block, markdown)
+
+
+def _line(plain: str, coloured: str) -> str:
+    if plain.startswith("$ "):
+        return f'<span class="term-bold">{escape(plain)}</span>'
+    parts = Text.from_ansi(coloured).render(_CONSOLE)
+    return "".join(_span(escape(part.text), part.style or Style()) for part in parts if part.text)
+
+
+def _span(text: str, style: Style) -> str:
+    names = [name for name, is_set in (("bold", style.bold), ("dim", style.dim)) if is_set]
+    names += [f"colour-{style.color.number}"] if style.color else []
+    return f'<span class="{" ".join(f"term-{name}" for name in names)}">{text}</span>' if names else text
