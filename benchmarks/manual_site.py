@@ -34,13 +34,17 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _line(plain: str, coloured: str) -> str:
-    if plain.startswith("$ "):
-        return f'<span class="term-bold">{escape(plain)}</span>'
-    parts = Text.from_ansi(coloured).render(_CONSOLE)
-    return "".join(_span(escape(part.text), part.style or Style()) for part in parts if part.text)
+    return spans(Text(plain, style="bold") if plain.startswith("$ ") else Text.from_ansi(coloured), "span")
 
 
-def _span(text: str, style: Style) -> str:
+def spans(line: Text, element: str) -> str:
+    """Return a line as text in elements with a class for each style."""
+    parts = line.render(_CONSOLE)
+    return "".join(_span(escape(part.text), part.style or Style(), element) for part in parts if part.text)
+
+
+def _span(text: str, style: Style, element: str) -> str:
     names = [name for name, is_set in (("bold", style.bold), ("dim", style.dim)) if is_set]
     names += [f"colour-{style.color.number}"] if style.color else []
-    return f'<span class="{" ".join(f"term-{name}" for name in names)}">{text}</span>' if names else text
+    classes = " ".join(f"term-{name}" for name in names)
+    return f'<{element} class="{classes}">{text}</{element}>' if names else text

@@ -1,0 +1,192 @@
+"""The moving picture of the README: three commands as they run in a terminal.
+
+    python -m benchmarks.screen_cast    # writes docs/pictures/screen_cast.svg, takes two minutes
+
+tmux runs the commands of `SCENES` in a folder with the files of the documents, and its screen is read six times a
+second. Every screen that differs from the one before it is a frame of an SVG that CSS animates, so that it plays where
+a page shows the picture, without a script. Waits are shortened: a frame stays for at most `_LONGEST_S`, and of a
+command that runs longer than `_SCENE_S` only every n-th screen is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from rich.ansi import AnsiDecoder
+
+from .manual_site import spans
+from .shown_output import ROOT, make_files
+
+PICTURE = ROOT / "docs" / "pictures" / "screen_cast.svg"
+COLUMNS, ROWS = 100, 36
+
+_TRAIN = """\
+import torch
+from transformers import AutoTokenizer, HfArgumentParser, Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = Qwen2ForCausalLM(Qwen2Config(hidden_size=256, intermediate_size=704, num_hidden_layers=4, vocab_size=4096))
+tokens = torch.randint(4096, (768, 256)) % torch.arange(2, 258)
+rows = [{"input_ids": row, "labels": row} for row in tokens]
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+"""A script that trains on two CPU ranks in less than a minute."""
+
+_ON_CPU = "--bf16 --per_device_train_batch_size 4 --max_steps 60 --logging_steps 2 --report_to none --output_dir out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A command, and how long its last screen stays."""
+
+    command: str
+    """As it is typed."""
+    hold_s: float
+
+
+SCENES = (
+    Scene(command="ds-advise Qwen2.5-14B --gpus 2x32GB", hold_s=7),
+    Scene(
+        command="ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed zero3.json --bf16",
+        hold_s=6,
+    ),
+    Scene(
+        command=f"ds-advise launch --device cpu -- torchrun --nproc_per_node 2 tiny.py --deepspeed zero3.json {_ON_CPU}",
+        hold_s=6,
+    ),
+)
+
+_PER_SECOND = 6
+_LONGEST_S = 0.9
+_SCENE_S = 8
+_WORD_S = 0.12
+"""Seconds between the words of a command that is typed."""
+_LIMIT_S = 240
+_FONT, _WIDTH, _HEIGHT, _PAD = 13, 7.83, 17, 14
+"""Font size, advance of a character, height of a line and margin in units of the picture."""
+Screen = tuple[str, ...]
+"""Lines as SVG."""
+
+
+def frames(scene: Scene, folder: Path) -> Iterator[tuple[float, Screen]]:
+    """Run a command in tmux, and yield its screens with the seconds that each is shown."""
+    words = scene.command.split(" ")
+    for count in range(1, len(words) + 1):
+        yield _WORD_S, _drawn(_typed(" ".join(words[:count])))
+    seen = [*_screens(scene.command, folder)]
+    # Every n-th screen, so that the scene takes at most `_SCENE_S` however long the command ran.
+    every = max(1, round(len(seen) / (_SCENE_S * _PER_SECOND)))
+    for screen, same in groupby(seen[::every]):
+        yield min(len([*same]) / _PER_SECOND, _LONGEST_S), screen
+    yield scene.hold_s, seen[-1]
+
+
+def _typed(command: str) -> str:
+    line = f"$ {command}"
+    return "\x1b[1m" + "\n".join(line[at : at + COLUMNS] for at in range(0, len(line), COLUMNS)) + "\x1b[0m"
+
+
+def _drawn(screen: str) -> Screen:
+    # A style that tmux does not end with its line goes on in the next one, as in the decoder.
+    return tuple(spans(line, "tspan") for line in AnsiDecoder().decode(screen))
+
+
+def _screens(command: str, folder: Path) -> Iterator[Screen]:
+    """Yield the screen `_PER_SECOND` times a second until the command ends."""
+    (folder / "typed").write_text(_typed(command) + "\n")
+    end = folder / "ended"
+    end.unlink(missing_ok=True)
+    tmux = ["tmux", "-L", f"cast-{os.getpid()}"]
+    subprocess.run(
+        [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS)]
+        + ["sh", "-c", f"tmux set status off; clear; cat typed; {command}; touch ended; sleep 60"],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{_program(folder)}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+    )
+    started = time.monotonic()
+    try:
+        is_over = False
+        while not is_over:
+            is_over = end.exists()
+            if time.monotonic() - started > _LIMIT_S:
+                sys.exit(f"{command} did not end in {_LIMIT_S} s")
+            time.sleep(1 / _PER_SECOND)
+            captured = subprocess.run([*tmux, "capture-pane", "-p", "-e"], capture_output=True, text=True, check=True)
+            yield _drawn(captured.stdout.rstrip("\n"))
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+
+
+def _program(folder: Path) -> Path:
+    """Return a folder with a `ds-advise` that runs this checkout."""
+    place = folder / ".bin"
+    place.mkdir(exist_ok=True)
+    file = place / "ds-advise"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -m ds_advise "$@"\n')
+    file.chmod(0o755)
+    return place
+
+
+def svg(shown: Sequence[tuple[float, Screen]]) -> str:
+    """Return the picture: each frame is visible in its part of the period; equal lines are drawn once."""
+    period = sum(seconds for seconds, _ in shown)
+    ids: dict[str, str] = {}
+    drawn, rules, begin = list[str](), list[str](), 0.0
+    for number, (seconds, screen) in enumerate(shown):
+        uses = "".join(
+            f'<use href="#{ids.setdefault(line, f"l{len(ids)}")}" y="{_PAD + _HEIGHT * (at + 1) - 4}"/>'
+            for at, line in enumerate(screen)
+            if line.strip()
+        )
+        drawn.append(f'<g id="f{number}">{uses}</g>')
+        first, last = (100 * each / period for each in (begin, begin + seconds))
+        rules.append(
+            f"#f{number}{{visibility:hidden;animation:k{number} {period:.1f}s step-end infinite}}"
+            f"@keyframes k{number}{{0%{{visibility:{'visible' if number == 0 else 'hidden'}}}"
+            f"{first:.3f}%{{visibility:visible}}{last:.3f}%{{visibility:hidden}}}}"
+        )
+        begin += seconds
+    lines = "".join(f'<text id="{name}" x="{_PAD}" xml:space="preserve">{line}</text>' for line, name in ids.items())
+    width, height = round(COLUMNS * _WIDTH + 2 * _PAD), ROWS * _HEIGHT + 2 * _PAD
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape("; ".join(scene.command for scene in SCENES))}">\n'
+        f"<style>{_STYLE}{''.join(rules)}</style>\n<defs>{lines}</defs>\n"
+        f'<rect width="100%" height="100%" rx="8" class="paper"/>\n{"".join(drawn)}\n</svg>\n'
+    )
+
+
+_STYLE = (
+    f"text{{font:{_FONT}px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#e6e9ed}}"
+    ".paper{fill:#15181d}.term-bold{font-weight:700}.term-dim{fill:#9aa4b0}.term-colour-1{fill:#ff8a80}"
+    ".term-colour-2{fill:#5cc27e}.term-colour-3{fill:#e5b45c}.term-colour-4{fill:#7fb0ea}.term-colour-5{fill:#d79be0}"
+    ".term-colour-6{fill:#5cc5d4}"
+)
+
+
+def main() -> None:
+    if not shutil.which("tmux"):
+        sys.exit("this needs tmux (Debian: apt-get install tmux)")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_files(folder)
+        (folder / "ds_config.json").unlink()
+        (folder / "tiny.py").write_text(_TRAIN)
+        shown = [frame for scene in SCENES for frame in frames(scene, folder)]
+    PICTURE.write_text(svg(shown), encoding="utf-8")
+    print(f"{len(shown)} frames, {sum(seconds for seconds, _ in shown):.0f} s")
+
+
+if __name__ == "__main__":
+    main()
