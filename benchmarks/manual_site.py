@@ -1,4 +1,4 @@
-"""The hook of mkdocs that shows the output in the manual in the colours that it has in a terminal.
+"""The hook of mkdocs: output in the colours that it has in a terminal, and the README as the first page.
 
 The pages contain plain text, which every Markdown viewer shows. `docs/colours.json`, written by
 `python -m benchmarks.shown_output --write`, has the same lines with the terminal's escape codes. mkdocs loads this file
@@ -17,13 +17,16 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-COLOURS = Path(__file__).resolve().parent.parent / "docs" / "colours.json"
+ROOT = Path(__file__).resolve().parent.parent
+COLOURS = ROOT / "docs" / "colours.json"
 _CONSOLE = Console(color_system="standard", force_terminal=True)
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace each console block by HTML with a class for each style."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return a page with each console block as HTML with a class for each style; the first page is the README."""
+    if page.is_homepage:
+        markdown = first_page((ROOT / "README.md").read_text(encoding="utf-8"))
     coloured = json.loads(COLOURS.read_text(encoding="utf-8"))
 
     def block(found: re.Match[str]) -> str:
@@ -31,6 +34,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         return f'<div class="highlight"><pre class="terminal"><code>{lines}</code></pre></div>'
 
     return _BLOCK.sub(block, markdown)
+
+
+def first_page(readme: str) -> str:
+    """Return the README without its parts for developers, with links from the folder of the manual."""
+    for_users = re.sub(r"^\[中文\].*\n", "", readme.partition("\n## Folders\n")[0], flags=re.MULTILINE)
+    return for_users.replace("](docs/", "](")
 
 
 def _line(plain: str, coloured: str) -> str:

@@ -42,7 +42,7 @@ Trainer(model, arguments, train_dataset=rows).train()
 """
 """A script that trains on two CPU ranks in less than a minute."""
 
-_ON_CPU = "--bf16 --per_device_train_batch_size 4 --max_steps 60 --logging_steps 2 --report_to none --output_dir out"
+_ON_CPU = "--deepspeed zero3.json --bf16 --per_device_train_batch_size 4 --max_steps 60 --logging_steps 2 --report_to none --output_dir out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ SCENES = (
         hold_s=6,
     ),
     Scene(
-        command=f"ds-advise launch --device cpu -- torchrun --nproc_per_node 2 tiny.py --deepspeed zero3.json {_ON_CPU}",
+        command=f"ds-advise launch --device cpu -- torchrun --nproc_per_node 2 tiny.py {_ON_CPU}",
         hold_s=6,
     ),
 )
@@ -107,9 +107,10 @@ def _screens(command: str, folder: Path) -> Iterator[Screen]:
     end = folder / "ended"
     end.unlink(missing_ok=True)
     tmux = ["tmux", "-L", f"cast-{os.getpid()}"]
+    shell = f"tmux set status off; clear; cat typed; {command}; touch ended; sleep 60"
+    size = ["-x", str(COLUMNS), "-y", str(ROWS)]
     subprocess.run(
-        [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS)]
-        + ["sh", "-c", f"tmux set status off; clear; cat typed; {command}; touch ended; sleep 60"],
+        [*tmux, "-f", "/dev/null", "new-session", "-d", *size, "sh", "-c", shell],
         cwd=folder,
         env={**os.environ, "PATH": f"{_program(folder)}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""},
         check=True,

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.shown_output import blocks
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
@@ -68,12 +70,13 @@ def test_a_workflow_names_files_that_exist_and_actions_by_version_and_may_only_r
     assert _missing([path for path in named if not path.startswith(MADE)]) == []
 
 
-def test_the_continuous_integration_runs_all_tests_and_readmes_first_command() -> None:
+def test_the_continuous_integration_runs_all_tests_and_readmes_first_commands() -> None:
     """On every Python that pyproject.toml names."""
     workflow = ROOT / ".github" / "workflows" / "ci.yml"
     commands = _commands(workflow)
-    first = next(line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines() if "-m venv" in line)
-    assert "bash .ci/run" in commands and first in commands
+    first = next(block.lines for block in blocks(ROOT / "README.md") if "-m venv" in block.lines[0])
+    assert max(map(len, first)) <= 70, "a page shows it without scrolling"
+    assert "bash .ci/run" in commands and "\n".join(first).strip() in map(str.strip, commands)
     supported = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text("utf-8"))
     assert _read(workflow)["jobs"]["light"]["strategy"]["matrix"]["python"] == supported
 

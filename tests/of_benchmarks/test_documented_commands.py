@@ -87,7 +87,7 @@ ELSEWHERE = {
     "ds-advise train ds_config.json --data chats.jsonl": "test_train_command.py",
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
-    "python3 -m venv .venv && .venv/bin/pip install --no-compile -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": "test_packaging.py",  # noqa: E501
+    "python3 -m venv .venv": "test_packaging.py installs the wheel",
     "bash tests/run": "runs these tests",
     "bash tests/run --slow": "runs these tests",
     "ds-advise MODEL --gpus SPEC [options]": SYNOPSIS,

@@ -34,6 +34,7 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in named, page.name
         assert (tmp_path / "site" / page.stem / "index.html").exists() or page.stem == "index"
+    assert "manual of ds-advise" not in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     shown = (tmp_path / "site" / "own-script" / "index.html").read_text(encoding="utf-8")
     assert re.search(r'<span class="term-bold term-colour-\d">[^<]* fits', shown), "output has its colours"
 
