@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ..estimators.json_form import to_json
 from .command.advice import CommandAdvice
 from .document.blocks import Document
 from .results import Answer
@@ -19,6 +20,11 @@ class AnswerForCommand(Answer, CommandAdvice):
         from .render.command_advice import command_advice_document
 
         return command_advice_document(self)
+
+    def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:  # noqa: ARG002  there are no others
+        """Return the answer as the object that `--json` prints."""
+        found: dict[str, Any] = to_json(self.to_json())
+        return found
 
     @property
     def ds_config(self) -> dict[str, Any] | None:

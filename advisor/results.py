@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from ..ds_configs.files import CONFIG_NAME, write_config
+from ..estimators.errors import ConfigFileError
+from ..estimators.json_form import to_json
 from ..estimators.plan import PlainPyTorch, Strategy
 from .answer.recommendation import Recommendation
 from .answer.start import written_config
@@ -40,6 +44,29 @@ class Answer(Recommendation):
         from .render.answer import answer_document
 
         return answer_document(self)
+
+    def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:
+        """Return the answer as the object that `--json` prints.
+
+        all_candidates: include every predicted plan, as `--all` does, for example for a table:
+        `pandas.DataFrame(answer.to_dict(all_candidates=True)["candidates"])`.
+        """
+        from .answer.advice import build_advice
+
+        found: dict[str, Any] = to_json(build_advice(self, all_candidates=all_candidates))
+        return found
+
+    def save(self, path: Path | str = CONFIG_NAME, *, force: bool = False) -> Path:
+        """Write `ds_config` to a file, as the command line does, and return its path.
+
+        Raises `DsAdviseError` if there is no configuration, or if another file exists there and `force` is False.
+        """
+        config, file = self.ds_config, Path(path)
+        if config is None:
+            why = f"plain PyTorch ({self.strategy}) has none" if self.fits else "no plan fits"
+            raise ConfigFileError("there is no configuration to save", why=why, fix="check `answer.ds_config` first")
+        write_config(config, file, force=force)
+        return file
 
     @cached_property
     def _best(self) -> PlanEstimate | None:

@@ -96,6 +96,11 @@ class Changes:
                 yield self._found[index]
                 index += 1
 
+    def __repr__(self) -> str:
+        """The changes that are tried so far: a representation must not search for seconds."""
+        flags = ", ".join(change.flags for change in self._found)
+        return f"<Changes: {flags or 'none tried yet'}{'' if self.are_all_tried else '; iterate for more'}>"
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Recommendation:

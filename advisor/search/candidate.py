@@ -252,6 +252,13 @@ class LadderStep(NamedTuple):
     """Whether the candidate fits with the probability that the question's risk requires."""
     reason: str
 
+    def __repr__(self) -> str:
+        return (
+            f"<LadderStep {self.strategy}: {self.reason}>"
+            if self.candidate is None
+            else f"<LadderStep {self.candidate!r}>"
+        )
+
     @classmethod
     def from_candidate(cls, strategy: Strategy, candidate: Candidate, least: float) -> LadderStep:
         """Return the step of a strategy. least: the probability of fitting required for `taken`."""

@@ -105,6 +105,21 @@ def test_the_figures_are_those_of_the_command(name: str, tmp_path: Path) -> None
     assert answer.ds_config == (json.loads(file.read_text()) if file.exists() else None)
 
 
+def test_an_answer_is_saved_and_becomes_a_table(tmp_path: Path) -> None:
+    """The object is that of `--json`; a file with another content is kept without `force`."""
+    answer, file = asked("experts"), tmp_path / "ds_config.json"
+    found = answer.to_dict(all_candidates=True)
+    assert found == json.loads(typed("experts", "--json", "--all", "--no-write", "--no-deepspeed-estimate"))
+    assert len(found["candidates"]) == len(answer.candidates)
+    assert answer.save(file) == file and json.loads(file.read_text()) == answer.ds_config
+    file.write_text("{}")
+    with pytest.raises(ds_advise.DsAdviseError, match="exists and differs"):
+        answer.save(file)
+    assert file.read_text() == "{}" and answer.save(file, force=True) and file.read_text() != "{}"
+    with pytest.raises(ds_advise.DsAdviseError, match="no configuration to save: no plan fits"):
+        asked("nothing").save(file)
+
+
 def test_objects_of_python_are_arguments_too(tmp_path: Path) -> None:
     """A path as a model, a cluster as GPUs; the configuration can be written."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
@@ -131,6 +146,9 @@ def test_no_part_of_an_answer_prints_pages() -> None:
     chosen = answer.recommended
     assert chosen is not None
     found = ds_advise.estimate("gpt2", gpus="1x24GB", strategy="zero2", offline=True)
+    first = next(iter(answer.changes)).flags
+    assert repr(answer.changes) == f"<Changes: {first}; iterate for more>"
+    assert repr(answer.ladder[0]).startswith("<LadderStep") and len(repr(answer.ladder[0])) < 200
     for part in (chosen, chosen.estimate, chosen.memory, chosen.time, answer.question, answer.question.model, found):
         assert len(repr(part)) < 3_000, type(part)
     assert repr(found).startswith("<openai-community/gpt2, zero2, micro batch") and "tokens/s" in repr(found)
