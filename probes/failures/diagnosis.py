@@ -18,6 +18,9 @@ _SURVIVED = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
 
+_NEAR = 100
+"""Lines between a message and the same one with its traceback."""
+
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
 
@@ -144,10 +147,18 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
         # An unknown exception of another process that came first is the cause, and this one its effect.
         is_later = unknown is not None and unknown.error.line < cause.error.line
         is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
-        return unknown if is_elsewhere else cause
+        return unknown if is_elsewhere else _with_frames(cause, findings)
     if unknown is not None and late is not None:
         return min(unknown, late, key=attrgetter("error.line"))
     return unknown or late or first["effect"]
+
+
+def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
+    """The cause with its traceback, in front of which a logger may have printed the message alone."""
+    error = cause.error
+    near = (each for each in findings if 0 <= each.error.line - error.line < _NEAR)
+    same = (each for each in near if each.message == cause.message and each.error.process == error.process)
+    return next((each for each in same if each.error.frames), cause)
 
 
 def _waiting(found: Scan) -> Finding | None:

@@ -21,7 +21,7 @@ TRIGGERS = tuple(
     for word in (
         *("rror", "xception", "raceback", "illed", "oom-kill", "Watchdog", "ailed", "return code", "xitcode", "denied"),
         *("annot", "Duplicate GPU", "ssertion", "not found", "': nan", "terminate", "NCCL WARN", "NET/IB : Got"),
-        *("Segmentation", "Interrupt", "Xid ("),
+        *("Segmentation", "Interrupt", "Xid (", '", line '),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""
@@ -39,7 +39,7 @@ _TIME = re.compile(
 
 _RANKS = (
     re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
-    re.compile(r"\[default(?P<rank>\d+)\]: ?"),  # torchrun --tee
+    re.compile(r"\[[A-Za-z][\w-]*?:?(?P<rank>\d+)\]: ?"),  # torchrun --tee, with its --role
     re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
     re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
     re.compile(r"\((?P<name>[\w.:-]+(?: |, )?pid=\d+(?:, ip=[\w.:]+)?)\) ?"),  # Ray, SkyPilot
@@ -90,7 +90,7 @@ class LogReader:
         yield from self._unskip()
 
     def _skip(self, chunk: bytes) -> None:
-        last = chunk[-_TAIL:].split(b"\n")[1:-1]
+        last = chunk[-_TAIL:].split(b"\n")[len(chunk) > _TAIL : -1]  # the first one is a part of a line
         self.lines += chunk.count(b"\n")
         self.steps += _count_steps(chunk)
         self._skipped += [(self.lines - len(last) + place, line) for place, line in enumerate(last, 1)]

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from .out_of_memory import memory_figures
 
+_CLOSURE = re.compile(r":\w*closure\w*(?: |$)")
+
 ErrorKind = Literal["gpu_out_of_memory", "host_out_of_memory", "communication_timeout", "disk_full", "crash"]
 
 Role = Literal["cause", "late", "effect"]
@@ -150,5 +152,8 @@ def waiting_message(line: str) -> Message | None:
 
 
 def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
-    """The phase of a traceback; None if its frames do not show it."""
+    """The phase of a traceback; None if its frames do not show it. Lightning's optimizer runs the forward and backward
+    pass in a closure: only what is inside it counts."""
+    closures = [place for place, frame in enumerate(frames) if _CLOSURE.search(frame)]
+    frames = frames[closures[-1] :] if closures else frames
     return next((phase for phase in memory_phases() if any(map(phase.frames.search, frames))), None)

@@ -22,12 +22,33 @@ _FIRST, _LAST = 300, 100
 _PROCESSES = 2_048
 """Processes whose last lines are kept."""
 
+_LONGEST_FRAME = 400
+"""Longest part of a frame that goes on in the next line."""
+
+_QUIET = 100
+"""Lines without a frame after which a traceback has no exception any more: its end is missing, or it was none."""
+
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
-_RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in (?P<name>[\w<>.]+)$")
+_FRAME = re.compile(r'^\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+),\s*in\s*(?P<name>\S+)')
+_CUT_FRAME = re.compile(r'^\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
+"""A frame that a terminal, or a logger of its width, broke into lines."""
+_TEST_FRAME = re.compile(r"^(?P<file>\S+\.py):(?P<line>\d+): in (?P<name>\w+)$")
+"""A frame of pytest."""
+_RAY_FRAME = re.compile(r"(?P<file>ray)::(?:\w+\.)*(?P<name>\w+)\(\) \(pid=")
+"""The method of Ray's actor, in front of the traceback of its process."""
+_RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in(?: (?P<name>[\w<>.]+))?$")
+_NAME = re.compile(r"^[\w<>.]+$")
+_BOX = ("╭", "│", "╰")
+"""What a line of rich's traceback begins with."""
 _CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
 """A frame of IPython's traceback."""
 _CELL_CODE = re.compile(r"^-+> \d+ ")
+_FRAMES_OF = (_FRAME, _TEST_FRAME, _RAY_FRAME, _CELL_FRAME)
+_BEGINS = re.compile(
+    r'^\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|ray::[\w.]+\(\) \(pid=|'
+    r"^\s*│ |^(?:File )?[~/]\S+,? in [\w.<>]+\("
+)
+"""A frame that stands without the traceback's first line."""
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
@@ -88,7 +109,10 @@ class _Process:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     frames: deque[str] | None = None
     """The frames of an open traceback."""
-    is_rich: bool = False
+    has_head: bool = True
+    """Whether the traceback's first line was seen."""
+    quiet: int = 0
+    """Lines since its last frame."""
     open: list[LogError] = field(default_factory=list)
     """Errors whose following lines are collected."""
     chain: int = 0
@@ -134,9 +158,10 @@ class _Scanner:
         self._last: deque[LogError] = deque(maxlen=_LAST)
         self._chains = 0
         self._recent: deque[str] = deque(maxlen=_BEFORE)
+        self._cut: LogLine | None = None
 
     def run(self) -> Scan:
-        for line in self._reader:
+        for line in map(self._joined, self._reader):
             process = self._process(line)
             self._read(line, process)
             process.last.append(line.text)
@@ -150,6 +175,15 @@ class _Scanner:
             steps=self._reader.steps,
         )
 
+    def _joined(self, line: LogLine) -> LogLine:
+        """The line, with the part of a frame that it continues in front."""
+        cut, self._cut = self._cut, None
+        if cut is not None and line.process in ("", cut.process):
+            line = cut._replace(number=line.number, text=cut.text + line.text.strip())
+        if _CUT_FRAME.match(line.text) and len(line.text) < _LONGEST_FRAME:
+            self._cut = line
+        return line
+
     def _process(self, line: LogLine) -> _Process:
         found = self._processes.pop(line.process, None) or _Process()
         self._processes[line.process] = found
@@ -160,6 +194,7 @@ class _Scanner:
         return found
 
     def _read(self, line: LogLine, process: _Process) -> None:
+        line = line._replace(text=line.text.removeprefix("E   "))  # pytest's mark of the lines of an exception
         text = line.text
         for error in process.open:
             error.after.append(text)
@@ -169,29 +204,31 @@ class _Scanner:
         elif _IGNORED.match(text):
             process.ignored = True
         elif _TRACEBACK.search(text):
-            process.frames, process.is_rich = deque(maxlen=_FRAMES), "╭" in text
-            if not process.continues:
-                self._chains += 1
-                process.chain = self._chains
-            process.continues = False
+            self._begin(process, has_head=True)
         elif process.frames is not None:
+            self._in_traceback(line, process, process.frames)
+        elif _BEGINS.search(text):  # the head is missing: the log is the end of one, or ranks are mixed
+            self._begin(process, has_head=False)
+            assert process.frames is not None
             self._in_traceback(line, process, process.frames)
         elif _BARE.match(text) or _is_known(text):
             self._keep(line, process, is_exception=bool(_BARE.match(text)))
 
+    def _begin(self, process: _Process, *, has_head: bool) -> None:
+        process.frames, process.has_head, process.quiet = deque(maxlen=_FRAMES), has_head, 0
+        if not process.continues:
+            self._chains += 1
+            process.chain = self._chains
+        process.continues = False
+
     def _in_traceback(self, line: LogLine, process: _Process, frames: deque[str]) -> None:
-        text = line.text
-        if process.is_rich:
-            inner = text.strip().strip("│").strip()
-            if found := _RICH_FRAME.search(inner):
-                frames.append(f"{found['file'] or ''}:{found['name']}")
-            elif inner.startswith("❱") and frames:
-                frames[-1] = f"{frames[-1]} {inner.lstrip('❱ 0123456789│')}"
-            if text.lstrip().startswith("╰"):
-                process.is_rich = False
-            return
-        if found := _FRAME.match(text):
+        text, process.quiet = line.text, process.quiet + 1
+        if text.lstrip().startswith(_BOX):
+            _in_box(text.strip("╭│╰ "), frames)
+            process.quiet = 0
+        elif found := next(filter(None, (form.search(text) for form in _FRAMES_OF)), None):
             frames.append(f"{found['file']}:{found['name']}")
+            process.quiet = 0
         elif frames and (found := _CELL_CODE.match(text)):
             frames[-1] = f"{frames[-1]} {text[found.end() :].strip()}"[:400]
         elif text[:1] in (" ", "\t", ""):
@@ -199,13 +236,13 @@ class _Scanner:
                 frames[-1] = f"{frames[-1]} {text.strip()}"[:400]
             if _is_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)
-        elif found := _CELL_FRAME.match(text):
-            frames.append(f"{found['file']}:{found['name']}")
-        elif _EXCEPTION.match(text):
+        elif (_EXCEPTION if process.has_head else _BARE).match(text):
             self._keep(line, process, is_exception=True)
             process.frames, process.ignored = None, False
         elif _is_known(text):
             self._keep(line, process, is_exception=False)
+        elif process.quiet > _QUIET:
+            process.frames = None
 
     def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
         chain = process.chain
@@ -226,6 +263,17 @@ class _Scanner:
         )
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)
+
+
+def _in_box(inner: str, frames: deque[str]) -> None:
+    """Add a line of rich's traceback to the frames: a place, whose name may follow in the next line, or its code."""
+    if found := _RICH_FRAME.search(inner):
+        frames.append(f"{found['file'] or ''}:{found['name'] or ''}")
+    elif inner.startswith("❱"):
+        frame = frames.pop() if frames else ":"
+        frames.append(f"{frame} {inner.lstrip('❱ 0123456789│')}")
+    elif frames and frames[-1].endswith(":") and _NAME.match(inner):
+        frames[-1] += inner
 
 
 def _is_known(text: str) -> bool:

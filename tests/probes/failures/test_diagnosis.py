@@ -158,6 +158,68 @@ def test_the_traceback_of_a_notebook_has_frames() -> None:
     )
 
 
+BOX = """│ /opt/conda/lib/python3.10/site-packages/torch/autograd/__init__.py:197 in  │
+│ backward                                                                     │
+│ ❱ 197 │   Variable._execution_engine.run_backward(                           │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+WRAPPED = """ERROR    Command failed.
+         File
+         "/opt/conda/lib/python3.12/site-packages/torch/autograd/
+         __init__.py", line 347, in backward
+           _engine_run_backward(
+"""
+HEADLESS = {
+    "the end of a log": (FRAMES.partition("\n")[2], "backward"),
+    "the end of a box": (BOX, "backward"),
+    "a logger of 80 columns": (WRAPPED, "backward"),
+    "a terminal of 60 columns": (
+        '[rank1]:   File "/opt/conda/lib/python3.11/torch/autograd/__i\nnit__.py", line 267, in backward\n',
+        "backward",
+    ),
+    "pytest": (">   trainer.train()\n\nsrc/trainer.py:14: in evaluate\n    nested_concat(a, b)\nE   ", "evaluation"),
+    "a notebook": ("File /opt/train.py:62, in Trainer.evaluate(self)\n---> 62 nested_concat(a, b)\n", "evaluation"),
+    "a Ray worker": ("ray::Worker.generate_sequences() (pid=7, ip=10.0.0.1)\n", "generation"),
+}
+
+
+@pytest.mark.parametrize("form", HEADLESS)
+def test_frames_count_without_the_first_line_of_their_traceback(form: str) -> None:
+    """It is cut off, or between the lines of other ranks."""
+    frames, phase = HEADLESS[form]
+    rank = "[rank1]: " if frames.startswith("[rank1]") else ""
+    diagnosis = diagnose_text(f"{LOSS}{frames}{rank}{FULL}")
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
+    assert diagnosis.phase is not None and diagnosis.phase.name == phase
+
+
+def test_a_frame_that_no_exception_follows_ends() -> None:
+    """A stack that was only printed is not the traceback of an error long after it."""
+    stack = FRAMES.partition("\n")[2]
+    diagnosis = diagnose_text(stack + "loading\n" * 200 + FULL)
+    assert diagnosis.message is not None and diagnosis.first is not None and not diagnosis.first.error.frames
+
+
+def test_the_message_of_a_logger_is_the_one_of_the_traceback_behind_it() -> None:
+    diagnosis = diagnose_text("10:02 ERROR: " + FULL + FRAMES + FULL)
+    assert diagnosis.phase is not None and diagnosis.phase.name == "backward"
+
+
+def test_a_forward_pass_in_the_closure_of_an_optimizer_is_no_step_of_it() -> None:
+    """Lightning."""
+    frames = (
+        'Traceback (most recent call last):\n  File "/opt/lightning/precision.py", line 93, in optimizer_step\n'
+        '    return optimizer.step(closure=closure)\n  File "/opt/lightning/automatic.py", line 129, in closure\n'
+        '    step_output = self._step_fn()\n  File "/data/model.py", line 12, in training_step\n    y = self(x)\n'
+    )
+    for text, phase in (
+        (frames, "forward"),
+        (frames.partition('  File "/opt/lightning/automatic')[0], "optimizer_step"),
+    ):
+        found_phase = diagnose_text(text + FULL).phase
+        assert found_phase is not None and found_phase.name == phase
+
+
 ALLOCATOR = {
     "1.13 to 2.0": (
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
@@ -212,6 +274,31 @@ def test_memory_of_another_process_is_seen_in_the_figures() -> None:
     diagnosis = diagnose_text(FRAMES + FULL.replace("77.90", "40.00").replace("75.00", "38.00"))
     assert diagnosis.message is not None and diagnosis.message.id == "gpu-shared"
     assert diagnosis.memory is not None and diagnosis.memory.other_bytes == pytest.approx(37.95 * GiB, rel=1e-3)
+
+
+IN_A_CONTAINER = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 7 has a total capacity of 79.33 GiB "
+    "of which 800.31 MiB is free. {}Process 99 has 78.40 GiB memory in use. Of the allocated memory 76.02 GiB is "
+    "allocated by PyTorch, and 510.20 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_the_own_process_is_not_taken_for_another_one() -> None:
+    """In a container torch does not recognize itself in the driver's list; NCCL's buffers are its own, too."""
+    assert found(FRAMES + IN_A_CONTAINER.format("")) == "gpu-memory"
+    shared = IN_A_CONTAINER.format("Process 98 has 20.00 GiB memory in use. ").replace("79.33", "99.33")
+    assert found(FRAMES + shared) == "gpu-shared"
+    before = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 164.00 MiB (GPU 2; 79.35 GiB total capacity; 77.10 GiB "
+        "already allocated; 146.19 MiB free; 77.11 GiB reserved in total by PyTorch)"
+    )
+    assert found(FRAMES + before) == "gpu-memory"
+
+
+def test_the_free_blocks_of_a_full_allocator_are_no_fragmentation() -> None:
+    """150 MiB of 79 GiB would hold the request of 56 MiB, and not the next ones."""
+    full = IN_A_CONTAINER.format("").replace("1.02 GiB", "56.00 MiB")
+    assert found(FRAMES + full) == "gpu-memory"
 
 
 @pytest.mark.parametrize(
