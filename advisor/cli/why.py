@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ..command.advice import CommandAdvice
 
 
+_SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
+"""Of logs."""
+
+
 @click.command(cls=CommandWithUsersCommand)
 @click.argument("log", metavar="LOG", required=False)
 @click.option(
@@ -33,8 +37,9 @@ if TYPE_CHECKING:
 def why(log: str | None, config: Path | None, listed: bool, question: dict[str, Any], output: Output) -> int:
     """Name the cause of a failed training and its fix, by the log of any launcher.
 
-    LOG is a file (also .gz), or - for standard input. It is read once, whatever its size, with all ranks in it. If
-    memory ran out, the training command behind `--` is run on a simulated GPU, as it is and as it would fit.
+    LOG is a file (also compressed by gzip), or - for standard input, which Ctrl-C ends. It is read once, whatever its
+    size, with all ranks in it. If memory ran out, the training command behind `--` is run on a simulated GPU, as it is
+    and as it would fit.
 
     \b
     ds-advise why train.log
@@ -46,6 +51,7 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     Exit code: 0 if the cause is known, 1 if it is not, 2 if the log cannot be read.
     """
     from ...probes.failures.diagnosis import diagnose
+    from ...probes.failures.log_file import read_log
     from ..render.deliver import show_document
     from ..render.why import message_list, why_document
 
@@ -63,8 +69,8 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
         raise click.UsageError("--model, --gpus and the like need --config, or the training command behind --")
     with _opened(log) as stream:
         try:
-            found = diagnose(stream)
-        except (OSError, EOFError, ValueError) as error:
+            found = diagnose(read_log(stream))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise ConfigFileError(
                 f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)
             ) from error
@@ -85,9 +91,13 @@ def _opened(log: str) -> AbstractContextManager[BinaryIO]:
         return nullcontext(sys.stdin.buffer)
     path = Path(log)
     try:
-        return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+        return path.open("rb")
     except (OSError, ValueError) as error:
-        reason = "it is a folder; name a file in it" if path.is_dir() else getattr(error, "strerror", "") or str(error)
+        reason = getattr(error, "strerror", "") or str(error)
+        if path.is_dir():
+            logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
+            newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
+            reason = f"it is a folder; name a file in it{f', such as {newest}' if newest else ''}"
         raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
+from ...probes.failures.diagnosis import diagnose_text
 from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import TimelinePoint
 from ..answer.dry_run_answer import DryRunAnswer
@@ -27,6 +28,7 @@ from ..text.units import age, counted_noun, gib, percent, rate, seconds, whole_p
 from ..verification.dry_run import PLAIN_SPARKS, SPARKS, sparkline
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
+from .known_cause import cause_and_fix
 from .plans import chart_with_table, memory_bar, memory_parts
 
 _SMALLEST_SHARE = 0.03
@@ -301,6 +303,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
     if failure is not None:
         yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
         yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
+        yield from cause_and_fix(diagnose_text(f"{failure.details}\n{failure.message}"))
         return
     yield doc.Sentence(
         f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {_place(answer)}, "

@@ -16,6 +16,7 @@ from ..command.advice import CommandAdvice
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, today_and_advised
+from .known_cause import cause_and_fix
 
 _LONGEST = 400
 """Characters of a message that are printed."""
@@ -108,6 +109,8 @@ class WhyReport:
     lines: int
     steps: int
     """Training steps that the log shows."""
+    last_line: str
+    """What the log ends with, where a training that hangs waits."""
     error: FirstError | None
     """The first error; null if the log has none."""
     message: KnownMessage | None
@@ -135,6 +138,7 @@ def why_report(
         found=message is not None,
         lines=found.lines,
         steps=found.steps,
+        last_line=found.last_line,
         error=None if first is None else from_attributes(FirstError, first, first.error),
         message=None if message is None else from_attributes(KnownMessage, message),
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
@@ -160,12 +164,10 @@ def why_document(
             subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report)], data=report
         )
     where = f", {phase.title}" if phase else ""
-    blocks: list[doc.Block] = [*_place(report), doc.Gap()]
-    told = phase if phase is not None and message.id in ("gpu-memory", "host-memory") else message
-    blocks += [
-        doc.Sentence(f"{'Cause' if message.certain else 'Usual causes'}: {ended(told.cause)}"),
-        doc.Sentence(f"Fix: {ended(told.fix)}"),
-        doc.Sentence(f"Confirmed by: {told.source}", "dim"),
+    blocks: list[doc.Block] = [
+        *_place(report),
+        doc.Gap(),
+        *cause_and_fix(found),
         *_figures(report),
         *_collective(report),
         *_effects(report),
@@ -178,13 +180,16 @@ def why_document(
 
 def _no_cause(report: WhyReport) -> str:
     if report.error is None:
-        return f"No error was found in {report.lines:,} lines."
+        return f"No error was found in {report.lines:,} lines." if report.lines else "The log is empty."
     return "The cause is not known." if not report.effects else "The cause is not known: the log shows its effects."
 
 
 def _unknown(report: WhyReport) -> Iterator[doc.Block]:
     if report.error is None:
-        yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+        if report.lines:
+            yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+            yield doc.Sentence("Its last line:")
+            yield doc.Sentence(f"  {printable(report.last_line)[:_LONGEST]}")
         return
     yield doc.Sentence("The first error:")
     yield from _place(report)
@@ -223,8 +228,13 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
     )
     figures = [f"{name} {gib(value)}" for name, value in named if value is not None]
     yield doc.Sentence(f"GiB: {', '.join(figures)}.")
-    if report.message is not None and report.message.id == "gpu-memory" and memory.reserved_bytes is not None:
-        yield doc.Sentence("It is not fragmentation: the allocator's free blocks together do not hold the request.")
+    if report.message is None or report.message.id != "gpu-memory" or memory.reserved_bytes is None:
+        return
+    holds = (
+        memory.asked_bytes is not None and memory.reserved_bytes - (memory.allocated_bytes or 0) >= memory.asked_bytes
+    )
+    why = "are a small part of the GPU" if holds else "together do not hold the request"
+    yield doc.Sentence(f"It is not fragmentation: the allocator's free blocks {why}.")
 
 
 def _collective(report: WhyReport) -> Iterator[doc.Block]:

@@ -59,6 +59,8 @@ class Diagnosis:
     lines: int
     steps: int
     """Training steps that the log shows."""
+    last_line: str
+    """That is not empty."""
 
     @property
     def message(self) -> Message | None:
@@ -111,7 +113,13 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     findings = [*_findings(found)]
     chosen = _choose(findings) or _waiting(found)
     others = (each.message for each in findings if each.message and (chosen is None or each.message != chosen.message))
-    return Diagnosis(first=chosen, effects=tuple(dict.fromkeys(others)), lines=found.lines, steps=found.steps)
+    return Diagnosis(
+        first=chosen,
+        effects=tuple(dict.fromkeys(others)),
+        lines=found.lines,
+        steps=found.steps,
+        last_line=found.last_line,
+    )
 
 
 def _findings(found: Scan) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -37,12 +38,15 @@ _TIME = re.compile(
 )
 """The time that docker, Kubernetes and CI systems put in front of a line."""
 
+_SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
+
 _RANKS = (
     re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
     re.compile(r"\[[A-Za-z][\w-]*?:?(?P<rank>\d+)\]: ?"),  # torchrun --tee, with its --role
-    re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?"),  # mpirun --tag-output
+    re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w-]+)?\]<std(?:out|err)>: ?"),  # mpirun --tag-output, SageMaker
     re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
     re.compile(r"\((?P<name>[\w.:-]+(?: |, )?pid=\d+(?:, ip=[\w.:]+)?)\) ?"),  # Ray, SkyPilot
+    re.compile(rf"(?P<name>{_SYSLOG}): ?"),  # systemd's journal
     re.compile(r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"),
 )
 """What launchers put in front of a line of a process; the last one is pdsh's name of the node."""
@@ -118,8 +122,17 @@ def _cleaned(number: int, line: bytes) -> Iterator[LogLine]:
     for part in line.split(b"\r")[-4:]:
         text = part[:_LONGEST].decode("utf-8", "replace")
         text = _ESCAPE.sub("", text).rstrip() if "\x1b" in text else text.rstrip()
+        if text.startswith('{"log":"'):  # a file of docker's json-file driver
+            text = _logged(text)
         if text or not line:
             yield _attributed(number, text)
+
+
+def _logged(text: str) -> str:
+    try:
+        return str(json.loads(text)["log"]).rstrip()
+    except (ValueError, KeyError, TypeError):  # the line was too long
+        return text
 
 
 def _count_steps(text: bytes) -> int:

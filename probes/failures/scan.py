@@ -42,10 +42,12 @@ _BOX = ("╭", "│", "╰")
 """What a line of rich's traceback begins with."""
 _CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
 """A frame of IPython's traceback."""
+_NO_CODE = re.compile(r"^[\s^~]+$|^ +\d+(?: |$)")
+"""The marks under a frame's code, and the lines around the code in a notebook."""
 _CELL_CODE = re.compile(r"^-+> \d+ ")
 _FRAMES_OF = (_FRAME, _TEST_FRAME, _RAY_FRAME, _CELL_FRAME)
 _BEGINS = re.compile(
-    r'^\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|ray::[\w.]+\(\) \(pid=|'
+    r'^\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|'
     r"^\s*│ |^(?:File )?[~/]\S+,? in [\w.<>]+\("
 )
 """A frame that stands without the traceback's first line."""
@@ -133,6 +135,8 @@ class Scan:
     lines: int
     steps: int
     """Training steps that the log shows."""
+    last_line: str
+    """That is not empty."""
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
@@ -173,6 +177,7 @@ class _Scanner:
             ranks=self._ranks,
             lines=self._reader.lines,
             steps=self._reader.steps,
+            last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
         )
 
     def _joined(self, line: LogLine) -> LogLine:
@@ -180,7 +185,7 @@ class _Scanner:
         cut, self._cut = self._cut, None
         if cut is not None and line.process in ("", cut.process):
             line = cut._replace(number=line.number, text=cut.text + line.text.strip())
-        if _CUT_FRAME.match(line.text) and len(line.text) < _LONGEST_FRAME:
+        if "File" in line.text and _CUT_FRAME.match(line.text) and len(line.text) < _LONGEST_FRAME:
             self._cut = line
         return line
 
@@ -194,7 +199,8 @@ class _Scanner:
         return found
 
     def _read(self, line: LogLine, process: _Process) -> None:
-        line = line._replace(text=line.text.removeprefix("E   "))  # pytest's mark of the lines of an exception
+        if line.text.startswith("E   "):  # pytest's mark of the lines of an exception
+            line = line._replace(text=line.text.lstrip("E "))
         text = line.text
         for error in process.open:
             error.after.append(text)
@@ -207,7 +213,8 @@ class _Scanner:
             self._begin(process, has_head=True)
         elif process.frames is not None:
             self._in_traceback(line, process, process.frames)
-        elif _BEGINS.search(text):  # the head is missing: the log is the end of one, or ranks are mixed
+        elif _BEGINS.match(text) or ("ray::" in text and _RAY_FRAME.search(text)):
+            # The first line is missing: the log is the end of one, or ranks are mixed.
             self._begin(process, has_head=False)
             assert process.frames is not None
             self._in_traceback(line, process, process.frames)
@@ -232,7 +239,7 @@ class _Scanner:
         elif frames and (found := _CELL_CODE.match(text)):
             frames[-1] = f"{frames[-1]} {text[found.end() :].strip()}"[:400]
         elif text[:1] in (" ", "\t", ""):
-            if frames and text.strip() and not set(text.strip()) <= set("^~"):
+            if frames and text.strip() and not _NO_CODE.match(text):
                 frames[-1] = f"{frames[-1]} {text.strip()}"[:400]
             if _is_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)

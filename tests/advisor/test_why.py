@@ -63,26 +63,50 @@ def test_an_unknown_error_is_shown_and_not_explained(log: Path, capsys: pytest.C
     for empty in ("", "{'loss': 1.25}\n", "usage: train.py [--ddp_timeout N]\n"):
         log.write_text(empty)
         code, text = _why(capsys, "train.log")
-        assert code == 1 and "No error was found" in text
+        assert code == 1 and ("No error was found" if empty else "The log is empty.") in text
+        assert not empty or text.rstrip().endswith(empty.strip())
 
 
-def test_a_log_is_read_from_a_pipe_and_compressed(
+class _Interrupted(io.BytesIO):
+    """`tail -f` that somebody ends by Ctrl-C."""
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        if part := super().read1(size):
+            return part
+        raise KeyboardInterrupt
+
+
+def test_a_log_is_read_from_a_pipe_compressed_and_as_windows_writes_it(
     log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("train.log.gz").write_bytes(gzip.compress(log.read_bytes()))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
-    answers = [_why(capsys, name) for name in ("train.log", "train.log.gz", "-")]
-    assert [code for code, _ in answers] == [0, 0, 0]
+    """By its content, not by its name."""
+    data, text = log.read_bytes(), log.read_text()
+    lines = data.splitlines(keepends=True)
+    forms = {
+        "train.log.gz": gzip.compress(data),
+        "compressed.log": gzip.compress(data),
+        "plain.gz": data,
+        "windows.log": text.replace("\n", "\r\n").encode("utf-16"),
+        "unmarked.log": text.encode("utf-16-le"),
+        "docker.log": b"".join(b'{"log":%s}\n' % json.dumps(line.decode()).encode() for line in lines),
+        "journal.log": b"".join(b"Nov 29 17:53:01 node-3 train[42]: %s" % line for line in lines),
+    }
+    for name, content in forms.items():
+        Path(name).write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(_Interrupted(data)))
+    answers = [_why(capsys, name) for name in ("train.log", *forms, "-")]
+    assert [code for code, _ in answers] == [0] * len(answers)
     assert len({text.partition(", rank 5")[2] for _, text in answers}) == 1 and ", rank 5" in answers[0][1]
 
 
 def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
-    Path("bad.gz").write_bytes(b"no gzip")
+    Path("a.bin").write_bytes(bytes(range(256)) * 40)
     Path("cut.gz").write_bytes(gzip.compress(log.read_bytes() * 50)[:-20])
-    for words in (["missing.log"], ["."], ["bad.gz"], ["cut.gz"], [], ["train.log", "--model", "Qwen2.5-7B"]):
+    for words in (["missing.log"], ["."], ["a.bin"], ["cut.gz"], [], ["train.log", "--model", "Qwen2.5-7B"]):
         code, text = _why(capsys, *words)
         assert code == 2 and text and "Traceback" not in text, words
+    assert "name a file in it, such as cut.gz" in _why(capsys, ".")[1]
     code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
     assert code == 2 and "does not say for which model" in text
 
