@@ -3,7 +3,7 @@
 `data/failure_logs.jsonl` has one log per line, rewritten from a public thread (`source`) that was not read for the
 table of messages: paths, sizes and numbers are replaced, the launcher's format is kept. `cause` lists the messages that
 the thread supports; empty where the table has none, so that "not known" is right. `phase` is what the rank was doing,
-and `fix` holds words of the fix that the thread confirmed. What was wrong on the first run (docs/why.md) is mended.
+and `fix` holds words of the fix that the thread confirmed. What was wrong on the first runs (docs/why.md) is mended.
 """
 
 from __future__ import annotations

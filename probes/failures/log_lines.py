@@ -33,7 +33,7 @@ _STEPS = (b"'loss'", b"lm loss")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 _TIME = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?[ :\t]\s?"
+    r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?[ :\t]\s?"
     r"(?:\[(?:INFO|WARNING|ERROR)\] (?:\[\w+\] )?)?"
 )
 """The time that docker, Kubernetes and CI systems put in front of a line."""

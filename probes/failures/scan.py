@@ -29,8 +29,8 @@ _QUIET = 100
 """Lines without a frame after which a traceback has no exception any more: its end is missing, or it was none."""
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FRAME = re.compile(r'^\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+),\s*in\s*(?P<name>\S+)')
-_CUT_FRAME = re.compile(r'^\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
+_FRAME = re.compile(r'^>?\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+),\s*in\s*(?P<name>\S+)')
+_CUT_FRAME = re.compile(r'^>?\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
 """A frame that a terminal, or a logger of its width, broke into lines."""
 _TEST_FRAME = re.compile(r"^(?P<file>\S+\.py):(?P<line>\d+): in (?P<name>\w+)$")
 """A frame of pytest."""
@@ -47,7 +47,7 @@ _NO_CODE = re.compile(r"^[\s^~]+$|^ +\d+(?: |$)")
 _CELL_CODE = re.compile(r"^-+> \d+ ")
 _FRAMES_OF = (_FRAME, _TEST_FRAME, _RAY_FRAME, _CELL_FRAME)
 _BEGINS = re.compile(
-    r'^\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|'
+    r'^>?\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|'
     r"^\s*│ |^(?:File )?[~/]\S+,? in [\w.<>]+\("
 )
 """A frame that stands without the traceback's first line."""

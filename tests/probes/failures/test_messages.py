@@ -28,7 +28,7 @@ def test_an_example_is_found_and_alone_decides(message: Message) -> None:
     assert message.cause and message.fix and message.source
     is_thread = re.fullmatch(r"https://[\w./~#?=&%-]+", message.source)
     is_code = re.match(
-        r"(?:deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets)\b", message.source
+        r"(?:deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors)\b", message.source
     )
     assert is_thread or is_code, message.source
 
