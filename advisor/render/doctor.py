@@ -30,6 +30,8 @@ def doctor_document(checkup: Checkup) -> doc.Document:
         blocks.append(doc.Heading("GPUs" if area == "gpus" else capitalised(area), area))
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
             blocks += _finding(finding)
+    if tone != "good":
+        blocks.append(doc.Sentence("The cause of a training that failed: ds-advise why LOG", "dim"))
     return doc.Document(subject="This machine", verdict=_verdict(checkup), tone=tone, blocks=blocks, data=checkup)
 
 

@@ -141,7 +141,7 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if failure is not None:
         log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
         yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
-        yield doc.Sentence(f"More of it: ds-advise why {log}")
+        yield doc.Sentence(f"Its whole log: ds-advise why {log}")
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)

@@ -69,7 +69,10 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     failed = ProbeAnswer(run=run_of_gpt2, result=replace(result, failure=failure), estimate=None, dry_run=None)
     page = Page(render_html(probe_document(failed)))
     assert "It failed." in page.text and "it broke" in page.text
-    assert "figures" not in page.sections
+    assert "figures" not in page.sections and "Fix:" not in page.text
+    known_one = replace(failure, details="ImportError: x.so: undefined symbol: _ZN3c10", message="undefined symbol")
+    page = Page(render_html(probe_document(replace(failed, result=replace(result, failure=known_one)))))
+    assert "An extension was built for another version of torch" in page.text and "Fix: Reinstall" in page.text
 
 
 def _session(run: Run, folder: Path, **outcome: Any) -> Session:
@@ -100,6 +103,7 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
     page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
     assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text
+    assert f"ds-advise why {tmp_path / 'rank0.log'}" in page.text
     refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
     page = Page(render_html(session_document(refused)))
     assert "It was not started." in page.text and "Take more GPUs" in page.text

@@ -27,9 +27,8 @@ def test_an_example_is_found_and_alone_decides(message: Message) -> None:
     assert again.first is not None and again.first.message == message
     assert message.cause and message.fix and message.source
     is_thread = re.fullmatch(r"https://[\w./~#?=&%-]+", message.source)
-    is_code = re.match(
-        r"(?:deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors)\b", message.source
-    )
+    packages = "deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors"
+    is_code = re.match(rf"(?:{packages})\b", message.source)
     assert is_thread or is_code, message.source
 
 
