@@ -40,16 +40,23 @@ _TIME = re.compile(
 
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
 
-_RANKS = (
-    re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
-    re.compile(r"\[[A-Za-z][\w-]*?:?(?P<rank>\d+)\]: ?"),  # torchrun --tee, with its --role
-    re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w-]+)?\]<std(?:out|err)>: ?"),  # mpirun --tag-output, SageMaker
-    re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
-    re.compile(r"\((?P<name>[\w.:-]+(?: |, )?pid=\d+(?:, ip=[\w.:]+)?)\) ?"),  # Ray, SkyPilot
-    re.compile(rf"(?P<name>{_SYSLOG}): ?"),  # systemd's journal
-    re.compile(r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"),
-)
-"""What launchers put in front of a line of a process; the last one is pdsh's name of the node."""
+_RANKS = {
+    "[": (
+        re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
+        re.compile(r"\[[A-Za-z][\w-]*?:?(?P<rank>\d+)\]: ?"),  # torchrun --tee, with its --role
+        # mpirun --tag-output, also of SageMaker
+        re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w-]+)?\]<std(?:out|err)>: ?"),
+    ),
+    "(": (re.compile(r"\((?P<name>[\w.:-]+(?: |, )?pid=\d+(?:, ip=[\w.:]+)?)\) ?"),),  # Ray, SkyPilot
+    "": (
+        re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
+        re.compile(rf"(?P<name>{_SYSLOG}): ?"),  # systemd's journal
+        re.compile(
+            r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"
+        ),
+    ),
+}
+"""What launchers put in front of a line, by its first character; the last one is pdsh's name of the node."""
 
 
 class LogLine(NamedTuple):
@@ -143,9 +150,9 @@ def _attributed(number: int, text: str) -> LogLine:
     """The line without what launchers put in front of it."""
     process, rank, rest = "", None, text
     for _ in range(3):
-        while found := _TIME.match(rest):
+        while rest[:1].isdigit() and (found := _TIME.match(rest)):
             rest = rest[found.end() :]
-        match = next(filter(None, (form.match(rest) for form in _RANKS)), None)
+        match = next(filter(None, (form.match(rest) for form in _RANKS.get(rest[:1], _RANKS[""]))), None)
         if match is None:
             break
         found_rank = match.groupdict().get("rank")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from ds_advise.probes.failures.diagnosis import diagnose_text
+
 from benchmarks.document import written
 from benchmarks.failure_logs import LOGS, scores
 from benchmarks.failure_messages import table
@@ -22,6 +25,30 @@ def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     assert [each.found for each in found if not each.right] == ["", ""]
     assert [each.source for each in found if each.found and (each.phase is False or each.fix is False)] == []
     assert sum(each.fix is not None for each in found) >= 60 and sum(not each.expected for each in found) >= 20
+
+
+PREFIXES = (
+    "3: ",
+    "worker-1: ",
+    "[default1]:",
+    "[1,3]<stderr>:",
+    "(Worker pid=77, ip=10.0.0.3) ",
+    "2026-05-01T10:00:00.123456789Z ",
+    "Nov 29 17:53:01 node-3 train[4]: ",
+    "\x1b[36m",
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_stands_in_front_of_the_lines_changes_no_diagnosis(prefix: str) -> None:
+    """Except where a terminal broke the lines, so that the next one's prefix is within a frame."""
+    logs = [json.loads(line)["log"] for line in LOGS.read_text(encoding="utf-8").splitlines()]
+    changed = 0
+    for log in logs:
+        ways = (log, "".join(f"{prefix}{line}\n" for line in log.splitlines()))
+        found = [(each.message, each.phase) for each in map(diagnose_text, ways)]
+        changed += found[0] != found[1]
+    assert changed <= 2
 
 
 def test_the_logs_keep_the_format_of_launchers() -> None:
