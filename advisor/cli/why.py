@@ -97,7 +97,9 @@ def _opened(log: str) -> AbstractContextManager[BinaryIO]:
         if path.is_dir():
             logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
             newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
-            reason = f"it is a folder; name a file in it{f', such as {newest}' if newest else ''}"
+            reason = "it is a folder; name a file in it"
+            if newest is not None:
+                reason += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
         raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
 
 
