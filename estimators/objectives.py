@@ -95,6 +95,11 @@ CHUNKS_THE_HEAD = (1, 7)
 `add_fused_lm_head`)."""
 
 
+LIGER_LAYERS_ALONE = (1, 15)
+"""First TRL whose trainers take only the kernels of layers from `use_liger_kernel`, and keep their own loss (trl 1.15
+trainer/sft_trainer.py, grpo_trainer.py `__init__`)."""
+
+
 def upcasts(model: ModelShape) -> bool:
     """Return whether the standard loss makes an fp32 copy of the logits."""
     return model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
@@ -230,6 +235,21 @@ def framework_loss(objective: Objective, framework: Framework, software: Softwar
         return spec.loss or default_loss(framework, software)
     default = spec.loss or default_loss("trl", software)
     return "log-probs" if default == "standard" and not spec.labels else default
+
+
+def liger_loss(objective: Objective, framework: Framework, software: Software) -> LossKernel:
+    """Return the loss of an objective under `use_liger_kernel`. Raises WorkloadError for the losses of preferences and
+    completions that TRL before 1.15 takes from Liger."""
+    spec, own = OBJECTIVES[objective], framework_loss(objective, framework, software)
+    if spec.labels is not None or (framework == "trl" and software.trl >= LIGER_LAYERS_ALONE):
+        return own
+    if not spec.trainer:
+        return "fused"
+    raise WorkloadError(
+        "not predicted: Liger's fused loss of preferences and completions",
+        why=f"use_liger_kernel of TRL before 1.15 takes it for {spec.trainer}",
+        fix="leave use_liger_kernel out, or use TRL 1.15 or newer",
+    )
 
 
 def in_sequences(plan: Plan, workload: Workload) -> Plan:

@@ -11,7 +11,7 @@ from ...ds_configs.read import autoep_size_in, optimizer_in, precision_in, seque
 from ...estimators.errors import ModelConfigError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import freeze_tensors, without_layers
-from ...estimators.objectives import OBJECTIVES, framework_loss
+from ...estimators.objectives import OBJECTIVES, framework_loss, liger_loss
 from ...estimators.optimizers import OPTIMIZERS, trainer_optimizer
 from ...estimators.workload import NEXT_TOKEN, Objective, Software
 from ...probes.command.observed import CommandResult, ObservedTraining
@@ -87,7 +87,8 @@ def observed_options(found: CommandResult, shape: ModelShape) -> dict[str, Any]:
         "experts": "autoep" if autoep_size_in(config) > 1 else "zero",
     }
     known = Software(trl=tuple(map(int, software["trl"].split(".")))) if "trl" in software else Software()  # type: ignore[arg-type]
-    options["loss"] = "fused" if training.uses_liger else framework_loss(objective, training.framework, known)  # type: ignore[arg-type]
+    decide_loss = liger_loss if training.uses_liger else framework_loss
+    options["loss"] = decide_loss(objective, training.framework, known)  # type: ignore[arg-type]
     if training.method in ("lora", "qlora"):
         options |= {
             "lora_rank": training.lora_rank,

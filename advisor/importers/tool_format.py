@@ -152,6 +152,9 @@ class ToolFormat:
         if spec is not None and (training.get("framework") == "trl" or not spec.trainer):
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
             training.update(rollout_options(arguments, run.objective))
+            # There Liger has kernels of layers alone (`objectives.liger_loss`).
+            if training.get("loss") == "fused" and (training.get("framework") == "trl" or spec.labels is not None):
+                training["loss"] = None
         elif run.objective != NEXT_TOKEN:
             run.lacks(
                 f"{run.objective.upper()} training, whose step has more than one model or pass; "

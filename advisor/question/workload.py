@@ -17,7 +17,7 @@ from ...estimators.models.heads import find_classifier
 from ...estimators.models.lora import LINEAR_MODULES, linear_modules
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
-from ...estimators.objectives import OBJECTIVES, framework_loss, trained_model
+from ...estimators.objectives import LIGER_LAYERS_ALONE, OBJECTIVES, framework_loss, trained_model
 from ...estimators.optimizers import OPTIMIZERS, trainer_optimizer, trainer_optimizer_step
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
@@ -254,6 +254,12 @@ def _loss(options: Mapping[str, Any], framework: Framework, software: Software) 
     if loss not in possible:
         raise WorkloadError(
             f"--loss {loss} cannot be used with --objective {objective}", why=f"it has {own}", fix="leave --loss out"
+        )
+    if loss == "fused" and framework == "trl" and software.trl >= LIGER_LAYERS_ALONE:
+        raise WorkloadError(
+            "--loss fused cannot be used with --framework trl",
+            why="use_liger_kernel of TRL 1.15 and newer replaces layers alone, not its loss",
+            fix="leave --loss out; --kernels liger counts those layers",
         )
     return cast(LossKernel, loss)
 

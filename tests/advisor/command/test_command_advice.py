@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ arguments = TrainingArguments(
 rows = [{"input_ids": torch.arange(256), "labels": torch.arange(256)}] * 64
 Trainer(model=model, args=arguments, train_dataset=rows).train()
 """
+TRL = """
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, HfArgumentParser, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+(arguments,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()
+arguments.dataset_kwargs = {"skip_prepare_dataset": True}
+words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="b")
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+rows = Dataset.from_dict({"input_ids": [[1] * 256] * 64, "labels": [[1] * 256] * 64})
+SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer).train()
+"""
 MODULE = """
 import argparse
 import deepspeed
@@ -111,6 +126,23 @@ def advice(script: str, *words: str, **options: Any) -> AnswerForCommand:
     answer = ds_advise.advise(command=[sys.executable, "train.py", *words], gpus="2xA100-40GB", **options)
     assert isinstance(answer, AnswerForCommand)
     return answer
+
+
+def test_liger_in_trl_is_its_layers_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's trainers keep their chunked head since 1.15."""
+    pytest.importorskip("trl")
+    liger = folder / "packages" / "liger_kernel"
+    (liger / "transformers").mkdir(parents=True)
+    (liger / "__init__.py").touch()
+    takes = "def _apply_liger_kernel_to_instance(model, fused_linear_cross_entropy): assert not fused_linear_cross_entropy"
+    (liger / "transformers" / "__init__.py").write_text(takes)
+    information = liger.with_name("liger_kernel-0.8.5.dist-info")
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: liger_kernel\nVersion: 0.8.5\n")
+    monkeypatch.setenv("PYTHONPATH", str(liger.parent), prepend=os.pathsep)
+    words = ["--deepspeed", "auto.json", "--output_dir", "out", "--max_length", "256", "--report_to", "none"]
+    workload = advice(TRL, *words, "--use_liger_kernel").question.workload
+    assert (workload.framework, workload.kernels, workload.loss) == ("trl", "liger", "chunked-head")
 
 
 def test_a_log_with_its_command_gets_the_command_that_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,23 @@ def test_a_key_that_trl_removed_decides_nothing(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("objective", ["next-token", "grpo", "dpo", "classification"])
+def test_liger_leaves_the_loss_to_trl_and_to_classifiers(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL 1.16 sets `fused_linear_cross_entropy` to False; a classifier has no head over the vocabulary."""
+    keys: dict[str, dict[str, Any]] = {
+        "next-token": {"dataset_text_field": "t"},
+        "grpo": {"num_generations": 8},
+        "dpo": {"max_prompt_length": 64},
+        "classification": {"task_name": "mnli", "output_dir": "o", "per_device_train_batch_size": 8},
+    }
+    named = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-6, "use_liger_kernel": True}
+    Path("run.yaml").write_text(json.dumps(named | keys[objective] | {"bf16": True}))
+    _, answer, _ = _imported(capsys, "run.yaml", "--gpus", "8xA100-80GB")
+    assert (answer["run"]["objective"], answer["run"]["training"]["kernels"]) == (objective, "liger")
+    assert answer["loss"] == ("standard" if objective == "classification" else "chunked-head")
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_run_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixture[str]) -> None:
     """The number of GPUs is the file's, the kind the user's; unknown options and keys are listed."""
     trl = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_text_field": "t", "num_processes": 16, "num_machines": 2}
