@@ -20,7 +20,7 @@ from ds_advise.advisor.importers.imported_run import KNOWN_KEYS
 FOLDERS = {
     "llama-factory": ("src/llamafactory/hparams",),
     "axolotl": ("src/axolotl/utils/schemas", "src/axolotl/integrations"),
-    "ms-swift": ("swift/arguments", "swift/trainers", "swift/ray_utils"),
+    "ms-swift": ("swift/arguments", "swift/trainers", "swift/rlhf_trainers", "swift/ray_utils"),
     "trl": ("trl/trainer", "trl/scripts", "trl/experimental"),
 }
 """Where each tool's classes of arguments are."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ WITH_FILE = (
 )
 """Keys of `deepspeed_config` that accelerate refuses if a configuration file is also named; it then refuses
 `mixed_precision` too (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
+
+_PREFIX = "parallelism_config_"
+"""Of all keys in accelerate's `parallelism_config`."""
 
 _ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
 SHIPPED_BY_TRL: Mapping[str, Mapping[str, Any]] = {
@@ -71,19 +76,32 @@ class AccelerateFormat:
             )
         if unknown:
             faults.append(f"accelerate stops at keys that it does not know: {', '.join(unknown)}")
-        missing = [name for name in ("fp8_config", "megatron_lm_config", "parallelism_config") if values.get(name)]
+        missing = [name for name in ("fp8_config", "megatron_lm_config") if values.get(name)]
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), _precision(values)
         fsdp = _block(values, "fsdp_config") if kind == "FSDP" else {}
         missing += unpredicted_fsdp(fsdp)
+        training = {"precision": precision} if precision in ("bf16", "fp16") else {}
+        sizes = _sizes(values)
+        if part is not None and sizes["sp"] > 1:
+            training |= _shared_samples(values)
+            if part.config is not None:
+                part = replace(part, config={**part.config, "sequence_parallel_size": sizes["sp"]})
+        predicted = {"dp_shard", "sp" if part is not None else "", "dp_replicate" if kind != "FSDP" else ""}
+        missing += [f"{_PREFIX}{name}_size: {sizes[name]}" for name in sizes if sizes[name] > 1 and name not in predicted]
+        if processes not in (None, prod(sizes.values())) and prod(sizes.values()) > 1:
+            faults.append(
+                f"the sizes of parallelism_config multiply to {prod(sizes.values())}, not to the {processes} of "
+                f"num_processes: set {_PREFIX}dp_shard_size"
+            )
         return ImportedRun(
             tool="accelerate",
             leaves_batch_to_script=True,
             loads_fp32=True,
             assumes_fp32=True,
             launcher="accelerate",
-            training={"precision": precision} if precision in ("bf16", "fp16") else {},
+            training=training,
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
             sharding="zero" if part is not None else parse_fsdp(fsdp.get("fsdp_version")) if kind == "FSDP" else "none",
             deepspeed=part,
@@ -102,8 +120,16 @@ class AccelerateFormat:
         part: DeepSpeedPart | None,
         _workload: Workload | None = None,
     ) -> dict[str, Value]:
-        """The keys that name the better DeepSpeed configuration."""
-        return {} if part is None else config_named(source.values, part.name, stage=plan.zero_stage)
+        """The keys that name the better DeepSpeed configuration, and the number of groups of GPUs."""
+        if part is None:
+            return {}
+        values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
+        sizes, processes = _sizes(values), _count(values, "num_processes")
+        if processes is not None and plan.sequence_parallel_size > 1 and prod(sizes.values()) != processes:
+            groups = {f"{_PREFIX}dp_shard_size": processes // plan.sequence_parallel_size}
+            replicas = {f"{_PREFIX}dp_replicate_size": 1} if sizes["dp_replicate"] > 1 else {}
+            changed["parallelism_config"] = {**_block(values, "parallelism_config"), **groups, **replicas}
+        return changed
 
 
 ACCELERATE = AccelerateFormat()
@@ -121,6 +147,23 @@ def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[st
         changed["distributed_type"] = "DEEPSPEED"
         removed.append("fsdp_config")
     return changed | {name: None for name in removed if name in values}
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the groups of GPUs by kind (accelerate 1.15 parallelism_config.py `ParallelismConfig`)."""
+    block = _block(values, "parallelism_config")
+    return {name: _count(block, f"{_PREFIX}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+
+
+def _shared_samples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the training that DeepSpeed's Ulysses decides: the attention's kernel, and the length of samples
+    where all have the same."""
+    block = _block(values, "parallelism_config")
+    attention = str(block.get(f"{_PREFIX}sp_attn_implementation") or "sdpa")
+    found: dict[str, Any] = {"attention": "flash" if attention.startswith("flash") else "sdpa"}
+    if block.get(f"{_PREFIX}sp_seq_length_is_variable") is False:
+        found["seq_len"] = _count(block, f"{_PREFIX}sp_seq_length")
+    return found
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:

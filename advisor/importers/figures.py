@@ -255,8 +255,9 @@ def _command(run: ImportedRun, workload: Workload, model: ModelShape, cluster: C
     """The command that asks about the same training on the same machines."""
     options = {name: value for name, value in run.training.items() if name != "software"}
     options |= {"precision": workload.precision, "optimizer": workload.optimizer, "seq_len": workload.seq_len}
-    if options.pop("lora_targets", None) is not None and workload.lora_targets:
-        options["lora_targets"] = workload.lora_targets
+    for name in ("lora_targets", "freeze"):  # a text model has no parts that ms-swift and LLaMA-Factory freeze
+        if options.pop(name, None) is not None and getattr(workload, name):
+            options[name] = getattr(workload, name)
     words = ["ds-advise", model.name]
     for name, value in {**machine_arguments(cluster), **options, "global_batch": workload.global_batch_size}.items():
         text = ",".join(value) if isinstance(value, tuple | list) else str(value)

@@ -59,7 +59,9 @@ def changed_files(
         if text is None:
             return ()
     workload = figures.question.workload if plan is not figures.plan else None
-    return plan_files(source, form, run, plan, text, destination=destination, workload=workload)
+    files = plan_files(source, form, run, plan, text, destination=destination, workload=workload)
+    # A plan of the same backend may differ in what only the script sets.
+    return files if any(file.new_text != file.old_text for file in files) else ()
 
 
 def plan_files(

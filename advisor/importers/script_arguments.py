@@ -248,7 +248,9 @@ def rollout_options(arguments: ScriptArguments, objective: str | None) -> dict[s
         found["rollout"] = f"vllm-{arguments.text('vllm_mode') or 'colocate'}"
     if found["rollout"] == "vllm-server":
         found["server_gpus"] = found.pop("vllm_tensor_parallel_size", 1)  # the training's own value is for colocation
-    found["vllm_enable_sleep_mode"] = "on" if arguments.flag("vllm_enable_sleep_mode") else "off"
+    # ms-swift's sleep_level is 0 for no sleep.
+    sleeps = arguments.flag("vllm_enable_sleep_mode") or arguments.number("sleep_level")
+    found["vllm_enable_sleep_mode"] = "on" if sleeps else "off"
     if arguments.flag("ds3_gather_for_generation") is False:
         found["ds3_gather_for_generation"] = "off"
     prompt = arguments.number("max_prompt_length") or PROMPT_LEN

@@ -102,6 +102,8 @@ class ToolFormat:
     approximated: Mapping[str, str] = field(default_factory=dict)
     """Remarks -> the switches to which they apply."""
     deepspeed: Callable[[ScriptArguments, Path], DeepSpeedPart | None] = deepspeed_part
+    completions: Callable[[ScriptArguments, Source], ScriptArguments] = lambda arguments, _: arguments
+    """The options of completions, by TRL's names."""
     lists_modules: bool = False
     """Whether the tool gives peft the names of all linear modules, where a file does not name some."""
     has_own_keys: bool = False
@@ -151,7 +153,7 @@ class ToolFormat:
         spec = OBJECTIVES.get(run.objective)  # type: ignore[call-overload]
         if spec is not None and (training.get("framework") == "trl" or not spec.trainer):
             training["objective"] = run.objective if run.objective != NEXT_TOKEN else None  # the default
-            training.update(rollout_options(arguments, run.objective))
+            training.update(rollout_options(self.completions(arguments, source), run.objective))
             # There Liger has kernels of layers alone (`objectives.liger_loss`).
             if training.get("loss") == "fused" and (training.get("framework") == "trl" or spec.labels is not None):
                 training["loss"] = None

@@ -71,8 +71,10 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
             training.setdefault("modules_to_save", "embed_tokens,lm_head")  # model/adapter.py then trains both
         if "modules_to_save" in training and run.deepspeed is None and not in_16_bits:
             run.remarks.append("trained embeddings are counted in 16 bits; without DeepSpeed they are in fp32")
-        bitsandbytes = arguments.text("quantization_method") in (None, "bnb", "bitsandbytes")
-        run.use_quantization(bits, bitsandbytes=bitsandbytes)
+        quantizer = arguments.text("quantization_method")
+        run.use_quantization(bits, bitsandbytes=quantizer in (None, "bnb", "bitsandbytes"))
+        if quantizer is not None and bits is None:  # model/model_utils/quantization.py
+            run.remarks.append("nothing is quantized: quantization_method has no effect without quantization_bit")
     if arguments.text(*_LLAMA_FACTORY_V1) is not None:
         run.lacks("the configurations of LLaMA-Factory's v1")
     elif not arguments.flag("do_train"):
@@ -192,10 +194,14 @@ def _adds_cross_entropy(run: ImportedRun, arguments: ScriptArguments) -> bool:
 
 def _ms_swift_preferences(run: ImportedRun, arguments: ScriptArguments) -> None:
     """ms-swift's objectives (swift/rlhf_trainers): TRL's trainers (before 1.0) with ms-swift's forward passes, which
-    compute log-probabilities from whole logits. GRPO, GKD and PPO have ms-swift's own generation and training."""
+    compute log-probabilities from whole logits. GKD and PPO have ms-swift's own generation and training."""
     training, objective = run.training, run.objective
-    if objective in ("grpo", "gkd", "ppo"):
-        run.lacks(f"{objective.upper()} by ms-swift's own trainer, which is not TRL's")
+    if objective == "gkd":
+        run.lacks("GKD by ms-swift's own trainer, which is not TRL's")
+    elif objective == "ppo":
+        run.lacks("PPO by ms-swift's own trainer; ds-advise MODEL --objective ppo predicts TRL's")
+    elif objective == "grpo":
+        _ms_swift_grpo(run, arguments)
     if objective not in _PREFERENCES:
         return
     loss = "odds-ratio" if objective == "orpo" or _adds_cross_entropy(run, arguments) else "log-probs"
@@ -204,6 +210,16 @@ def _ms_swift_preferences(run: ImportedRun, arguments: ScriptArguments) -> None:
     arguments.switched("beta simpo_gamma rpo_alpha desirable_weight undesirable_weight center_rewards_coefficient")
     if "method" in training and arguments.text("ref_model", "ref_adapters") is not None:
         run.lacks(_OWN_REFERENCE)
+
+
+def _ms_swift_grpo(run: ImportedRun, arguments: ScriptArguments) -> None:
+    """ms-swift's GRPO (swift/rlhf_trainers/grpo_trainer.py, args_mixin.py; swift/arguments/rlhf_args.py): TRL's with
+    whole logits, which are divided in place as in TRL 1.0."""
+    run.training |= {"framework": "trl", "loss": "log-probs", "beta": 0.04, "vllm_gpu_memory_utilization": 0.9}
+    run.use_software(trl=(1, 0))
+    run.remarks.append("GRPO is counted as TRL's trainer, which ms-swift extends")
+    for name in arguments.switched("offload_model offload_optimizer async_generate dynamic_sample teacher_model"):
+        run.lacks(f"{name} of ms-swift's GRPO")
 
 
 def _is_ms_swift(source: Source) -> bool:
@@ -248,7 +264,7 @@ MS_SWIFT = ToolFormat(
 _LIGER_PLUGIN, _LIGER_LOSS = "axolotl.integrations.liger.LigerPlugin", "liger_fused_linear_cross_entropy"
 
 
-def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
+def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -> None:
     training = run.training
     _axolotl_adapter(run, arguments)
     _axolotl_kernels(run, arguments)
@@ -266,16 +282,26 @@ def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, _: Source) ->
         run.remarks.append("activations on the disk are counted as in host RAM")
     if arguments.flag("tiled_mlp"):
         training["mlp"] = "tiled"
-    _axolotl_objectives(run, arguments)
+    _axolotl_objectives(run, arguments, source)
 
 
-def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments) -> None:
+def _axolotl_completions(arguments: ScriptArguments, source: Source) -> ScriptArguments:
+    """The options of completions by TRL's names: the keys in `trl`, and vLLM's in `vllm` (utils/schemas/vllm.py)."""
+    arguments.text("trl", "vllm", "rl_beta")
+    blocks = {name: block for name in ("trl", "vllm") if isinstance(block := source.values.get(name), Mapping)}
+    vllm = {f"vllm_{name}": value for name, value in blocks.get("vllm", {}).items()}
+    return ScriptArguments.from_values({"beta": source.values.get("rl_beta"), **vllm, **blocks.get("trl", {})})
+
+
+def _axolotl_objectives(run: ImportedRun, arguments: ScriptArguments, source: Source) -> None:
     """axolotl's objectives (core/builders/rl.py): subclasses of TRL's trainers with their own losses."""
     training, objective = run.training, run.objective
-    if objective == "grpo":
-        run.lacks(
-            "GRPO by axolotl, whose options of completions are not read; ds-advise MODEL --objective grpo predicts it"
-        )
+    if objective == "grpo":  # core/trainers/grpo/__init__.py
+        training |= {"framework": "trl", "loss": None, "vllm_gpu_memory_utilization": 0.9}
+        run.use_software(trl=TOOL_TRL["axolotl"])
+        completions = _axolotl_completions(arguments, source)
+        for name in completions.switched("use_liger_loss use_data_producer async_prefetch"):
+            run.lacks(f"trl.{name} of axolotl's GRPO")
     if objective not in _PREFERENCES:
         return
     training |= {"framework": "trl", "loss": None}
@@ -362,6 +388,7 @@ AXOLOTL = ToolFormat(
     micro_batch=("micro_batch_size",),
     default_micro_batch=1,
     offload=("activation_offloading", True),
+    completions=_axolotl_completions,
     fsdp=("fsdp", "fsdp_config"),
     fsdp_version=1,
     refuses_two_precisions=False,

@@ -73,6 +73,9 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
     implementation = "fused" if settings.get("fused") else "foreach" if is_foreach and "foreach" in settings else ""
     # With sequence parallelism DeepSpeed knows no such size.
     replicas = engine.dp_world_size or engine.train_batch_size() // (micro * accumulation)
+    config = {**observer.configs[number], "gradient_accumulation_steps": steps}
+    if (shared_by := ranks_per_sample(engine)) > 1:
+        config["sequence_parallel_size"] = shared_by
     return ObservedEngine(
         model=type(module).__name__,
         parameters=parameters,
@@ -86,8 +89,13 @@ def _engine(observer: EngineObserver, number: int, names: set[str]) -> ObservedE
         recorded_micro_batches=recorded,
         data_parallel_size=int(replicas),
         checkpointing=any(getattr(each, "gradient_checkpointing", False) is True for each in module.modules()),
-        config={**observer.configs[number], "gradient_accumulation_steps": steps},
+        config=config,
     )
+
+
+def ranks_per_sample(engine: Any) -> int:
+    """The size of an engine's sequence-parallel groups, which accelerate passes beside the configuration."""
+    return int(getattr(engine, "sequence_parallel_size", 1))
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -32,7 +32,7 @@ class ObservedEngine:
     checkpointing: bool
     """Whether a module of the model has gradient checkpointing enabled."""
     config: dict[str, Any]
-    """DeepSpeed's configuration, with `auto` filled."""
+    """DeepSpeed's configuration, with `auto` filled, and the size of the engine's sequence-parallel groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from ...estimators.objectives import OBJECTIVES
 from ..machine import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module, resized
 from ..recording.engine_phases import Call, EngineObserver
-from .observe import batch_length
+from .observe import batch_length, ranks_per_sample
 from .observed import ObservedTraining
 
 _LIBRARIES = ("transformers", "deepspeed", "trl", "peft", "accelerate")
@@ -83,7 +83,7 @@ def observe_training(
     recorded, why = modules.shape(number, call)
     trainer = modules.trainer
     length, rows, micro = (
-        _length(call, shapes),
+        _length(call, shapes, ranks_per_sample(engine)),
         0 if call is None else call.rows,
         int(engine.train_micro_batch_size_per_gpu()),
     )
@@ -190,10 +190,10 @@ def _frozen(base: Any) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _length(call: Call | None, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
-    """Tokens of the longest sample that went into the model, else into a batch."""
+def _length(call: Call | None, shapes: Sequence[Mapping[str, tuple[int, ...]]], shared_by: int) -> int:
+    """Tokens of the longest sample whose part went into the model, else into a batch."""
     if call is not None and call.length:
-        return call.length
+        return call.length * shared_by
     return max((shape[1] for each in shapes for name, shape in each.items() if "input_ids" in name), default=0)
 
 
