@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -167,13 +167,8 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
     plan = chosen.plan
     size = plan.micro_batch_size
     title = f"{question.model.name}, {plan.strategy}, micro batch {size}"
-    if known is None or not known.field:
-        no_effect = "it changes neither memory nor time, as dry runs of the engine show"
-        return title, (), no_effect if follows(path, plan) else "its effect is not predicted; a dry run shows it"
-    if plan.zero_stage not in known.stages:
-        return title, (), f"it has no effect at stage {plan.zero_stage}"
-    if known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
-        return title, (), "this plan uses no NVMe"
+    if (reason := _no_effect(path, plan)) or known is None:
+        return title, (), reason
     costs, own = [], getattr(plan, known.field)
     model, workload, cluster = question.model, question.workload, question.cluster
     for value in _alternatives(known.field, own, known.lowest):
@@ -182,6 +177,39 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
             found = estimate_plan(model, workload, cluster, other)
             costs.append(from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=other == plan))
     return title, tuple(costs), "" if len(costs) > 1 else "no other value can be predicted with this plan"
+
+
+def _no_effect(path: str, plan: Plan) -> str:
+    """Return why the figures of a plan do not depend on a key; "" if they do."""
+    known = CONFIG_KEYS.get(path)
+    if known is None or not known.field:
+        no_effect = "it changes neither memory nor time, as dry runs of the engine show"
+        return no_effect if follows(path, plan) else "its effect is not predicted; a dry run shows it"
+    if plan.zero_stage not in known.stages:
+        return f"it has no effect at stage {plan.zero_stage}"
+    is_unused = known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param)
+    return "this plan uses no NVMe" if is_unused else ""
+
+
+def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return (the settings without those of keys that a plan does not have, the paths of all keys among them)."""
+    facts = load_facts()
+    places = {name: key_places(name.replace("-", "_"), facts) for name in settings}
+    outside = {name for name, paths in places.items() if len(paths) == 1 and not _is_plans(paths[0])}
+    kept = {name: value for name, value in settings.items() if name not in outside}
+    return kept, tuple(paths[0] for paths in places.values() if len(paths) == 1)
+
+
+def _is_plans(path: str) -> bool:
+    known = CONFIG_KEYS.get(path)
+    return known is not None and bool(known.field)
+
+
+def without_effect(paths: Iterable[str], plan: Plan) -> Iterator[str]:
+    """Yield a line for each key on which the figures of a plan do not depend."""
+    for path in paths:
+        if reason := _no_effect(path, plan):
+            yield f"{path}: {reason}"
 
 
 def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:

@@ -79,7 +79,7 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         missed = answer.closest
         lacks = () if missed is None else (what_lacks(question, missed), *loading_peak(missed))
         evaluation = () if missed is None else _evaluation(question, missed)
-        sentences = (*lacks, *evaluation, *_loss(answer), *largest)
+        sentences = (*lacks, *_fits_once_loaded(answer), *evaluation, *_loss(answer), *largest)
     return Verdict(
         tone=tone,
         headline=headline,
@@ -257,6 +257,19 @@ def loading_peak(plan: Candidate) -> tuple[str, ...]:
     if any(term.declared is UNCAST_WEIGHTS for term in peak.terms):
         return ("Its peak is the loading: every GPU holds the weights in fp32 until DeepSpeed casts them.",)
     return ("Its peak is the loading: every GPU holds the whole model before ZeRO-3 shards it.",)
+
+
+def _fits_once_loaded(answer: Recommendation) -> Iterator[str]:
+    """Yield a sentence if another plan than the closest lacks memory only while the model loads."""
+    room = answer.question.cluster.gpu.memory_bytes
+    for each in (step.candidate for step in answer.ladder):
+        if each is None or each is answer.closest or each.memory.peak.name != "load":
+            continue
+        later = max(phase.allocated_bytes for phase in each.memory.phases if phase.name != "load")
+        need = each.device_bytes - each.memory.allocated_bytes_per_gpu + later
+        if need <= room:
+            yield f"{each.strategy} fits once it is loaded ({gib(need)} GiB); before, every GPU holds the whole model."
+            return
 
 
 def what_lacks(question: Question, missed: Candidate) -> str:

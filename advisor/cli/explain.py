@@ -81,9 +81,11 @@ def explain(
         return show_key(model, costs_of, question, output)
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
+    from ..answer.explained_key import split_settings, without_effect
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..document.terminal import print_blocks
+    from ..question.workload import named_settings
     from ..render.explanation import explanation_blocks
 
     if settings is not None and strategy is None:
@@ -92,7 +94,11 @@ def explain(
         _refuse_unknown(model)
     built = build_question(model, **question, say=output.say)
     if settings is not None or strategy in get_args(PlainPyTorch):
-        explanation = explain_plan(strategy_candidate(built, strategy or "", settings))
+        kept, keys = split_settings(named_settings(settings or ""))
+        candidate = strategy_candidate(built, strategy or "", kept)
+        for line in without_effect(keys, candidate.plan):
+            output.say(line)
+        explanation = explain_plan(candidate)
     else:
         explanation = explain_answer(answer_question(built), strategy=strategy)
     output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))

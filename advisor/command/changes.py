@@ -27,6 +27,9 @@ from ...probes.command.request import ForcedSettings
 from ..question.run import read_ds_config
 from .edited import EditedCommand, option_name
 
+_NEWER_NAME = "activation_checkpointing"
+"""The field of TrainingArguments since transformers 5.23, which takes precedence where it is set."""
+
 _MICRO, _STEPS, _CHECKPOINTING = "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"
 _OWN_NAMES = {
     _MICRO: r"(.*micro.*batch.*|(per_(device|gpu)_)?(train_?)?(batch_?size|bs|bsz|batch)|mbs)",
@@ -161,8 +164,9 @@ class _Change:
             if self._set_option(names, to, was):
                 return
         trainer = self._arguments.trainer
-        if trainer and (setting != _CHECKPOINTING or trainer.get(setting) == old):
-            self._trainer[setting] = new
+        field = _NEWER_NAME if setting == _CHECKPOINTING and trainer.get(_NEWER_NAME) is not None else setting
+        if trainer and (setting != _CHECKPOINTING or bool(trainer.get(field)) == old):  # None if it is not given
+            self._trainer[field] = new
         elif setting == _MICRO and "DataLoader" in self._arguments.calls:
             self._line("DataLoader", f"DataLoader(batch_size={new})")
             self._loader_batches[str(old)] = new

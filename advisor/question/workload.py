@@ -197,9 +197,7 @@ def plan_settings(
 ) -> dict[str, Any]:
     """Fields of a dataclass from a mapping, or from a text such as `a=1,b`, in which a name alone means yes. Raises
     WorkloadError for an unknown name, or for a value of the wrong type."""
-    if isinstance(settings, str):
-        words = [word.partition("=") for word in settings.split(",") if word.strip()]
-        settings = {name.strip(): value.strip() or "yes" for name, _, value in words}
+    settings = named_settings(settings) if isinstance(settings, str) else settings
     types = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -210,6 +208,12 @@ def plan_settings(
             )
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
+
+
+def named_settings(text: str) -> dict[str, str]:
+    """The values by name of a text such as `a=1,b`, in which a name alone means yes."""
+    words = [word.partition("=") for word in text.split(",") if word.strip()]
+    return {name.strip(): value.strip() or "yes" for name, _, value in words}
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
