@@ -89,7 +89,9 @@ class AccelerateFormat:
             if part.config is not None:
                 part = replace(part, config={**part.config, "sequence_parallel_size": sizes["sp"]})
         predicted = {"dp_shard", "sp" if part is not None else "", "dp_replicate" if kind != "FSDP" else ""}
-        missing += [f"{_PREFIX}{name}_size: {sizes[name]}" for name in sizes if sizes[name] > 1 and name not in predicted]
+        missing += [
+            f"{_PREFIX}{name}_size: {sizes[name]}" for name in sizes if sizes[name] > 1 and name not in predicted
+        ]
         if processes not in (None, prod(sizes.values())) and prod(sizes.values()) > 1:
             faults.append(
                 f"the sizes of parallelism_config multiply to {prod(sizes.values())}, not to the {processes} of "
@@ -152,7 +154,9 @@ def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[st
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     """The sizes of the groups of GPUs by kind (accelerate 1.15 parallelism_config.py `ParallelismConfig`)."""
     block = _block(values, "parallelism_config")
-    return {name: _count(block, f"{_PREFIX}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    return {
+        name: _count(block, f"{_PREFIX}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    }
 
 
 def _shared_samples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,20 @@ def test_arguments_in_the_code_are_lines_that_the_dry_run_forces(folder: Path) -
     assert made.forced.trainer["deepspeed"]["zero_optimization"]["stage"] == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"activation_checkpointing": True}, "activation_checkpointing"), ({}, "gradient_checkpointing")],
+)
+def test_checkpointing_is_an_argument_by_the_name_that_decides(folder: Path, given: dict[str, Any], name: str) -> None:
+    """Of transformers 5.23 the new name, if the script sets it; neither has a default."""
+    trainer = TRAINER | {"gradient_checkpointing": None, "activation_checkpointing": None, **given}
+    result = found(folder, trainer=trainer, trainer_class="TrainingArguments", calls={"TrainingArguments": "/w/t.py:7"})
+    wanted = not given
+    result = replace(result, observed=replace(result.observed, recomputes=not wanted))
+    (line,) = changed("python t.py", folder, result, PLAN.replace_fields(gradient_checkpointing=wanted)).lines
+    assert f"{name}={wanted}" in line.text
+
+
 def test_keys_of_a_yaml_are_changed_in_a_copy(folder: Path) -> None:
     text = "model: m  # mine\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 2\ndeepspeed: zero3.json\n"
     (folder / "run.yaml").write_text(text)

@@ -128,13 +128,39 @@ def advice(script: str, *words: str, **options: Any) -> AnswerForCommand:
     return answer
 
 
+def test_samples_that_accelerate_shares_over_gpus_are_whole_again(folder: Path) -> None:
+    """The engine knows the groups by `mpu`, not by its configuration, and the model sees a part of each sample."""
+    parallel = {"sp_size": 2, "sp_backend": "deepspeed", "dp_shard_size": 1, "sp_attn_implementation": "sdpa"}
+    given = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": "auto.json"},
+        "num_machines": 1,
+        "num_processes": 2,
+        "parallelism_config": {f"parallelism_config_{name}": value for name, value in parallel.items()},
+    }
+    (folder / "ulysses.json").write_text(json.dumps(given))
+    script = TRAINER.replace(
+        '"labels": torch.arange(256)', '"labels": torch.arange(256), "position_ids": torch.arange(256)'
+    )
+    (folder / "train.py").write_text(script)
+    words = ["train.py", "--output_dir", "out", "--bf16", "--report_to", "none", "--per_device_train_batch_size", "1"]
+    found = ds_advise.advise(
+        command=["accelerate", "launch", "--config_file", "ulysses.json", *words], gpus="2xA100-40GB"
+    )
+    workload, plan = found.question.workload, found.recommended.plan
+    assert (workload.seq_len, workload.global_batch_size, plan.sequence_parallel_size) == (256, 1, 2)
+
+
 def test_liger_in_trl_is_its_layers_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's trainers keep their chunked head since 1.15."""
     pytest.importorskip("trl")
     liger = folder / "packages" / "liger_kernel"
     (liger / "transformers").mkdir(parents=True)
     (liger / "__init__.py").touch()
-    takes = "def _apply_liger_kernel_to_instance(model, fused_linear_cross_entropy): assert not fused_linear_cross_entropy"
+    takes = (
+        "def _apply_liger_kernel_to_instance(model, fused_linear_cross_entropy): assert not fused_linear_cross_entropy"
+    )
     (liger / "transformers" / "__init__.py").write_text(takes)
     information = liger.with_name("liger_kernel-0.8.5.dist-info")
     information.mkdir()

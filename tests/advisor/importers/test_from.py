@@ -111,6 +111,94 @@ def test_liger_leaves_the_loss_to_trl_and_to_classifiers(objective: str, capsys:
     assert answer["loss"] == ("standard" if objective == "classification" else "chunked-head")
 
 
+ULYSSES = """distributed_type: DEEPSPEED
+num_processes: 8
+deepspeed_config: {deepspeed_config_file: plain.json}
+parallelism_config:
+  parallelism_config_dp_shard_size: SHARDS
+  parallelism_config_sp_size: 4
+  parallelism_config_sp_backend: deepspeed
+  parallelism_config_sp_seq_length_is_variable: false
+  parallelism_config_sp_seq_length: 16384
+  parallelism_config_sp_attn_implementation: flash_attention_2
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_groups_of_gpus_share_samples_by_accelerate_s_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ulysses; DeepSpeed asserts that the batch is that of the groups, which is corrected."""
+    where = ("--model", "Qwen2.5-1.5B", "--gpus", "A100-80GB")
+    Path("plain.json").write_text(json.dumps(CONFIG | {"zero_optimization": {"stage": 3}}))
+    Path("sp.yaml").write_text(ULYSSES.replace("SHARDS", "2"))
+    code, answer, _ = _imported(capsys, "sp.yaml", *where)
+    assert code == 0 and answer["faults"] == [] and answer["as_is"]["sequence_parallel_size"] == 4
+    training = answer["run"]["training"]
+    assert (training["seq_len"], training["attention"]) == (16384, "flash")
+    Path("sp.yaml").write_text(ULYSSES.replace("SHARDS", "1"))
+    code, answer, _ = _imported(capsys, "sp.yaml", *where, "-o", "new.yaml")
+    assert code == 1 and "multiply to 4, not to the 8" in answer["faults"][0]
+    code, answer, _ = _imported(capsys, "new.yaml", *where)
+    assert code == 0 and answer["as_is"]["sequence_parallel_size"] == 4
+    assert answer["run"]["deepspeed_config"]["sequence_parallel_size"] == 4
+
+
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "ms-swift": {
+        "model": "Qwen2.5-1.5B",
+        "tuner_type": "full",
+        "rlhf_type": "grpo",
+        "vllm_gpu_memory_utilization": 0.25,
+        "sleep_level": 1,
+        **(shared := {"use_vllm": True, "vllm_mode": "colocate", "num_generations": 4, "max_completion_length": 256}),
+    },
+    "axolotl": {
+        "base_model": "Qwen2.5-1.5B",
+        "rl": "grpo",
+        "rl_beta": 0.04,
+        "trl": {**shared, "vllm_enable_sleep_mode": True},
+        "vllm": {"gpu_memory_utilization": 0.25},
+    },
+}
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("tool", COMPLETIONS)
+def test_grpo_of_the_tools_has_its_completions(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """axolotl's chunked head is that of TRL 1.8; ms-swift divides whole logits, as TRL 1.0 does, and has a reference
+    model by default."""
+    Path("run.yaml").write_text(json.dumps(COMPLETIONS[tool] | {"bf16": True, "deepspeed": "ds_z3.json"}))
+    _, answer, _ = _imported(capsys, "run.yaml", "--gpus", "8xA100-80GB")
+    training = answer["run"]["training"]
+    given = {name: shared[name] for name in ("num_generations", "max_completion_length")} | {"beta": 0.04}
+    given |= {"objective": "grpo", "rollout": "vllm-colocate", "vllm_enable_sleep_mode": "on"}
+    given |= {"vllm_gpu_memory_utilization": 0.25, "seq_len": 512 + 256}
+    assert {name: training.get(name) for name in given} == given
+    assert answer["loss"] == {"axolotl": "chunked-head", "ms-swift": "log-probs"}[tool]
+    assert answer["as_is"]["strategy"] == "zero3-offload" and answer["unknown"] == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_stays_as_it_is_shows_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """The better plan differs in what only the script sets."""
+    Path("fsdp.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n")
+    words = ("fsdp.yaml", "--model", "Qwen2.5-7B", "--gpus", "A100-40GB", "--seq-len", "4096", "--micro-batch", "2")
+    code, answer, _ = _imported(capsys, *words)
+    assert (code, answer["is_better"], answer["recommended"]["strategy"]) == (1, True, "fsdp")
+    assert answer["changes"] == [] and run(["from", *words, "--offline"]) == 1
+    printed = capsys.readouterr().out
+    assert "gradient_checkpointing=True" in printed and "What would change" not in printed
+
+
+@pytest.mark.usefixtures("folder")
+def test_llama_factory_does_not_quantize_without_a_number_of_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    named = {"model_name_or_path": "Qwen2.5-1.5B", "stage": "sft", "do_train": True, "template": "qwen", "bf16": True}
+    for bits, method in (({}, "lora"), ({"quantization_bit": 4}, "qlora")):
+        Path("lora.yaml").write_text(json.dumps(named | {"quantization_method": "bnb", **bits}))
+        _, answer, _ = _imported(capsys, "lora.yaml", "--gpus", "A100-80GB")
+        assert answer["run"]["training"]["method"] == method
+        assert ("nothing is quantized" in " ".join(answer["remarks"])) == (method == "lora")
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_run_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixture[str]) -> None:
     """The number of GPUs is the file's, the kind the user's; unknown options and keys are listed."""

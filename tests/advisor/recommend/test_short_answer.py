@@ -75,6 +75,15 @@ def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised()
     assert on_cpu[0].strip() == "Nothing fits." and " Evidence: analytic." in on_cpu
 
 
+def test_an_answer_says_that_only_the_loading_is_in_the_way() -> None:
+    """bitsandbytes quantizes the whole model on every GPU before ZeRO-3 shards it."""
+    text = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 8x24GB --method qlora --ram 256GB")).split())
+    need = re.search(r"zero3 fits once it is loaded \(([\d.]+) GiB\); before, every GPU holds the whole model\.", text)
+    assert text.startswith("Nothing fits. The closest plan, zero2-offload,") and need and 5 < float(need[1]) < 15
+    fits = " ".join(_answer("Llama-3.1-70B --gpus 2x48GB --method qlora --ram 256GB"))
+    assert "Its peak is the loading" in fits and "once it is loaded" not in fits
+
+
 def test_the_phases_of_a_step_with_rollouts_name_what_they_do() -> None:
     text = " ".join(" ".join(_answer("Qwen2.5-1.5B --gpus 1xA100-80GB --objective grpo --beta 0.1 --details")).split())
     assert "; 1 vLLM engine, " in text

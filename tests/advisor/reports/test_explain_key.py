@@ -54,6 +54,18 @@ def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: p
     assert words in capsys.readouterr().err
 
 
+def test_a_setting_that_changes_no_figure_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key that only old versions of torch used, and one of another stage."""
+    question = ["explain", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--strategy", "zero2", "--offline", "--json"]
+    assert run(question) == 0
+    without = capsys.readouterr().out
+    assert run([*question, "--set", "allgather_bucket_size=1e8,stage3_prefetch_bucket_size=1e6"]) == 0
+    out, error = capsys.readouterr()
+    assert out == without
+    assert "zero_optimization.allgather_bucket_size: it changes neither memory nor time" in error
+    assert "zero_optimization.stage3_prefetch_bucket_size: it has no effect at stage 2" in error
+
+
 def test_a_word_that_is_nothing_is_refused_before_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """There is no GPU here, which is not what is wrong."""
     assert run(["explain", "grad_hooks"]) == 2
