@@ -42,17 +42,19 @@ LLAMA = {
 }
 """Four layers of Llama-3.1-8B with a small vocabulary, so that the peak is in the layers."""
 
-CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "4 layers of 8B, vocabulary 8,000, checkpointing": ({}, "on"),
-    "the same without checkpointing": ({}, "off"),
-    "tied embeddings, checkpointing": ({"tie_word_embeddings": True}, "on"),
-    "vocabulary 128,256, checkpointing": ({"vocab_size": 128256}, "on"),
-    "tied, vocabulary 128,256, checkpointing": ({"vocab_size": 128256, "tie_word_embeddings": True}, "on"),
+CASES: dict[str, tuple[dict[str, Any], str, int]] = {
+    "4 layers of 8B, vocabulary 8,000, checkpointing": ({}, "on", RANKS),
+    "the same without checkpointing": ({}, "off", RANKS),
+    "the same with checkpointing, sharded over 4 of the GPUs (hybrid sharding)": ({}, "on", 4),
+    "tied embeddings, checkpointing": ({"tie_word_embeddings": True}, "on", RANKS),
+    "vocabulary 128,256, checkpointing": ({"vocab_size": 128256}, "on", RANKS),
+    "the same, sharded over 2 of the GPUs": ({"vocab_size": 128256}, "on", 2),
+    "tied, vocabulary 128,256, checkpointing": ({"vocab_size": 128256, "tie_word_embeddings": True}, "on", RANKS),
 }
-"""Words -> changes of the model, checkpointing."""
+"""Words -> changes of the model, checkpointing, the ranks that share the shards."""
 
 
-def tracked_bytes(config: dict[str, Any], checkpointing: str) -> int:
+def tracked_bytes(config: dict[str, Any], checkpointing: str, shards: int) -> int:
     """The peak of a step of the real FSDP2. The process group has to be initialized."""
     import torch
     from accelerate.utils import FullyShardedDataParallelPlugin, fsdp_utils
@@ -68,7 +70,9 @@ def tracked_bytes(config: dict[str, Any], checkpointing: str) -> int:
                     self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
     fsdp_utils.logger = logging.getLogger()
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp_shard",))
+    names = ("dp_replicate", "dp_shard")[shards == RANKS :]
+    sizes = (RANKS // shards, shards)[shards == RANKS :]
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", sizes, mesh_dim_names=names)
     named = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -83,7 +87,7 @@ def tracked_bytes(config: dict[str, Any], checkpointing: str) -> int:
         plugin.set_mixed_precision("bf16")
         accelerator = types.SimpleNamespace(
             state=types.SimpleNamespace(fsdp_plugin=plugin),
-            parallelism_config=types.SimpleNamespace(fsdp_dim_names=["dp_shard"]),
+            parallelism_config=types.SimpleNamespace(fsdp_dim_names=list(names)),
             torch_device_mesh=mesh,
             mixed_precision="bf16",
             is_main_process=True,
@@ -103,7 +107,7 @@ def tracked_bytes(config: dict[str, Any], checkpointing: str) -> int:
     return sum(by_kind["Total"] for by_kind in tracker.get_tracker_snapshot("peak").values())
 
 
-def predicted(config: dict[str, Any], checkpointing: str) -> tuple[int, str]:
+def predicted(config: dict[str, Any], checkpointing: str, shards: int) -> tuple[int, str]:
     """The closed form's peak without what only a GPU holds, and its moment."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
@@ -112,6 +116,7 @@ def predicted(config: dict[str, Any], checkpointing: str) -> tuple[int, str]:
             "global_batch": "fastest",
             "seq_len": LENGTH,
             "gradient_checkpointing": checkpointing,
+            "settings": {"hybrid_shard_size": shards % RANKS},
         }
         memory = estimate(folder, gpus=f"{RANKS}xH100", strategy="fsdp2", offline=True, **options).memory  # type: ignore[arg-type]
     on_gpu = sum(term.size_bytes for term in memory.peak.terms if term.name == "library_workspace")
@@ -125,10 +130,10 @@ def table() -> str:
     warnings.filterwarnings("ignore")
     distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     lines = ["| model | tracked GiB | closed form | difference | moment |", "|---|---:|---:|---:|---|"]
-    for words, (changes, checkpointing) in CASES.items():
+    for words, (changes, checkpointing, shards) in CASES.items():
         config = {**LLAMA, **changes}
-        tracked = tracked_bytes(config, checkpointing)
-        ours, moment = predicted(config, checkpointing)
+        tracked = tracked_bytes(config, checkpointing, shards)
+        ours, moment = predicted(config, checkpointing, shards)
         cells = (words, f"{tracked / 2**30:.2f}", f"{ours / 2**30:.2f}", f"{ours / tracked - 1:+.1%}", moment)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -169,6 +169,10 @@ class Plan(PlanSettings):
     """"fsdp" is FSDP 1 in the training precision, "fsdp2" is `fully_shard` with fp32 masters, as accelerate starts it.
     With both, each layer is one fully sharded unit (`zero_stage` is 3). "none" is torch's optimizer alone, with DDP on
     several GPUs (`zero_stage` is 0)."""
+    hybrid_shard_size: int = plan_field(
+        0, "neighbouring GPUs that hold one copy under FSDP's hybrid sharding; 0: all", path=""
+    )
+    """FSDP shards over groups of these ranks, whose gradients are then reduced between the groups."""
     pin_memory: bool = plan_field(
         True,
         "page-locked: full PCIe rate, more RAM due to rounding up",

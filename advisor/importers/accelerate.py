@@ -11,7 +11,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import FP8_RESTS_IN
 from .source import Source, find_file, named_part, read_source
 
@@ -81,29 +81,13 @@ class AccelerateFormat:
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), _precision(values)
         fsdp = _block(values, "fsdp_config") if kind == "FSDP" else {}
-        missing += unpredicted_fsdp(fsdp)
-        training = {"precision": precision} if precision in ("bf16", "fp16") else {}
-        sizes = _sizes(values)
-        if part is not None and sizes["sp"] > 1:
-            training |= _shared_samples(values)
-            if part.config is not None:
-                part = replace(part, config={**part.config, "sequence_parallel_size": sizes["sp"]})
-        predicted = {"dp_shard", "sp" if part is not None else "", "dp_replicate" if kind != "FSDP" else ""}
-        missing += [
-            f"{_PREFIX}{name}_size: {sizes[name]}" for name in sizes if sizes[name] > 1 and name not in predicted
-        ]
-        if processes not in (None, prod(sizes.values())) and prod(sizes.values()) > 1:
-            faults.append(
-                f"the sizes of parallelism_config multiply to {prod(sizes.values())}, not to the {processes} of "
-                f"num_processes: set {_PREFIX}dp_shard_size"
-            )
-        return ImportedRun(
+        run = ImportedRun(
             tool="accelerate",
             leaves_batch_to_script=True,
             loads_fp32=True,
             assumes_fp32=True,
             launcher="accelerate",
-            training=training,
+            training={"precision": precision} if precision in ("bf16", "fp16") else {},
             gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
             sharding="zero" if part is not None else parse_fsdp(fsdp.get("fsdp_version")) if kind == "FSDP" else "none",
             deepspeed=part,
@@ -113,6 +97,9 @@ class AccelerateFormat:
             obstacle="" if is_known and not missing else f"not predicted: {', '.join(missing) or kind}",
             unknown=unknown,
         )
+        read_fsdp(run, fsdp)
+        _read_groups(run, values, processes)
+        return run
 
     def changes(
         self,
@@ -147,7 +134,7 @@ def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[st
     removed = ["mixed_precision"]
     if str(values.get("distributed_type")) != "DEEPSPEED":
         changed["distributed_type"] = "DEEPSPEED"
-        removed.append("fsdp_config")
+        removed += ["fsdp_config", "parallelism_config"]
     return changed | {name: None for name in removed if name in values}
 
 
@@ -159,15 +146,27 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _shared_samples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the training that DeepSpeed's Ulysses decides: the attention's kernel, and the length of samples
-    where all have the same."""
-    block = _block(values, "parallelism_config")
-    attention = str(block.get(f"{_PREFIX}sp_attn_implementation") or "sdpa")
-    found: dict[str, Any] = {"attention": "flash" if attention.startswith("flash") else "sdpa"}
-    if block.get(f"{_PREFIX}sp_seq_length_is_variable") is False:
-        found["seq_len"] = _count(block, f"{_PREFIX}sp_seq_length")
-    return found
+def _read_groups(run: ImportedRun, values: Mapping[str, Any], processes: int | None) -> None:
+    """Put the groups of GPUs into the run: those that share samples under DeepSpeed's Ulysses, which decides the
+    kernel of attention and may fix the length of samples, and those of FSDP2's hybrid sharding."""
+    sizes, block, part = _sizes(values), _block(values, "parallelism_config"), run.deepspeed
+    if part is not None and sizes["sp"] > 1:
+        attention = str(block.get(f"{_PREFIX}sp_attn_implementation"))
+        run.training["attention"] = "flash" if attention.startswith("flash") else "sdpa"
+        if block.get(f"{_PREFIX}sp_seq_length_is_variable") is False:
+            run.training["seq_len"] = _count(block, f"{_PREFIX}sp_seq_length")
+        config = None if part.config is None else {**part.config, "sequence_parallel_size": sizes["sp"]}
+        run.deepspeed = replace(part, config=config)
+    if run.sharding == "fsdp2" and sizes["dp_replicate"] > 1:
+        run.hybrid_shard_size = sizes["dp_shard"]
+    predicted = {"dp_shard", "sp" if part is not None else "", "dp_replicate" if run.sharding != "fsdp" else ""}
+    for name in sizes:
+        if sizes[name] > 1 and name not in predicted:
+            run.lacks(f"{_PREFIX}{name}_size: {sizes[name]}")
+    total = prod(sizes.values())
+    if total > 1 and processes not in (None, total):
+        text = f"the sizes of parallelism_config multiply to {total}, not to the {processes} of num_processes"
+        run.faults += (f"{text}: set {_PREFIX}dp_shard_size",)
 
 
 def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
@@ -235,6 +234,7 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     if run.training.get("precision") == "fp32":
         run.training |= launch.training
     run.sharding, run.deepspeed = launch.sharding, launch.deepspeed
+    run.hybrid_shard_size = launch.hybrid_shard_size
     run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
     run.faults += launch.faults
     run.add_obstacle(launch.obstacle)

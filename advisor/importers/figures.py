@@ -225,7 +225,7 @@ def _recommended(
     if best is not None and (offloads or shares):
         searched = _best_writable(question, best, offloads_checkpoints=offloads_checkpoints)
         best = searched.recommended
-    if run.sharding == "zero":
+    if run.sharding == "zero" or _hybrid_shard_size(run, question.cluster):
         return best, searched
     asked = searched.question
     own = strategy_candidate(asked, _plain_strategy(run, asked.model, asked.workload, asked.cluster))
@@ -285,6 +285,11 @@ def _slow_offload(plan: Plan, model: ModelShape, workload: Workload, cluster: Cl
         yield f"the host checks fp16 gradients for infinities: bf16 would make the run {times(gain_of_type)} as fast"
 
 
+def _hybrid_shard_size(run: ImportedRun, cluster: Cluster) -> int:
+    size = cluster.gpus_per_node if run.hybrid_shard_size == "node" else run.hybrid_shard_size or 0
+    return size if run.is_fsdp and size < cluster.world_size else 0
+
+
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
     if accumulation is None:
@@ -298,7 +303,8 @@ def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, worklo
     offloads = run.gradient_checkpointing == "offload"
     if run.sharding != "zero":
         strategy = _plain_strategy(run, model, workload, cluster)
-        return replace(plan_for(strategy, model, workload, cluster, **batch), cpu_checkpointing=offloads)
+        plan = plan_for(strategy, model, workload, cluster, **batch)
+        return replace(plan, cpu_checkpointing=offloads, hybrid_shard_size=_hybrid_shard_size(run, cluster))
     try:
         return plan_from_ds_config(
             config, model, cluster, cpu_checkpointing=offloads, software=workload.software, **batch

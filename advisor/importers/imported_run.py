@@ -52,6 +52,8 @@ class ImportedRun:
     """Whether layers are recomputed; "offload" also keeps the inputs of checkpointed layers in host RAM."""
     sharding: Sharding = "none"
     """Training backend: DeepSpeed ("zero"), FSDP, or torch alone."""
+    hybrid_shard_size: int | Literal["node"] | None = None
+    """GPUs that share FSDP's shards under hybrid sharding; None for all."""
     deepspeed: DeepSpeedPart | None = None
     accelerate_file: str = ""
     """accelerate's configuration, which the file names and which decides the backend; "" without one."""
@@ -120,23 +122,28 @@ def parse_fsdp(version: object) -> Fsdp:
     return "fsdp2" if str(version) == "2" else "fsdp"
 
 
+_STRATEGY = ("sharding_strategy", "reshard_after_forward")
 _PREDICTED_FSDP = {
     "offload_params": ("false",),
     "cpu_offload": ("false",),
-    "sharding_strategy": ("1", "full_shard"),
-    "reshard_after_forward": ("true", "full_shard"),
+    "sharding_strategy": ("1", "full_shard", "4", "hybrid_shard"),
+    "reshard_after_forward": ("true", "full_shard", "hybrid_shard"),
 }
-"""Values of FSDP's settings that the figures assume: everything is sharded and stays on the GPUs."""
+"""Values of FSDP's settings that are predicted: everything is sharded, over all GPUs or within each node (FSDP 1), and
+stays on the GPUs."""
 
 
-def unpredicted_fsdp(settings: Mapping[str, object]) -> list[str]:
-    """The settings that the figures do not model, by accelerate's names with or without `fsdp_`."""
-    return [
-        f"{name}: {str(value).lower()}"
-        for name, value in settings.items()
-        if value is not None
-        and str(value).lower() not in _PREDICTED_FSDP.get(name.removeprefix("fsdp_"), (str(value).lower(),))
-    ]
+def read_fsdp(run: ImportedRun, settings: Mapping[str, object]) -> None:
+    """Put FSDP's settings into a run, by accelerate's names with or without `fsdp_`. Version 2 has no
+    `sharding_strategy` (accelerate 1.15 utils/dataclasses.py `FullyShardedDataParallelPlugin.__post_init__`)."""
+    for key, setting in settings.items():
+        name, value = key.removeprefix("fsdp_"), str(setting).lower()
+        if setting is None or (name == "sharding_strategy" and run.sharding == "fsdp2"):
+            continue
+        if value not in _PREDICTED_FSDP.get(name, (value,)):
+            run.lacks(f"{key}: {value}")
+        elif name in _STRATEGY and value in ("4", "hybrid_shard"):
+            run.hybrid_shard_size = "node"
 
 
 KNOWN_KEYS = Path(__file__).with_name("known_keys.json")

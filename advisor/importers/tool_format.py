@@ -17,7 +17,7 @@ from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document import read_document
 from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
-from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, unpredicted_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
 
@@ -27,7 +27,10 @@ _ACCUMULATION = "gradient_accumulation_steps"
 _FSDP = ("fsdp", "fsdp_config", "fsdp_version")
 _IN_DEEPSPEED = ("zero_hpz_partition_size", "deepspeed_autotp_size")
 """Options of ms-swift that it copies into the DeepSpeed configuration."""
-_PARTLY_SHARDED = frozenset(("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"))
+_ONLY_IN_VERSION_1 = ("no_shard", "hybrid_shard", "hybrid_shard_zero2")
+"""Values of `fsdp` that the Trainer takes with FSDP 1 alone (transformers 5.23 training_args.py
+`_apply_legacy_fsdp_to_config`)."""
+_PARTLY_SHARDED = frozenset(("shard_grad_op", *_ONLY_IN_VERSION_1))
 """Values of `fsdp` without full sharding."""
 
 
@@ -166,8 +169,10 @@ class ToolFormat:
             run.use_software(**{"optimizer-step": trainer_optimizer_step(optimizer)})
         if arguments.flag("tf32") and training["precision"] == "fp32":
             run.use_software(tf32=True)
-        for what in unpredicted_fsdp(fsdp):
-            run.lacks(what)
+        strategy = str(fsdp.get("reshard_after_forward"))
+        if run.sharding == "fsdp2" and strategy in _ONLY_IN_VERSION_1:
+            run.add_obstacle(f"the Trainer refuses {strategy} with FSDP2: set version to 1 in fsdp_config")
+        read_fsdp(run, fsdp)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
                 run.lacks(what)
@@ -266,7 +271,7 @@ def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object
     if "offload" in words:
         settings["cpu_offload"] = True
     if others := words & _PARTLY_SHARDED:
-        settings["sharding_strategy"] = others.pop()
+        settings.setdefault("reshard_after_forward", others.pop())
     return settings
 
 

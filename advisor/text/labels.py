@@ -37,6 +37,7 @@ def plan_title(plan: Plan) -> str:
         titles = {"fsdp": "PyTorch's FSDP", "fsdp2": "PyTorch's FSDP2", "none": "Plain PyTorch"}
         title = titles[plan.sharding]
     further = [f"layers split by {plan.autotp_size}"] * (plan.autotp_size > 1)
+    further += [f"sharded over {plan.hybrid_shard_size} GPUs"] * (plan.hybrid_shard_size > 0)
     further += [f"experts spread over {plan.autoep_size}"] * (plan.autoep_size > 1)
     further += ["states in bf16"] * plan.bf16_optimizer_states
     further += ["hpZ"] * (plan.zero_hpz_partition_size > 1)

@@ -110,7 +110,7 @@ class TorchStep:
             self.trained = 4.0
         self.states = kind.state_bytes if kind.states_have_fixed_type else kind.state_bytes / 4 * self.trained
         self.step = self.trained * kind.foreach_step_elements if workload.script_step == "foreach" else 0.0
-        self.shards = cluster.world_size if plan.is_fsdp else 1
+        self.shards = (plan.hybrid_shard_size or cluster.world_size) if plan.is_fsdp else 1
         self.resident = self._resident()
 
     def _part(self, name: str, text: str, size: float) -> Terms:
@@ -301,7 +301,7 @@ class Fsdp2Step(TorchStep):
 
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard`, `post_backward`,
     `_backward_prefetch`), _fsdp_collectives.py; accelerate 1.15 utils/fsdp_utils.py `fsdp2_prepare_model`. Compared
-    with torch's own memory tracker by `benchmarks.fsdp2_memory`. Not covered: offload, quantized weights, HSDP,
+    with torch's own memory tracker by `benchmarks.fsdp2_memory`. Not covered: offload, quantized weights,
     `torch.compile`.
     """
 

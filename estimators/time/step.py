@@ -130,8 +130,12 @@ class Step:
         self.element_bytes = workload.activation_itemsize
         """Bytes of a weight and of a gradient. Under autocast those of plain PyTorch are fp32."""
         self.replicas = cluster.world_size // plan.autotp_size
+        self.shards = plan.hybrid_shard_size or self.replicas
+        """Ranks that share weights, gradients and states from the stage on that shards them."""
         self.tensors = tensor_set(model, workload)
         self.ring = collective.replica_ring(cluster, plan.autotp_size)
+        if plan.hybrid_shard_size:
+            self.ring = collective.neighbour_ring(cluster, self.shards)
         self.engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and self.engine
         # On a CPU the computing process also moves the data that ranks exchange, so nothing is hidden.
@@ -150,7 +154,7 @@ class Step:
         if plan.autoep_size > 1:
             self.expert_numel = self.tensors.spread_numel
             self.expert_ring = collective.replica_ring(cluster, plan.autoep_size)
-        self.trained_per_rank = self.trained / (self.replicas if stage else 1)
+        self.trained_per_rank = self.trained / (self.shards if stage else 1)
         if stage and self.expert_numel:
             # Experts are sharded over fewer ranks, so a rank updates a larger part of them.
             self.trained_per_rank += self.expert_numel * (plan.autoep_size - 1) / self.replicas
@@ -173,7 +177,7 @@ class Step:
         self.repeated_gathers = 0.0
         """The part of the backward gathers that repeats a gather of the same layer's recomputation."""
         if stage == 3:
-            forward, backward, repeated = collective.gathered_shares(self.tensors, plan, self.replicas)
+            forward, backward, repeated = collective.gathered_shares(self.tensors, plan, self.shards)
             self.gathers = n * forward, n * backward
             self.repeated_gathers = n * repeated
         experts_rest = self.expert_numel > 0 and self.expert_ring.ranks == 1

@@ -50,6 +50,7 @@ from .transfers import (
     gradients_to_host,
     last_reduction_share,
     layer_inputs,
+    reduction_between_groups,
     split_layers,
 )
 
@@ -146,6 +147,8 @@ def _backward_links(step: Step, passes: Passes) -> list[TimeTerm]:
         gather_backward(step, transfers)
     if step.ring.ranks > 1:
         transfers.add_overlappable([gradient_reduction(step)], last)
+    if step.plan.hybrid_shard_size:
+        transfers.add_overlappable([reduction_between_groups(step)], last)
     if step.expert_numel and step.expert_ring.ranks > 1:
         transfers.add_overlappable([expert_gradient_reduction(step)], last)
     if step.plan.offload_optimizer != "none":

@@ -109,6 +109,15 @@ def gradient_reduction(step: Step) -> TimeTerm:
     )
 
 
+def reduction_between_groups(step: Step) -> TimeTerm:
+    """Return the term of reducing a rank's part of the gradients over FSDP's groups (torch 2.13
+    fsdp/_runtime_utils.py `_reduce_grad`, fsdp/_fully_shard/_fsdp_collectives.py `foreach_reduce`)."""
+    ring, times = collective.replica_ring(step.cluster, step.shards), step.reductions
+    size, calls = step.trained_per_rank * step.element_bytes, step.reduce_calls.shared
+    name = "gradient reduction between groups"
+    return step.ring_term(name, times, size, calls, "reductions w Pr", all_reduces=True, among=ring)
+
+
 def _quantized_reduction(step: Step, quantized: collective.QuantizedReduction) -> TimeTerm:
     times = step.reductions
     return step.term(

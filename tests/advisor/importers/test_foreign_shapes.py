@@ -142,7 +142,8 @@ def test_fsdp2_is_predicted_as_such_where_it_can_be(method: dict[str, object], s
         (True, {"version": 1}, "fsdp", ""),
         ("full_shard offload", {}, "fsdp2", "not predicted: cpu_offload: true"),
         (True, {"reshard_after_forward": False}, "fsdp2", "reshard_after_forward: false"),
-        ("hybrid_shard", {}, "fsdp2", "sharding_strategy: hybrid_shard"),
+        ("hybrid_shard", {}, "fsdp2", "the Trainer refuses hybrid_shard with FSDP2"),
+        ("hybrid_shard", {"version": 1}, "fsdp", ""),
         (True, {"activation_checkpointing": True}, "fsdp2", ""),
     ],
 )

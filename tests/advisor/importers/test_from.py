@@ -189,6 +189,46 @@ def test_a_file_that_stays_as_it_is_shows_no_change(capsys: pytest.CaptureFixtur
     assert "gradient_checkpointing=True" in printed and "What would change" not in printed
 
 
+HYBRID = {"fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}
+GROUPS = {"parallelism_config_dp_replicate_size": 4, "parallelism_config_dp_shard_size": 4}
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("keys", "nodes", "shards"),
+    [
+        (HYBRID, 1, 8),
+        (HYBRID, 2, 8),
+        ({"fsdp_config": {"fsdp_version": 2}, "parallelism_config": GROUPS}, 2, 4),
+        ({"fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "HYBRID_SHARD"}}, 2, 16),
+    ],
+)
+def test_hybrid_sharding_keeps_a_copy_in_each_group(keys: dict[str, Any], nodes: int, shards: int) -> None:
+    """A GPU holds what it would if the group were all GPUs, and no weight leaves the group. FSDP2 has no
+    `sharding_strategy`."""
+    version = keys["fsdp_config"].get("fsdp_version", 1)
+    written = {"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": version}}
+
+    def figures(name: str, machine: str, **further: Any) -> Any:
+        Path(name).write_text(json.dumps(written | further))
+        options: dict[str, Any] = {"model": "Qwen2.5-7B", "seq_len": 2048, "gradient_checkpointing": "on"}
+        found = import_file(Path(name), gpus=machine, interconnect="25Gb/s", offline=True, **options).figures
+        assert found is not None and found.as_is is not None
+        return found.as_is
+
+    processes = {"num_processes": 8 * nodes, "num_machines": nodes}
+    hybrid = figures("a.yaml", "A100-80GB", **keys, **processes)
+    alone = figures("b.yaml", f"{shards}xA100-80GB" if shards < 16 else "2x8xA100-80GB")
+    allocated = hybrid.memory.allocated_bytes_per_gpu
+    assert allocated == alone.memory.allocated_bytes_per_gpu
+    if 8 * nodes > shards:
+        whole = figures("c.yaml", "2x8xA100-80GB")
+        assert allocated > whole.memory.allocated_bytes_per_gpu + 2**30
+        assert hybrid.tokens_per_s > 1.5 * whole.tokens_per_s
+        between = [term for term in hybrid.time.terms if term.name == "gradient reduction between groups"]
+        assert len(between) == 1 and between[0].resource == "network"
+
+
 @pytest.mark.usefixtures("folder")
 def test_llama_factory_does_not_quantize_without_a_number_of_bits(capsys: pytest.CaptureFixture[str]) -> None:
     named = {"model_name_or_path": "Qwen2.5-1.5B", "stage": "sft", "do_train": True, "template": "qwen", "bf16": True}
@@ -303,6 +343,21 @@ BAD = {
         "x.yaml",
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_offload_params: true}\nnum_processes: 4\n",
         "not predicted: fsdp_offload_params: true",
+    ),
+    "the Trainer's FSDP2 has no hybrid sharding": (
+        "x.yaml",
+        "model_name_or_path: gpt2\noutput_dir: o\nlearning_rate: 1\nfsdp: hybrid_shard\n",
+        "the Trainer refuses hybrid_shard with FSDP2: set version to 1 in fsdp_config",
+    ),
+    "only the states are shared in a group": (
+        "x.yaml",
+        "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD_ZERO2}\nnum_processes: 4\n",
+        "not predicted: fsdp_sharding_strategy: hybrid_shard_zero2",
+    ),
+    "accelerate's context parallelism": (
+        "x.yaml",
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config: {parallelism_config_cp_size: 4}\n",
+        "not predicted: parallelism_config_cp_size: 4",
     ),
     "ms-swift has a trainer of its own": (
         "x.yaml",
