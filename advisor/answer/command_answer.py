@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import to_json
+from ...estimators.objectives import LIGER_LAYERS_ALONE
 from ...probes.command.observed import CommandResult, Observed, ObservedArguments, ObservedEngine, ObservedTraining
 from .dry_run_answer import DryRunAnswer
 
@@ -69,11 +71,18 @@ class CommandAnswer(DryRunAnswer):
         worth = _WORTH * self.result.peak.allocated_bytes_per_gpu
         return None if found is None or found.saved_bytes < worth else found
 
+    @property
+    def _liger_has_its_loss(self) -> bool:
+        """Whether `use_liger_kernel` replaces the loss, which TRL keeps since `LIGER_LAYERS_ALONE`."""
+        version = re.match(r"(\d+)\.(\d+)", self.training.versions.get("trl", ""))
+        known = LIGER_LAYERS_ALONE if version is None else (int(version[1]), int(version[2]))
+        return self.training.framework != "trl" or known < LIGER_LAYERS_ALONE
+
     def _changes(self) -> Iterator[Change]:
         """Upper bounds from the parts of the peak."""
         parts, engine, observed = self.result.peak.by_category, self.engine, self.observed
         activations, logits = parts.get("activations", 0), parts.get("logits", 0)
-        if logits:
+        if logits and self._liger_has_its_loss:
             yield Change("a loss that keeps no logits (use_liger_kernel)", logits)
         if activations and engine.checkpointing and not observed.in_training_mode:
             yield Change("calling model.train(), so that gradient checkpointing runs", activations)

@@ -70,6 +70,13 @@ def answer_of(
     )
 
 
+@pytest.mark.parametrize(("version", "helps"), [("1.14.0", True), ("1.15.0", False)])
+def test_liger_is_no_loss_of_trl_s(version: str, helps: bool) -> None:
+    training = replace(TRAINING, framework="trl", versions={"trl": version})
+    change = replace(answer_of({"logits": 5 * GIB}), training=training).best_change
+    assert (change is not None and "use_liger_kernel" in change.what) == helps
+
+
 def said(answer: CommandAnswer) -> str:
     document = doc.Document(subject="", verdict="", tone="good", blocks=list(_training(answer)), data={})
     return " ".join(printed_document(document, 400).split())
