@@ -225,7 +225,7 @@ def _described_answer(
     **settings: Any,
 ) -> tuple[DryRunAnswer, Callable[..., Document]]:
     """The dry run of a described run, and the function that describes it."""
-    from ..render.runs import dry_run_document
+    from ..render.dry_run import dry_run_document
     from ..verification.dry_run import compared_dry_run
 
     for name, value in (("longest", longest), ("rows", rows)):

@@ -7,13 +7,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
-from .charts import Drawing, StackedBars
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .charts import Drawing
 
 Tone = Literal["good", "unsure", "bad"]
 """How good a verdict is."""
@@ -55,10 +52,11 @@ class Gap(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure as text, and its exact value if it is known."""
+    """A figure as text, and its exact value if it is known. style: marks the better one of several figures."""
 
     text: str
     value: float | None = None
+    style: Style = ""
 
 
 class Snippet(NamedTuple):
@@ -67,7 +65,19 @@ class Snippet(NamedTuple):
     text: str
 
 
-Cell: TypeAlias = str | Figure | Snippet
+METER_COLUMNS = 20
+"""Columns of a bar in a cell on a terminal, besides the mark of its limit."""
+
+
+class Meter(NamedTuple):
+    """A bar in a table's cell. share: its length, of the whole cell; a longer one is cut. limited: whether the end of
+    the cell is a limit, which is marked."""
+
+    share: float
+    limited: bool = False
+
+
+Cell: TypeAlias = str | Figure | Snippet | Meter
 """Content of a table's cell; leading spaces indent it on a terminal."""
 
 NOTHING = "-"
@@ -92,13 +102,15 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal.
-    gap: spaces between them."""
+    """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
+    at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
+    order."""
 
     head: Sequence[str]
     rows: Sequence[Row]
     widths: Sequence[int] = ()
     gap: int = 2
+    optional: Sequence[int] = ()
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)
@@ -148,11 +160,11 @@ class Diff(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of a report. table: its figures, folded. printed: what a terminal draws, bars or a function's output."""
+    """A chart of a report. table: its figures, folded. printed: what a terminal draws."""
 
     drawing: Drawing
     table: Table | None = None
-    printed: StackedBars | Callable[[Console], object] | None = None
+    printed: Drawing | None = None
     table_title: str = "Figures as a table"
 
 
@@ -178,8 +190,29 @@ class Folded(NamedTuple):
     blocks: Sequence[Block]
 
 
+class Beside(NamedTuple):
+    """Blocks that a wide terminal shows beside others. below: what everything else shows below the others instead."""
+
+    blocks: Sequence[Block]
+    beside: Sequence[Block]
+    below: Sequence[Block] = ()
+
+
 Block: TypeAlias = (
-    Sentence | Line | Heading | Gap | Table | Code | Commands | Verbatim | Excerpt | Diff | Chart | Tiles | Folded
+    Sentence
+    | Line
+    | Heading
+    | Gap
+    | Table
+    | Code
+    | Commands
+    | Verbatim
+    | Excerpt
+    | Diff
+    | Chart
+    | Tiles
+    | Folded
+    | Beside
 )
 
 UNTRANSLATED = (Snippet, Code, Commands, Verbatim, Excerpt, Diff)

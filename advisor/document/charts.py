@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
+from ..text.units import gib
+
 
 class Unit(NamedTuple):
-    """Unit of an axis: tick values are round in this unit, and labels are written in it."""
+    """Unit of an axis: tick values are round in this unit, and labels are written in it. exact: writes the figure of a
+    part; None writes its share."""
 
     title: str
     size: float
+    exact: Callable[[float], str] | None = None
 
     def write(self, value: float) -> str:
         figure = value / self.size
         return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
 
 
-GIB: Final = Unit("GiB", 2**30)
+GIB: Final = Unit("GiB", 2**30, lambda size: gib(int(size)))
 NUMBER: Final = Unit("", 1)
 
 
@@ -63,12 +66,10 @@ class Bar:
     def value(self) -> float:
         return sum(part.value for part in self.parts)
 
-    def family_sizes(self, families: Iterable[str]) -> dict[str, int]:
+    def family_sizes(self, families: Iterable[str]) -> dict[str, float]:
         """Return the sum of the parts of each family, in this order; a family without parts is left out."""
-        sizes = Counter[str]()
-        for part in self.parts:
-            sizes[part.ink] += int(part.value)
-        return {family: sizes[family] for family in families if sizes[family]}
+        sizes = {family: sum(part.value for part in self.parts if part.ink == family) for family in families}
+        return {family: size for family, size in sizes.items() if size}
 
 
 @dataclass(frozen=True, kw_only=True)

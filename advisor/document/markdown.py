@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text.units import gib
+from ..text.units import gib, percent
 from .blocks import (
     EXCERPT_COLUMNS,
+    Beside,
     Block,
     Cell,
     Chart,
@@ -19,6 +20,7 @@ from .blocks import (
     Figure,
     Folded,
     Line,
+    Meter,
     Row,
     Sentence,
     Snippet,
@@ -66,11 +68,13 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
                 yield from (_plain(_bar_text(bar, chart.families)) for bar in chart.bars)
             case Folded(title, inner):
                 yield _folded(title, _texts(inner))
+            case Beside(inner, below=below):
+                yield from _texts((*inner, *below))
 
 
 def _bar_text(bar: Bar, families: Mapping[str, str]) -> str:
     """Return `weights 2.1, activations 23.6`, in GiB."""
-    return ", ".join(f"{families[family]} {gib(size)}" for family, size in bar.family_sizes(families).items())
+    return ", ".join(f"{families[family]} {gib(int(size))}" for family, size in bar.family_sizes(families).items())
 
 
 def _table(table: Table) -> str:
@@ -95,8 +99,10 @@ def _cell(cell: Cell) -> str:
     match cell:
         case Snippet(text):
             return f"`{text.strip()}`"
-        case Figure(text):
-            return _plain(text)
+        case Figure(text, style=style):
+            return f"**{_plain(text)}**" if style else _plain(text)
+        case Meter(share):
+            return percent(share)
         case _:
             return _plain(cell)
 

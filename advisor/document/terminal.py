@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import cast
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ..text.lines import NARROWEST, WIDTH, bar, blank, commands, copyable, padded, row, sentence
+from ..text.language import can_encode
+from ..text.lines import LONGEST, NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence
+from . import terminal_charts
 from .blocks import (
+    METER_COLUMNS,
+    Beside,
     Block,
     Cell,
     Chart,
@@ -19,9 +24,11 @@ from .blocks import (
     Diff,
     Document,
     Excerpt,
+    Figure,
     Gap,
     Heading,
     Line,
+    Meter,
     Row,
     Sentence,
     Snippet,
@@ -29,7 +36,6 @@ from .blocks import (
     Table,
     Verbatim,
 )
-from .charts import StackedBars
 
 _LOOKS = {"": "", "chosen": "bold green", "closest": "bold", "faded": "dim"}
 
@@ -49,24 +55,37 @@ _DIFF_STYLES = {"+": "green", "-": "red"}
 
 _MARKED = ("chosen", "closest")
 
-_LEAST_TEXT = 20
-"""Least columns in which the text of a last column is wrapped, on a terminal of 80 columns."""
+_LEAST_TEXT, _LEAST_NARROW_TEXT = 20, 32
+"""Least columns in which the text of a last column is wrapped: on a terminal of 80 columns, and on a narrower one,
+where the following lines begin further to the left."""
+
+_LEAST_NAME = 16
+"""Columns of the names below which a narrow terminal shows the text of the last column below its row."""
+
+_GUTTER = 3
+"""Columns between blocks that are beside each other."""
 
 
-class _LineCounter:
-    """A console that counts lines instead of printing them: `text.lines` prints each by one call."""
+class _Lines:
+    """A console that keeps lines instead of printing them: `text.lines` prints each by one call."""
 
-    width, encoding, lines = WIDTH, "utf-8", 0
+    height = 24
 
-    def print(self, *_texts: object, **_options: object) -> None:
-        self.lines += 1
+    def __init__(self, width: int = WIDTH, like: Console | None = None) -> None:
+        self.width, self.lines = width, list[Text]()
+        self.encoding = "utf-8" if like is None else like.encoding
+        self.color_system = None if like is None else like.color_system
+        self.no_color = like is None or like.no_color
+
+    def print(self, text: str | Text = "", *, style: str = "", **_options: object) -> None:
+        self.lines.append(Text(text, style=style) if isinstance(text, str) else text)
 
 
 def line_count(document: Document) -> int:
     """Return the number of lines of a document on a terminal of 80 columns."""
-    counter = _LineCounter()
+    counter = _Lines()
     print_document(document, cast(Console, counter))
-    return counter.lines
+    return len(counter.lines)
 
 
 def print_document(document: Document, console: Console) -> None:
@@ -105,37 +124,78 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))
-            case Chart(printed=StackedBars() as bars):
-                for each in bars.bars:
-                    bar(each.family_sizes(bars.families), bars.families, console)
-            case Chart(printed=draw) if callable(draw):
-                draw(console)
+            case Chart(printed=printed) if printed is not None:
+                terminal_charts.draw(printed, console)
+            case Beside() if console.width >= LONGEST:
+                _print_beside(block, console)
+            case Beside(inner, below=below):
+                print_blocks((*inner, *below), console)
             case Gap():
                 blank(console)
 
 
+def _print_beside(block: Beside, console: Console) -> None:
+    """Print blocks in two columns of equal width."""
+    width = (min(console.width, LONGEST) - _GUTTER) // 2
+    columns = _Lines(width, console), _Lines(width, console)
+    for column, blocks in zip(columns, (block.blocks, block.beside), strict=True):
+        print_blocks(blocks, cast(Console, column))
+    for left, right in zip_longest(*(column.lines for column in columns), fillvalue=Text()):
+        row(console, left + Text(" " * (width + _GUTTER - left.cell_len)) + right)
+
+
 def _print_table(table: Table, console: Console) -> None:
-    """Print a table in columns. Text in the last column is wrapped, and a longer name in the first column stands above
-    its figures; on a terminal too narrow for the other columns, each row becomes a sentence."""
+    """Print a table in columns, without the optional ones if there is no room. Text in the last column is wrapped, or
+    on a narrow terminal stands below its row; a longer name in the first column stands above its figures. On a terminal
+    too narrow for the other columns, each row becomes a sentence."""
     terminal = max(console.width, NARROWEST)
     indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
-    lines = [[*map(_text, cells)] for cells in (table.head, *(each.cells for each in table.rows))]
-    widths = _widths(table, lines)
-    is_text = len(widths) > 1 and not table.is_numeric(len(widths) - 1)
-    needless = max(0, widths[-1] - _LEAST_TEXT) if is_text and terminal >= WIDTH else 0
-    room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
+    for count in range(len(table.optional) + 1):
+        shown = _without(table, table.optional[:count])
+        lines = [
+            [_text(cell, console) for cell in cells] for cells in (shown.head, *(each.cells for each in shown.rows))
+        ]
+        widths = _widths(shown, lines, terminal)
+        is_text = len(widths) > 1 and not shown.is_numeric(len(widths) - 1)
+        least = _LEAST_TEXT if terminal >= WIDTH else _LEAST_NARROW_TEXT
+        needless = max(0, widths[-1] - least) if is_text else 0
+        room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
+        if room >= widths[0]:
+            break
+    table, is_below = shown, is_text and room < min(_LEAST_NAME, widths[0])
+    if is_below:
+        room += widths[-1] + table.gap - needless
     widths[0] = min(widths[0], room)
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, each in zip(lines, (Row(table.head), *table.rows), strict=True):
         is_head = line is lines[0]
         style = "bold" if is_head else _LOOKS[each.look]
-        if room >= 0 and len(line) > 1:
-            _print_columns(line, each, table.gap, aligned, indent, style, console)
+        below = line.pop() if is_below and len(line) > 1 else ""
+        if room >= 0 and (len(line) > 1 or below):
+            columns = aligned[: len(line)] if is_below else aligned
+            _print_columns(line, each, table.gap, columns, indent, style, console)
         elif any(line) and not (is_head and room < 0):
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
+        if below.strip():
+            sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
         for remark in each.remarks:
-            sentence(console, f"    {_text(remark)}", style="dim", hang=6)
+            sentence(console, f"    {_text(remark, console)}", style="dim", hang=6)
+
+
+def _without(table: Table, columns: Sequence[int]) -> Table:
+    """Return a table without some columns; a last cell that extends over one stays."""
+    if not columns:
+        return table
+
+    def kept(cells: Sequence[Cell]) -> list[Cell]:
+        extends = len(cells) < len(table.head)
+        return [cell for at, cell in enumerate(cells) if at not in columns or (extends and at == len(cells) - 1)]
+
+    rows = [each._replace(cells=kept(each.cells)) for each in table.rows]
+    widths = [width for at, width in enumerate(table.widths) if at not in columns]
+    head = [title for at, title in enumerate(table.head) if at not in columns]
+    return table._replace(head=head, rows=rows, widths=widths)
 
 
 def _print_columns(
@@ -151,15 +211,20 @@ def _print_columns(
         else:
             sentence(console, mark.lstrip() + name, style=style, hang=4)
         mark, name = " " * indent, ""
-    last = others.pop() if len(line) < len(widths) or widths[-1] <= 0 else ""
+    last = others.pop() if others and (len(line) < len(widths) or widths[-1] < 0) else ""
     figures = [padded(text, width) for text, width in zip((name, *others), widths, strict=False)]
-    before = mark + "".join(text + " " * gap for text in figures)
+    places = [mark, *(text + " " * gap for text in figures)]
+    before = "".join(places)
     text = Text(f"{before}{last}".rstrip(), style=style)
     if isinstance(each.cells[0], Snippet):
         text.stylize("bold", 0, len(mark + figures[0]))
+    for at, cell in enumerate(each.cells[: len(figures)]):
+        if isinstance(cell, Figure) and cell.style:
+            begin = len("".join(places[: at + 1]))
+            text.stylize(_STYLES[cell.style], begin, begin + len(figures[at]))
     if cell_len(text.plain) > max(console.width, NARROWEST):
         sentence(console, text[1:], hang=cell_len(before) + len(last) - len(last.lstrip()) - 1)
-    else:
+    elif text.plain:
         row(console, text)
 
 
@@ -175,14 +240,23 @@ def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int
     return f"{name}{colon if name and words else ''}{words}"
 
 
-def _widths(table: Table, lines: Sequence[Sequence[str]]) -> list[int]:
+def _widths(table: Table, lines: Sequence[Sequence[str]], terminal: int) -> list[int]:
     """Return the width of each column; a last cell that extends to the end of its row does not count."""
     last = len(table.head) - 1
+    leasts = table.widths if table.widths and terminal >= WIDTH else [0] * len(table.head)
     return [
         max(least, *(cell_len(line[column]) for line in lines if column < len(line) - (len(line) <= last)))
-        for column, least in enumerate(table.widths or [0] * len(table.head))
+        for column, least in enumerate(leasts)
     ]
 
 
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
+def _text(cell: Cell, console: Console) -> str:
+    match cell:
+        case Meter(share, limited):
+            line, end, cut = ("━", "│", "»") if can_encode(console, "━│»") else ("=", "|", ">")
+            drawn = line * min(METER_COLUMNS, round(share * METER_COLUMNS))
+            return f"{drawn:{METER_COLUMNS}}{end * limited}{cut * (share > 1)}"
+        case str():
+            return cell
+        case _:
+            return cell.text

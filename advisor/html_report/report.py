@@ -123,6 +123,8 @@ def _block(block: doc.Block) -> Markup | None:
             return element("dl", *map(_tile, tiles), class_="tiles")
         case doc.Folded(title, inner):
             return element("details", element("summary", title), draw_blocks(inner)) if inner else None
+        case doc.Beside(inner, below=below):
+            return draw_blocks((*inner, *below))
     return None
 
 
@@ -146,12 +148,13 @@ def _table(table: doc.Table) -> Markup | None:
     """Return a table with right-aligned columns of figures; None without rows."""
     if not table.rows:
         return None
+    meters = {at for row in table.rows for at, cell in enumerate(row.cells) if isinstance(cell, doc.Meter)}
     titles = [
         element(
             "th" if title else "td",  # an empty header has no meaning for a screen reader
             title,
             scope="col" if title else None,
-            class_="n" if table.is_numeric(column) else None,
+            class_="n" if table.is_numeric(column) else "meter" if column in meters else None,
         )
         for column, title in enumerate(table.head)
     ]
@@ -171,7 +174,9 @@ def _row(row: doc.Row, columns: int) -> Markup:
         span = str(columns - last) if column == last < columns - 1 else None
         if isinstance(cell, doc.Figure):  # with its exact value as an attribute for programs
             exact = None if cell.value is None else repr(cell.value)
-            cells.append(element("td", cell.text, class_="n", data_value=exact, colspan=span))
+            cells.append(element("td", cell.text, class_=f"n {cell.style}".strip(), data_value=exact, colspan=span))
+        elif isinstance(cell, doc.Meter):
+            cells.append(element("td", element("meter", value=cell.share, aria_hidden="true"), class_="meter"))
         else:
             text = element("code", cell.text.strip()) if isinstance(cell, doc.Snippet) else cell.strip()
             cells.append(element("td", text, *([] if column else below), colspan=span))

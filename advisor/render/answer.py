@@ -25,7 +25,7 @@ from ..text.labels import checkpointing_label, device_label, phase_title, plan_t
 from ..text.units import amount, gib, percent, rate, rough_rate, seconds
 from .configuration import configuration
 from .ladder import ladder_notes, ladder_table
-from .plans import best_plans, memory_bar, memory_chart
+from .plans import best_plans, gpu_limit, memory_bar, memory_chart, time_bar
 
 if TYPE_CHECKING:
     from ..answer.advice import Advice
@@ -192,28 +192,36 @@ def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only
 def memory_and_time_blocks(
     answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str] = ()
 ) -> Iterator[doc.Block]:
-    shown, chosen, device = answer.shown, answer.recommended, device_label(answer.question.cluster)
-    if shown is not None and "memory" not in left_out:
-        title = "Memory" if shown.measured_bytes is None else "Predicted memory"
+    """Yield what the plan's memory and time consist of; charts: the memory of every plan."""
+    shown, chosen, cluster = answer.shown, answer.recommended, answer.question.cluster
+    times = list[doc.Block]()
+    if chosen is not None and "time" not in left_out:
+        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
+        times = [Sentence(f"Step time, {seconds(chosen.time.step_s)}: {shares}.")]
+    if shown is None or "memory" in left_out:
+        yield from times
+    else:
+        title, device = "Memory" if shown.measured_bytes is None else "Predicted memory", device_label(cluster)
         need, moment = gib(shown.memory.device_bytes_per_gpu), phase_title(shown.memory.peak.name)
         yield Heading("Memory and time", "memory", printed=False)
-        yield Sentence(f"{title} of {shown.strategy}: {need} GiB per {device} (peak: {moment})")
-        bar = memory_bar(shown.memory.components)
+        memory: list[doc.Block] = [Sentence(f"{title} of {shown.strategy}: {need} GiB per {device} (peak: {moment})")]
+        bar = memory_bar(shown.memory.components, gpu_limit(cluster))
+        chart = doc.Chart(bar, printed=bar)
         if charts:
-            yield Sentence(
+            note = (
                 f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut. "
-                "Hover over a part for its bytes, formula and source.",
-                "dim",
+                "Hover over a part for its bytes, formula and source."
             )
-        chart = memory_chart(best_plans(answer), answer.question.cluster, chosen=shown) if charts else doc.Chart(bar)
-        yield chart._replace(printed=bar)
-    if chosen is None:
-        return
-    if "phases" not in left_out:
+            memory.append(Sentence(note, "dim"))
+            chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)
+        memory.append(chart)
+        beside: list[doc.Block] = []
+        if chosen is not None:
+            bar = time_bar(chosen.time)
+            beside = [Sentence(f"Step time, {seconds(chosen.time.step_s)}"), doc.Chart(bar, printed=bar)]
+        yield doc.Beside(memory, beside, times)
+    if chosen is not None and "phases" not in left_out:
         yield from map(Sentence, phase_sentences(answer.question, chosen))
-    if "time" not in left_out:
-        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
-        yield Sentence(f"Step time, {seconds(chosen.time.step_s)}: {shares}.")
 
 
 def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

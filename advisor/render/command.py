@@ -11,7 +11,7 @@ from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
 from ..text.units import counted_noun, gib
-from .runs import dry_run_document
+from .dry_run import dry_run_document
 
 _ENDINGS = {
     "repeated": "step {steps} repeats the one before it, and so do all later ones",

@@ -26,7 +26,7 @@ from ..text.units import capitalised, counted_noun, ended, gib, printable, times
 from .answer import MOST_LINES
 from .command_advice import today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
-from .plans import memory_bar
+from .plans import gpu_limit, memory_bar
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
@@ -127,8 +127,8 @@ def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
     memory, device = figures.as_is.memory, device_label(figures.own.cluster)
     need, moment = gib(memory.device_bytes_per_gpu), phase_title(memory.peak.name)
     yield doc.Sentence(f"  Predicted memory by part: {need} GiB per {device} (peak: {moment})", hang=4)
-    bar = memory_bar(memory.components)
-    yield doc.Chart(bar)._replace(printed=bar)
+    bar = memory_bar(memory.components, gpu_limit(figures.own.cluster))
+    yield doc.Chart(bar, printed=bar)
 
 
 def _gain(figures: ImportFigures, better: Candidate) -> str:

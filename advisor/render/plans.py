@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...estimators.estimate import MemoryEstimate, MemoryTerm, TimeTerm
+from ...estimators.estimate import MemoryEstimate, MemoryTerm, TimeEstimate, TimeTerm
 from ...estimators.hardware import Cluster
 from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
@@ -49,7 +49,7 @@ def memory_bars(
         for name, plan in plans.items()
     ]
     title = f"Memory per {device} of every plan, in GiB, against the {gib(limit)} GiB that it offers"
-    return _sizes(title, bars, Limit(limit, f"{gib(limit)} GiB per {device}"))
+    return _sizes(title, bars, gpu_limit(cluster))
 
 
 def host_bars(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> StackedBars:
@@ -90,10 +90,27 @@ def _sizes(title: str, bars: Sequence[Bar], limit: Limit | None) -> StackedBars:
     return StackedBars(title=title, bars=tuple(bars), limit=limit, ends_at=1.02 * end, families=MEMORY_FAMILIES)
 
 
-def memory_bar(components: Mapping[str, int]) -> StackedBars:
+def memory_bar(components: Mapping[str, int], limit: Limit | None = None) -> StackedBars:
     """Return bytes by component as one bar."""
     bar = Bar(label="", parts=memory_parts(components), note=gib(sum(components.values())))
-    return StackedBars(title="Memory by what it holds, in GiB", bars=(bar,), families=MEMORY_FAMILIES)
+    title = "Memory by what it holds, in GiB"
+    return StackedBars(title=title, bars=(bar,), limit=limit, families=MEMORY_FAMILIES)
+
+
+def time_bar(time: TimeEstimate) -> StackedBars:
+    """Return the time of a step by component as one bar. A component may have a phase: `backward: matrix products`."""
+
+    def family(name: str) -> str:
+        return time_family(name.rpartition(": ")[2])
+
+    bar = Bar(label="", parts=_parts(time.components, 1, family, seconds, ()), note=seconds(time.step_s))
+    return StackedBars(title="Time of a step", bars=(bar,), unit=time_unit(time.step_s), families=TIME_FAMILIES)
+
+
+def gpu_limit(cluster: Cluster) -> Limit:
+    """Return the memory of a GPU as a line in a chart."""
+    limit = cluster.gpu.memory_bytes
+    return Limit(limit, f"{gib(limit)} GiB per {device_label(cluster)}")
 
 
 def host_parts(memory: MemoryEstimate) -> dict[str, int]:
@@ -204,7 +221,7 @@ def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: C
         title=f"Speed against memory per {device} of the plans that no other beats in both",
         x_title=f"GiB per {device}",
         x_unit=GIB,
-        x_limit=Limit(limit, f"{gib(limit)} GiB per {device}"),
+        x_limit=gpu_limit(cluster),
         xs=[plan.device_bytes for plan in best],
         panels=[Panel(title="tokens/s", layers={"weights": [plan.tokens_per_s for plan in best]})],
         hints=[_hint(plan) for plan in best],
@@ -225,7 +242,7 @@ def _changes(names: Sequence[str]) -> list[int]:
 
 def series_chart(series: Series, cluster: Cluster) -> Lines:
     """Return speed above memory for each value of a series, with the strategies."""
-    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
+    device = device_label(cluster)
     names = ["nothing fits" if plan is None else plan.strategy for plan in series.plans]
     speed = Panel(
         title=f"tokens/s, by {series.title}",
@@ -235,7 +252,7 @@ def series_chart(series: Series, cluster: Cluster) -> Lines:
         title=f"GiB per {device}",
         layers={"weights": [None if plan is None else plan.device_bytes for plan in series.plans]},
         unit=GIB,
-        limit=Limit(limit, f"{gib(limit)} GiB per {device}"),
+        limit=gpu_limit(cluster),
     )
     hints = [
         "" if plan is None else f"{series.title} {value}: {_hint(plan)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from rich.cells import cell_len
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .language import can_encode
-from .units import FIRM, GLUE, gib, glued, printable
+from .units import FIRM, GLUE, glued, printable
 
 WIDTH = 80
 """Width of tables and bars in columns; a narrower terminal folds them."""
@@ -145,40 +145,3 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
 
 def blank(console: Console) -> None:
     console.print()
-
-
-_INKS = {
-    "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal
-    "gradients": ("▀", "green"),
-    "optimizer": ("▓", "yellow"),
-    "loss": ("▒", "magenta"),
-    "activations": ("▚", "cyan"),
-    "buffers": ("▄", "red"),
-    "generation": ("░", "magenta"),
-    "runtime": ("═", ""),
-    "other": ("·", ""),
-}
-"""Fill character and colour of each memory family. The initial letter replaces the fill if the encoding has no
-blocks."""
-
-
-_LEAST_SHARE = 0.03
-"""Families below this share are drawn as one if there are several: a bar has about 68 characters."""
-
-
-def bar(sizes: Mapping[str, int], titles: Mapping[str, str], console: Console) -> None:
-    """Draw bytes by memory family as a bar, with their sizes below; small families count as other."""
-    shown, total = dict(sizes), sum(sizes.values())
-    has_blocks = can_encode(console, "".join(ink for ink, _ in _INKS.values()))
-    drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
-    small = [family for family, size in sizes.items() if size < _LEAST_SHARE * total]
-    if len(small) > 1 or "other" in shown:
-        shown["other"] = sum(shown.pop(family) for family in small) + shown.get("other", 0)
-    for family, size in shown.items():
-        block, style = _INKS[family]
-        filling = block if has_blocks else family[0].upper()
-        drawn.append(filling * round(size / total * width), style=style)
-        legend.append(filling + FIRM, style=style)
-        legend.append(f"{titles[family]} {gib(size)}".replace(" ", FIRM) + "  ")
-    row(console, drawn)
-    sentence(console, legend)

@@ -1,5 +1,5 @@
-"""A dry run of a `Run`, compared with the closed form; and its timeline: memory as a sparkline for the terminal, memory
-and the lanes of one step for a trace viewer."""
+"""A dry run of a `Run`, compared with the closed form; and its timeline, memory and the lanes of one step, for a trace
+viewer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.schedule.simulate import SimulatedStep
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run.run import simulated_step
-from ...probes.recording.engine_hooks import BETWEEN
 from ...probes.recording.result import DryRunResult, TimelinePoint
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..answer.dry_run_answer import DryRunAnswer
 from .past_results import dry_run_once
-
-SPARKS = "▁▂▃▄▅▆▇█"
-PLAIN_SPARKS = "_.-~=+*#"
 
 
 def compared_dry_run(
@@ -94,33 +90,6 @@ def _without_generation(memory: MemoryEstimate) -> tuple[MemoryEstimate, int]:
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:
     what = f"rank {rank} does not exist among {world_size} ranks"
     return WorkloadError(what, why="ranks start at 0", fix=f"pass --rank {world_size - 1} or less")
-
-
-def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tuple[str, str]:
-    """Return GPU memory over the run, each column the peak of its interval, and a line that marks the start of
-    iterations (by number) and phases (by initial), in their column or, for lack of room, up to three later."""
-    end = points[-1].event + 1
-    heights = [0] * columns
-    for point in points:
-        column = point.event * columns // end
-        heights[column] = max(heights[column], point.gpu_bytes)
-    for column in range(1, columns):  # columns without an event
-        heights[column] = heights[column] or heights[column - 1]
-    marks = [" "] * columns
-    free, seen = 0, 0
-    for (iteration, phase), own in groupby(points, key=lambda point: (point.iteration, point.phase)):
-        if phase in ("start", BETWEEN):
-            continue
-        begins = next(own).begins * columns // end
-        label = f"{iteration}{phase[0]}" if iteration > seen else phase[0]
-        seen = iteration
-        column = max(begins, free)
-        if column <= begins + 3 and column + len(label) <= columns:
-            marks[column : column + len(label)] = label
-            free = column + len(label)
-    top, levels = max(1, *heights), len(sparks)
-    drawn = "".join(sparks[min(levels - 1, height * levels // top)] for height in heights)
-    return drawn, "".join(marks).rstrip()
 
 
 def trace(answer: DryRunAnswer) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""Charts on a terminal: stacked bars with a mark at their limit, and stacked areas over a run.
+
+With colours, every family is a solid block of its colour; without, each has its own pattern, and without block
+characters its initial letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from ..text.language import can_encode
+from ..text.lines import LONGEST, NARROWEST, WIDTH, padded, row, sentence
+from ..text.units import FIRM, percent
+from .charts import Drawing, Limit, Lines, StackedBars
+
+_INKS = {
+    "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal
+    "gradients": ("▀", "green"),
+    "optimizer": ("▓", "yellow"),
+    "loss": ("▒", "magenta"),
+    "activations": ("▚", "cyan"),
+    "buffers": ("▄", "red"),
+    "generation": ("░", "bright_magenta"),
+    "runtime": ("═", "bright_black"),
+    "compute": ("█", "bright_blue"),
+    "memory": ("▀", "green"),
+    "links": ("▒", "magenta"),
+    "pcie": ("▚", "cyan"),
+    "host": ("▓", "yellow"),
+    "nvme": ("▄", "red"),
+    "launch": ("═", "bright_black"),
+    "other": ("·", ""),
+}
+"""Pattern and colour of each family."""
+
+_LETTERS = {"generation": "K", "launch": "=", "other": "."}
+"""Characters of families whose initial is another family's."""
+
+_EIGHTHS = "▁▂▃▄▅▆▇█"
+
+_LEAST_SHARE = 0.03
+"""Families below this share of a lone bar are drawn as one if there are several: a bar has about 68 characters."""
+
+_LEAST_BAR = 24
+"""Columns of the shortest bar that stands beside its label and its figure; otherwise they stand above it."""
+
+_LEAST_ROWS, _MOST_ROWS = 6, 16
+"""Height of areas: a higher terminal shows more, up to a height above which the shape does not become clearer."""
+
+_OTHER_LINES = 14
+"""Lines of a terminal that are left for what stands around a chart."""
+
+
+class _Pen:
+    """What a terminal can draw."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.has_blocks = can_encode(console, _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
+        self.has_colours = self.has_blocks and console.color_system is not None and not console.no_color
+        self.mark, self.line, self.cut, self.low = ("│", "╌", "»", "▁") if self.has_blocks else ("|", "-", ">", "_")
+
+    def fill(self, ink: str) -> tuple[str, str]:
+        """Return the character and the style of a family."""
+        pattern, colour = _INKS[ink]
+        if not self.has_blocks:
+            return _LETTERS.get(ink, ink[0].upper()), ""
+        return ("█" if self.has_colours and colour else pattern), colour
+
+    def legend(self, titles: Mapping[str, str], limit: str = "") -> None:
+        """Print the families, and the words of the limit."""
+        text = Text()
+        for ink, title in titles.items():
+            filling, style = self.fill(ink)
+            text.append(filling + FIRM, style=style)
+            text.append(title.replace(" ", FIRM) + "  ")
+        if limit:
+            text.append(f"{self.mark}{FIRM}{limit.replace(' ', FIRM)}")
+        if text.plain.strip():
+            sentence(self.console, text)
+
+
+def draw(chart: Drawing, console: Console) -> None:
+    """Print a chart."""
+    if isinstance(chart, StackedBars):
+        _draw_bars(chart, _Pen(console))
+    else:
+        _draw_areas(chart, _Pen(console))
+
+
+def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
+    """Print the bars on one scale and the legend: a lone bar without a label has its figures there, and the limit's at
+    its end."""
+    alone, exact = len(chart.bars) == 1 and not chart.bars[0].label, chart.unit.exact
+    every = {part.ink: "" for bar in chart.bars for part in bar.parts}
+    sizes = [bar.family_sizes(chart.families or every) for bar in chart.bars]
+    if alone:
+        sizes = [_without_small(sizes[0])]
+    limit, longest = chart.limit, max((bar.value for bar in chart.bars), default=0.0)
+    scale = chart.ends_at or max(longest, limit.value if limit else 0.0) or 1.0
+    limit = limit if limit and limit.value <= scale else None
+    end = ""
+    if limit and alone:
+        at_end = "" if limit.value == scale else f" {pen.mark}"
+        end = f"{at_end} {exact(limit.value) if exact else chart.unit.write(limit.value)} {chart.unit.title}"
+    whole = min(WIDTH, max(pen.console.width, NARROWEST)) - 4 - len(end)
+    label, note = (max(cell_len(getattr(bar, text)) for bar in chart.bars) for text in ("label", "note"))
+    room = whole - label - note - 4
+    beside = not alone and room >= _LEAST_BAR
+    for bar, parts in zip(chart.bars, sizes, strict=True):
+        style = "dim" if bar.faded else "bold green" if bar.chosen else ""
+        drawn = _bar(parts, scale, room if beside else whole, limit, pen, style="dim" if bar.faded else "")
+        if beside:
+            row(pen.console, Text.assemble("  ", (padded(bar.label, -label), style), "  ", drawn, (bar.note, style)))
+            continue
+        if not alone:
+            row(pen.console, f"  {bar.label}  {bar.note}", style=style)
+        row(pen.console, Text.assemble(" ", drawn, end))
+    titles = {ink: title for ink, title in chart.families.items() if any(ink in parts for parts in sizes)}
+    if alone:
+        total = sum(sizes[0].values()) or 1
+        figures = {ink: exact(size) if exact else percent(size / total) for ink, size in sizes[0].items()}
+        titles = {ink: f"{title} {figures[ink]}" for ink, title in titles.items() if figures[ink] != percent(0)}
+    pen.legend(titles, limit.words if limit and not alone else "")
+
+
+def _without_small(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the families with the small ones as other, if there are several."""
+    shown, total = dict(sizes), sum(sizes.values())
+    small = [ink for ink, size in sizes.items() if size < _LEAST_SHARE * total]
+    if len(small) > 1 or "other" in shown:
+        shown["other"] = sum(shown.pop(ink) for ink in small) + shown.get("other", 0)
+    return shown
+
+
+def _bar(sizes: Mapping[str, float], scale: float, columns: int, limit: Limit | None, pen: _Pen, *, style: str) -> Text:
+    """Return a bar and the free columns after it, with a mark at the limit; a longer bar than the scale is cut."""
+    drawn, ends = Text(), [min(columns, round(end / scale * columns)) for end in accumulate(sizes.values(), initial=0)]
+    for ink, (begin, end) in zip(sizes, pairwise(ends), strict=True):
+        filling, colour = pen.fill(ink)
+        drawn.append(filling * (end - begin), style=f"{style} {colour}".strip())
+    total = sum(sizes.values())
+    if total > scale * 1.0001:
+        drawn = drawn[:-1] + Text(pen.cut, style="bold red")
+    drawn.append(" " * (columns - ends[-1]))
+    if limit is not None:
+        at = round(limit.value / scale * columns)
+        drawn = drawn[:at] + Text(pen.mark, style="bold red" if total > limit.value else "bold") + drawn[at:]
+    return drawn
+
+
+def _draw_areas(chart: Lines, pen: _Pen) -> None:
+    """Print the first panel: in each column the position with the largest sum of its interval, with the names of the
+    stretches below."""
+    (panel, *_), console = chart.panels, pen.console
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES))
+    positions = [*zip(*panel.layers.values(), strict=True)]
+    sums = [sum(value or 0 for value in each) for each in positions]
+    top = max([*sums, panel.limit.value if panel.limit else 0]) or 1
+    write = panel.unit.exact or panel.unit.write
+    limit_row = round(panel.limit.value / top * rows) - 1 if panel.limit else None
+    names = {rows - 1: f"{write(top)} {panel.unit.title}".strip(), 0: "0"}
+    if panel.limit is not None and limit_row is not None and panel.limit.value < top:
+        names[limit_row] = write(panel.limit.value)
+    axis = max(map(len, names.values()))
+    columns = min(LONGEST, max(console.width, NARROWEST)) - axis - 4
+    highest = _highest(chart.xs, sums, columns)
+    stacks = [[*accumulate((value or 0) / top * rows for value in positions[at])] for at in highest]
+    fills = [pen.fill(ink) for ink in panel.layers]
+    for level in reversed(range(rows)):
+        line = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"))
+        for stack in stacks:
+            line.append(*_cell(stack, level, fills, pen, pen.line if level == limit_row else " "))
+        line.rstrip()
+        row(console, line)
+    names_row, words = _stretch_names(chart, columns)
+    row(console, " " * (axis + 3) + names_row, style="dim")
+    if words:
+        sentence(console, "  ".join(f"{initial} {word}" for initial, word in words.items()), style="dim")
+    pen.legend({ink: title for ink, title in chart.families.items() if ink in panel.layers})
+
+
+def _highest(xs: Sequence[float], sums: Sequence[float], columns: int) -> list[int]:
+    """Return for each column the position with the largest sum of its interval; without one, that of the column
+    before."""
+    found: list[int | None] = [None] * columns
+    for at, x in enumerate(xs):
+        column = _column(x, xs, columns)
+        best = found[column]
+        if best is None or sums[at] > sums[best]:
+            found[column] = at
+    shown, last = list[int](), 0
+    for at in found:
+        last = last if at is None else at
+        shown.append(last)
+    return shown
+
+
+def _column(x: float, xs: Sequence[float], columns: int) -> int:
+    return min(columns - 1, int((x - xs[0]) / ((xs[-1] - xs[0]) or 1) * columns))
+
+
+def _cell(
+    stack: Sequence[float], level: int, fills: Sequence[tuple[str, str]], pen: _Pen, empty: str
+) -> tuple[str, str]:
+    """Return the character and the style of a place in a column. stack: upper ends of its layers, in rows."""
+    part = stack[-1] - level
+    if part <= 0:
+        return empty, "dim"
+    middle = level + min(1.0, part) / 2
+    filling, style = next(fill for fill, end in zip(fills, stack, strict=True) if end >= middle)
+    if part >= 1 or (part > 0.5 and not pen.has_colours):
+        return filling, style
+    if pen.has_colours and part >= 0.125:
+        return _EIGHTHS[int(part * 8) - 1], style
+    return (empty, "dim") if level else (pen.low, style)
+
+
+def _stretch_names(chart: Lines, columns: int) -> tuple[str, dict[str, str]]:
+    """Return the names of the stretches, `forward 2`, at their columns, and the words of the used initials. A name
+    without room is shortened to its word, or to its initial, with its number if that is new, or left out."""
+    marks, free, seen, words = [" "] * columns, 0, "", dict[str, str]()
+    begins = [_column(x, chart.xs, columns) for x, _ in chart.spans]
+    for (_, name), begin, end in zip(chart.spans, begins, [*begins[1:], columns], strict=True):
+        word, _, number = name.partition(" ")
+        initial, column = word[:1] + number * (number != seen), max(begin, free)
+        label = next((text for text in (name, word) if column + cell_len(text) < end), initial)
+        if name and column <= begin + 3 and column + cell_len(label) <= columns:
+            marks[column : column + cell_len(label)] = [*label, *[""] * (cell_len(label) - len(label))]
+            free, seen = column + cell_len(label), number
+            if label == initial:
+                words[word[:1]] = word
+    return "".join(marks).rstrip(), words

@@ -1,0 +1,288 @@
+"""A dry run: verdict, figures, memory by phase and over the run, the peak and the step in parts, and remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from ...ds_configs.files import CONFIG_NAME
+from ...ds_configs.read import quantizes_collectives, unmodeled_features
+from ...probes.recording.engine_hooks import BETWEEN
+from ..answer.dry_run_answer import DryRunAnswer
+from ..answer.reasons import time_shares
+from ..answer.verdict import fit_tone
+from ..document import blocks as doc
+from ..document.charts import GIB, Bar, Lines, Panel, StackedBars
+from ..search.candidate import Fit, chance
+from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
+from ..text.units import age, gib, percent, seconds
+from .configuration import configuration
+from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
+
+_SMALLEST_SHARE = 0.03
+"""Parts of a step below this share are left out of the sentence about it."""
+
+_NEAR = 1.6
+"""The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
+
+_PHASES = ("forward", "backward", "step")
+_UNNAMED = ("start", BETWEEN)
+
+_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
+"""Families from the bottom of the chart to the top: persistent ones first, temporary ones above."""
+
+_MODULES, _TENSORS = 10, 20
+"""Largest number of modules and tensors that are listed."""
+
+_PHASE_COLUMNS = {
+    "GPU peak": "gpu_peak_bytes",
+    "GPU live": "gpu_live_bytes",
+    "host live": "host_live_bytes",
+    "pinned": "host_pinned_live_bytes",
+    "NVMe read": "nvme_read_bytes",
+    "written": "nvme_written_bytes",
+}
+"""Fields of a phase by the titles of their columns; a column without any bytes is left out."""
+
+
+def dry_run_document(
+    answer: DryRunAnswer,
+    config_name: str = CONFIG_NAME,
+    *,
+    explain: bool = False,
+    training: Sequence[doc.Block] = (),
+) -> doc.Document:
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak. training: what was
+    observed of a training that is not ours."""
+    result, cluster = answer.result, answer.run.cluster
+    micro_batch = result.config["train_micro_batch_size_per_gpu"]
+    blocks: list[doc.Block] = [
+        doc.Sentence(
+            f"Rank {result.rank} of {result.world_size} on {cluster_title(cluster)}; micro batch {micro_batch}"
+        ),
+        *_advice(answer),
+        *_figures(answer),
+        *training,
+        doc.Heading("Phase by phase", "phases", printed=False),
+        *_phases(answer),
+    ]
+    if result.timeline:
+        timeline = _timeline(answer)
+        blocks += [doc.Heading("Memory over the run", "memory"), doc.Chart(timeline, printed=timeline)]
+    blocks += [*_peak(answer, explain=explain), doc.Heading("What the figures are", "evidence", printed=False)]
+    blocks += [doc.Sentence(note, "dim") for note in _notes(answer)]
+    blocks += configuration(result.config, config_name)
+    for feature in unmodeled_features(answer.run.config):
+        blocks.append(doc.Sentence(f"{feature.name}: {feature.predicted}.", "yellow"))
+    when = "" if answer.age_s is None else f" It was run {age(answer.age_s)}; nothing has changed since."
+    versions, duration = versions_label(result.versions), seconds(result.seconds)
+    blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.{when}", "dim"))
+    return doc.Document(
+        subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
+        verdict=_verdict(answer),
+        tone=fit_tone(answer.fit),
+        blocks=blocks,
+        data=answer.to_json(),
+    )
+
+
+def _verdict(answer: DryRunAnswer) -> str:
+    """Return the verdict, with the probability if the verdict is uncertain, and the need."""
+    need, have = gib(answer.required_device_bytes_per_gpu), gib(answer.run.cluster.gpu.memory_bytes)
+    return f"{_fits(answer.fit)}: {need} of {have} GiB per GPU."
+
+
+def _fits(fit: Fit) -> str:
+    if fit.fits:
+        return "It fits"
+    if fit.verdict == "does not fit":
+        return "It does not fit"
+    likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
+    return f"{likely} (the probability is {chance(fit.probability)})"
+
+
+def _is_loading(answer: DryRunAnswer) -> bool:
+    return answer.loading_device_bytes_per_gpu == answer.required_device_bytes_per_gpu
+
+
+def _advice(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield what to change in the loading of the model if it decides the need."""
+    if _is_loading(answer) and not answer.flattens:
+        yield doc.Sentence(
+            "The peak is the loading, before DeepSpeed shards or casts the model: create TrainingArguments before it, "
+            "and load it in 16 bits.",
+            "yellow",
+        )
+
+
+def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield memory and time, beside those of the closed form."""
+    result, peak, cluster = answer.result, answer.result.peak, answer.run.cluster
+    analytic, times = answer.analytic, answer.analytic_time
+    rows = list[doc.Row]()
+
+    def memory(title: str, need: int, have: int | None, remark: str = "", closed: int | None = None) -> None:
+        figures = [doc.make_figure(each, lambda size: f"{gib(size)} GiB") for each in (need, closed)]
+        meter = "" if have is None else doc.Meter(need / have, limited=True)
+        rows.append(doc.Row([title, *figures, meter, remark if have is None else f"of {gib(have)} GiB"]))
+
+    memory("GPU memory", answer.required_device_bytes_per_gpu, cluster.gpu.memory_bytes)
+    closed = None if analytic is None else analytic.allocated_bytes_per_gpu
+    memory("  allocated", peak.allocated_bytes_per_gpu, None, closed=closed)
+    have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
+    memory("host RAM per node", host, have, "not checked: pass --ram")
+    if result.nvme_bytes_per_rank:
+        memory("NVMe per GPU", result.nvme_bytes_per_rank, None)
+    if answer.step is not None:
+        steps = answer.step.time.step_s, None if times is None else times.step_s
+        rows.append(doc.Row(["step time", *(doc.make_figure(each, seconds) for each in steps), "", ""]))
+    yield doc.Heading("Memory and time", "figures", printed=False)
+    yield doc.Table(["", "dry run", "closed form", "", ""], rows, optional=(3,))
+
+
+def _notes(answer: DryRunAnswer) -> Iterator[str]:
+    """Yield sentences about the figures."""
+    result, peak = answer.result, answer.result.peak
+    size = gib(peak.allocated_bytes_per_gpu)
+    text = f"GPU memory: {size} GiB of tensors; the rest is fragmentation, CUDA context and NCCL."
+    if _is_loading(answer):
+        text = f"GPU memory: that before the training; then {size} GiB are allocated."
+    yield " ".join(filter(None, (text, _cached(answer), _other_allocator(answer))))
+    if analytic := answer.analytic:
+        error = analytic.allocated_bytes_per_gpu / peak.allocated_bytes_per_gpu - 1
+        if percent(abs(error)) != percent(0):
+            yield f"The closed form predicts {percent(abs(error))} {'more' if error > 0 else 'less'} allocated memory."
+    processes = answer.required_host_bytes_per_node - peak.host_bytes_per_node
+    yield f"Host RAM has {gib(processes)} GiB for the processes themselves."
+    if answer.step is not None:
+        step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
+        yield f"A step in its recorded schedule: {time_shares(answer.step.time, least=_SMALLEST_SHARE)}."
+        computes = f"The GPU computes {percent(answer.step.gpu_busy_s / step_s)} of the time"
+        if links_s:
+            share = percent(answer.step.overlapped_s / links_s)
+            computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"
+        yield f"{computes}."
+    if result.library_workspace_bytes:
+        size = gib(result.library_workspace_bytes)
+        yield f"The phases have tensors; torch.cuda.memory_allocated also counts {size} GiB of cuBLAS workspaces."
+    if quantizes_collectives(answer.run.config):
+        yield "Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code."
+
+
+def _cached(answer: DryRunAnswer) -> str:
+    """Return the memory that nvidia-smi shows for a training that fits: PyTorch caches freed blocks while the GPU has
+    room."""
+    needed, there = answer.required_device_bytes_per_gpu, answer.run.cluster.gpu.memory_bytes
+    shown = min(answer.device_bytes_per_gpu, there)
+    if needed >= there or gib(shown) == gib(needed):
+        return ""
+    return f"PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {gib(shown)} GiB."
+
+
+def _other_allocator(answer: DryRunAnswer) -> str:
+    """Return the need under the other setting of `expandable_segments`, if it differs."""
+    peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
+    required = peak.required_bytes_per_gpu
+    plain = required == peak.with_expandable_segments.required_bytes_per_gpu
+    other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
+    if gib(needed - required + other) == gib(needed):
+        return ""
+    size = gib(needed - required + other)
+    return f"{'Without' if plain else 'With'} expandable_segments it needs {size}."
+
+
+def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield a table with one row per phase; a repeated iteration takes one row."""
+    phases = answer.result.phases
+    last = max(phase.iteration for phase in phases)
+    shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
+    rows, previous = list[doc.Row](), list[tuple[str, int, int]]()
+    for iteration, group in groupby(phases, key=lambda phase: phase.iteration):
+        own = list(group)
+        key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
+        if key == previous:
+            later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
+            rows.append(doc.Row([doc.Figure(str(iteration)), f"same as {iteration - 1}{later}"], "faded"))
+            continue
+        previous = key
+        number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
+        for phase in own:
+            sizes = (doc.make_figure(getattr(phase, name), gib) for name in shown.values())
+            rows.append(doc.Row([doc.Figure(number), phase.phase, *sizes]))
+    yield doc.Table(["step", "phase (GiB)", *shown], rows, optional=range(len(shown) + 1, 2, -1))
+    if answer.step is not None:
+        parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
+        times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]
+        yield doc.Folded("Time of a step", [doc.Table(["what", "time"], times)])
+
+
+def _timeline(answer: DryRunAnswer) -> Lines:
+    """Return GPU memory by family over allocations and frees, with the phases."""
+    points, limit = answer.result.timeline, answer.run.cluster.gpu.memory_bytes
+    sizes = [memory_by_family(point.by_category) for point in points]
+    present = {family for each in sizes for family in each}
+    families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
+    begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
+    is_near = limit < _NEAR * max(point.gpu_bytes for point in points)
+    panel = Panel(
+        title="GiB",
+        layers={family: [each.get(family, 0) for each in sizes] for family in families},
+        unit=GIB,
+        limit=gpu_limit(answer.run.cluster) if is_near else None,
+        areas=True,
+    )
+    return Lines(
+        title="GPU memory over the run, by what it is",
+        x_title="allocations and frees, in their order",
+        xs=[point.event for point in points],
+        panels=[panel],
+        labels=(),
+        families={family: MEMORY_FAMILIES[family] for family in families},
+        spans=[
+            (first.begins, "" if phase in _UNNAMED else f"{phase} {iteration or ''}".strip())
+            for first, (iteration, phase) in begins
+        ],
+    )
+
+
+def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
+    """Yield the tensors when each phase is highest, and the largest modules and tensors at the peak."""
+    result, peak = answer.result, answer.result.peak
+    by_phase = {phase: result.peak_by_phase[phase] for phase in _PHASES if phase in result.peak_by_phase}
+    bars = tuple(
+        Bar(label=phase, parts=memory_parts(parts), note=gib(sum(parts.values())), chosen=phase == peak.phase)
+        for phase, parts in by_phase.items()
+    )
+    chart = StackedBars(
+        title="Live tensors on the GPU when each phase is highest, in GiB",
+        bars=bars,
+        limit=gpu_limit(answer.run.cluster),
+        ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
+        families=MEMORY_FAMILIES,
+    )
+    size = gib(peak.allocated_bytes_per_gpu)
+    title = f"Tensors of the {size} GiB at the peak (iteration {peak.iteration}, {peak.phase})"
+    memory = chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
+    times = list[doc.Block]()
+    if answer.step is not None:
+        bar = time_bar(answer.step.time)
+        step_s = answer.step.time.step_s
+        times = [doc.Sentence(f"Step time, {seconds(step_s)}", "bold"), doc.Chart(bar, printed=bar)]
+    yield doc.Heading("The peak and the step", "peak", printed=False)
+    yield doc.Beside([doc.Sentence(title, "bold"), memory], times, [doc.Gap(), *times])
+    modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
+    tensors = (
+        (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
+        for each in peak.largest[:_TENSORS]
+    )
+    module_rows = [_sized(size, name or "(no module)") for name, size in modules]
+    tensor_rows = [_sized(*each) for each in tensors]
+    for name, table in (
+        ("Largest modules at the peak", doc.Table(["GiB", "module"], module_rows)),
+        ("Largest tensors at the peak", doc.Table(["GiB", "what", "type", "shape", "module"], tensor_rows)),
+    ):
+        yield from (doc.Heading(name, name.split()[1]), table) if explain else (doc.Folded(name, [table]),)
+
+
+def _sized(size_bytes: int, *words: str) -> doc.Row:
+    return doc.Row([doc.Figure(gib(size_bytes), size_bytes), *words])
