@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
-from .charts import Drawing
+from .charts import Drawing, Points
 
 Tone = Literal["good", "unsure", "bad"]
 """How good a verdict is."""
@@ -164,7 +164,7 @@ class Chart(NamedTuple):
 
     drawing: Drawing
     table: Table | None = None
-    printed: Drawing | None = None
+    printed: Drawing | Points | None = None
     table_title: str = "Figures as a table"
 
 

@@ -121,4 +121,23 @@ class Lines:
     """Names of stretches above the panels, each with its beginning."""
 
 
+class Point(NamedTuple):
+    """A point; mark: a letter that names it, "" for one of many."""
+
+    x: float
+    y: float
+    mark: str = ""
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Points over two logarithmic axes, of positive values. Only a terminal draws them."""
+
+    title: str
+    points: Sequence[Point]
+    x_unit: Unit
+    y_unit: Unit
+
+
 Drawing: TypeAlias = StackedBars | Lines

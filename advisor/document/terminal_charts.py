@@ -1,4 +1,4 @@
-"""Charts on a terminal: stacked bars with a mark at their limit, and stacked areas over a run.
+"""Charts on a terminal: stacked bars with a mark at their limit, stacked areas over a run, and points.
 
 With colours, every family is a solid block of its colour; without, each has its own pattern, and without block
 characters its initial letter.
@@ -7,7 +7,9 @@ characters its initial letter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
+from math import ceil, floor, log, log10
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -16,7 +18,7 @@ from rich.text import Text
 from ..text.language import can_encode
 from ..text.lines import LONGEST, NARROWEST, WIDTH, padded, row, sentence
 from ..text.units import FIRM, percent
-from .charts import Drawing, Limit, Lines, StackedBars
+from .charts import Drawing, Limit, Lines, Points, StackedBars, Unit
 
 _INKS = {
     "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal
@@ -61,9 +63,10 @@ class _Pen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.has_blocks = can_encode(console, _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
+        self.has_blocks = can_encode(console, "│╌»•" + _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
         self.has_colours = self.has_blocks and console.color_system is not None and not console.no_color
-        self.mark, self.line, self.cut, self.low = ("│", "╌", "»", "▁") if self.has_blocks else ("|", "-", ">", "_")
+        marks = "│╌»▁•" if self.has_blocks else "|->_."
+        self.mark, self.line, self.cut, self.low, self.dot = marks
 
     def fill(self, ink: str) -> tuple[str, str]:
         """Return the character and the style of a family."""
@@ -85,12 +88,15 @@ class _Pen:
             sentence(self.console, text)
 
 
-def draw(chart: Drawing, console: Console) -> None:
+def draw(chart: Drawing | Points, console: Console) -> None:
     """Print a chart."""
-    if isinstance(chart, StackedBars):
-        _draw_bars(chart, _Pen(console))
-    else:
-        _draw_areas(chart, _Pen(console))
+    match chart:
+        case StackedBars():
+            _draw_bars(chart, _Pen(console))
+        case Points():
+            _draw_points(chart, _Pen(console))
+        case _:
+            _draw_areas(chart, _Pen(console))
 
 
 def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
@@ -236,3 +242,48 @@ def _stretch_names(chart: Lines, columns: int) -> tuple[str, dict[str, str]]:
             if label == initial:
                 words[word[:1]] = word
     return "".join(marks).rstrip(), words
+
+
+def _draw_points(chart: Points, pen: _Pen) -> None:
+    """Print the points; a mark whose place is taken moves to the right."""
+    points, console = sorted(chart.points, key=lambda point: (bool(point.mark), point.chosen)), pen.console
+    y_ticks = _ticks([point.y for point in points], chart.y_unit)
+    axis = max(map(len, y_ticks.values()))
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES) * 2 // 3)
+    columns = min(LONGEST, max(console.width, NARROWEST)) - axis - 5
+    x_of, y_of = (
+        partial(_place, values=[getattr(point, name) for point in points], places=places)
+        for name, places in (("x", columns), ("y", rows))
+    )
+    cells = [[(" ", "")] * (columns + 1) for _ in range(rows)]
+    for point in points:
+        line, at = cells[y_of(point.y)], x_of(point.x)
+        while point.mark and line[at][0] not in (" ", pen.dot) and at < columns:
+            at += 1
+        line[at] = (point.mark, "bold green" if point.chosen else "bold") if point.mark else (pen.dot, "dim")
+    names = {y_of(value): name for value, name in y_ticks.items()}
+    sentence(console, chart.title, style="dim")
+    for level in reversed(range(rows)):
+        drawn = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark} ", "dim"), *cells[level])
+        drawn.rstrip()
+        row(console, drawn)
+    below = [" "] * (columns + 1)
+    for value, name in _ticks([point.x for point in points], chart.x_unit).items():
+        at = min(x_of(value), columns + 1 - len(name))
+        if not "".join(below[max(0, at - 1) : at + len(name) + 1]).strip():
+            below[at : at + len(name)] = name
+    row(console, " " * (axis + 4) + "".join(below).rstrip(), style="dim")
+
+
+def _place(value: float, values: Sequence[float], places: int) -> int:
+    """Return the place of a value on a logarithmic axis."""
+    low, high = log(min(values)), log(max(values))
+    return min(places - 1, max(0, int((log(value) - low) / ((high - low) or 1) * places)))
+
+
+def _ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
+    """Return round values within the range, with their names: 1, 2 and 5 of each power of ten."""
+    low, high = min(values) / unit.size, max(values) / unit.size
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    return {step * unit.size: f"{step:,g} {unit.title}" for step in steps or [low]}

@@ -30,8 +30,9 @@ from ..text.labels import cluster_title, component_title, method_title, phase_ti
 from ..text.units import gib, percent, printable, rate, times
 from .configuration import value_label
 
-_WIDTHS = 34, 11, 11, 11
-"""Least widths of the columns of all tables: a name, and its three figures."""
+_HEAD = "", "A", "B", "B - A", "better"
+_WIDTHS = 30, 11, 11, 9, 6
+"""Titles and least widths of the columns of all tables: a name, its three figures, and the better side."""
 
 _KEY_WIDTHS = 46, 13, 13
 """Least widths of a key, and of its two values."""
@@ -47,14 +48,18 @@ def comparison_document(comparison: Comparison) -> Document:
     blocks: list[Block] = [*map(Sentence, more), Heading("Side by side", "figures", printed=False)]
     for letter, side in zip("AB", comparison.sides, strict=True):
         strategy = side.candidate.strategy if side.candidate is not None else side.name
-        blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({strategy})' if strategy != side.name else ''}"))
+        loss = "" if (workload := side.settings.workload) is None else f"{workload.loss} loss"
+        about = ", ".join(filter(None, (strategy if strategy != side.name else "", loss)))
+        blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({about})' if about else ''}"))
         for feature in side.unpredicted:
             blocks.append(Sentence(f"{letter} has {feature.name}: {feature.predicted}.", "yellow"))
         if side.dry_run is not None:
             blocks.append(Sentence(f"{letter}: the memory per GPU is that of a dry run.", "yellow"))
-    if len(comparison.candidates) == 2:
-        blocks += [*_figures(comparison), *_parts(comparison)]
-    blocks += [*_differences(comparison.differences), Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
+    is_predicted = len(comparison.candidates) == 2
+    blocks += _figures(comparison) if is_predicted else ()
+    blocks += _differences(comparison.differences)
+    blocks += _parts(comparison) if is_predicted else ()
+    blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
         subject = f"{subject} · {_subject_of(comparison.question)}"
@@ -110,34 +115,58 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     short = {"fits": "yes", "does not fit": "no"}
     fits = [Figure(short.get(plan.fit.verdict, chance(plan.fit.probability))) for plan in plans]
     batches = [Figure(f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}") for plan in plans]
-    rows = [Row(["fits", *fits, Figure("")]), Row(["micro batch x accumulation", *batches, Figure("")])]
+    chances = [plan.fit.probability * (fits[0] != fits[1]) for plan in plans]
+    rows = [
+        _row("fits", fits, Figure(""), chances[1] - chances[0]),
+        _row("micro batch x accumulation", batches, Figure(""), 0),
+    ]
 
-    def ratio(title: str, values: Iterable[float], write: Callable[[Any], str]) -> None:
+    def ratio(title: str, values: Iterable[float], write: Callable[[Any], str], sign: int) -> None:
+        """Add a row; sign: whether more is better (1), less is (-1), or neither (0)."""
         first, second = values
-        rows.append(Row([title, make_figure(first, write), make_figure(second, write), Figure(times(second / first))]))
+        gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
+        rows.append(
+            _row(title, [make_figure(first, write), make_figure(second, write)], Figure(times(second / first)), gain)
+        )
 
-    ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate)
+    ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate, 1)
     for title, name in (
         ("GPU GiB", "device_bytes"),
         ("RAM GiB per node", "memory.host_bytes_per_node"),
         ("NVMe GiB per node", "memory.nvme_bytes_per_node"),
     ):
         if any(sizes := tuple(map(attrgetter(name), plans))):
-            rows.append(Row([title, *_sizes(*sizes)]))
+            rows.append(_less_is_better(title, _sizes(*sizes)))
     jobs = [job for plan in plans if (job := candidate_duration(question, plan)) is not None]
     if jobs:
-        ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format)
-        ratio("hours of the job", [job.duration_s for job in jobs], hours)
+        ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format, 0)
+        ratio("hours of the job", [job.duration_s for job in jobs], hours, -1)
     if jobs and (price := question.price) is not None:
         costs = [job.cost(price) for job in jobs]
-        ratio("cost of the job", costs, lambda cost: money(cost, price.currency))
+        ratio("cost of the job", costs, lambda cost: money(cost, price.currency), -1)
     yield Sentence(_subject_of(question))
     yield Gap()
-    yield Table(["", "A", "B", "B - A"], rows, _WIDTHS)
+    yield Table(_HEAD, rows, _WIDTHS, optional=(3,))
     for name, side in zip("AB", comparison.sides, strict=True):
         if side.filled:
             yield Sentence(f"{name}: {side.filled}.", "dim")
     yield from map(Sentence, question.job_basis)
+
+
+def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float) -> Row:
+    """Return a row whose better figure is marked. gain: above 0 if B's is better, below 0 if A's is."""
+    better = "B" if gain > 0 else "A" if gain < 0 else ""
+    marked = [
+        each._replace(style="good" if each_is == better else "") for each_is, each in zip("AB", figures, strict=True)
+    ]
+    return Row([title, *marked, difference, Figure(better)])
+
+
+def _less_is_better(title: str, figures: Sequence[Figure]) -> Row:
+    """Return a row of two figures and their difference."""
+    first, second, difference = figures
+    gain = 0.0 if difference.text == "=" else (first.value or 0) - (second.value or 0)
+    return _row(title, (first, second), difference, gain)
 
 
 def _parts(comparison: Comparison) -> Iterator[Block]:
@@ -153,7 +182,8 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     if first != second:
         title = f"Memory per GPU, GiB (peak of A: {first}; of B: {second})"
     yield Heading(title, "memory")
-    yield Chart(memory_bars(labels, question.cluster, with_sources=True))
+    memory = memory_bars(labels, question.cluster, with_sources=True)
+    yield Chart(memory, printed=memory)
     yield _table([plan.memory.components for plan in plans], _sizes)
     tokens = [plan.time.tokens_per_step for plan in plans]
     title = "Time, ms per 1,000 tokens"
@@ -165,22 +195,29 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
         for plan, count in zip(plans, tokens, strict=True)
     ]
     yield Heading(title, "time")
-    yield Chart(time_bars(labels, with_sources=True))
+    time = time_bars(labels, with_sources=True)
+    yield Chart(time, printed=time)
     yield _table(columns, _durations)
 
 
 def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[Figure]]) -> Table:
-    """Return the components of both sides, the largest first; components that are small on both sides add up to
-    `other`."""
+    """Return the components that differ, the largest first; components that are small on both sides add up to `other`,
+    and equal ones to a row of their own."""
     first, second = columns
-    rows = {name: (first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])}
     least = [_SMALL_SHARE * sum(column.values()) for column in columns]
-    large = {name: pair for name, pair in rows.items() if pair[0] >= least[0] or pair[1] >= least[1]}
-    small = [pair for name, pair in rows.items() if name not in large]
-    rest = sum(pair[0] for pair in small), sum(pair[1] for pair in small)
-    ordered = (*sorted(large.items(), key=lambda item: -max(item[1])), ("other", rest))
-    shown = [Row([component_title(name), *cells(*pair)]) for name, pair in ordered if any(pair)]
-    return Table(["", "A", "B", "B - A"], shown, _WIDTHS)
+    shown, sums = list[tuple[float, Row]](), {"other": (0.0, 0.0), "the same in both": (0.0, 0.0)}
+    for name in dict.fromkeys([*first, *second]):
+        pair = first.get(name, 0), second.get(name, 0)
+        figures = cells(*pair)
+        small = pair[0] < least[0] and pair[1] < least[1]
+        if small or figures[2].text == "=":
+            title = "other" if small else "the same in both"
+            sums[title] = sums[title][0] + pair[0], sums[title][1] + pair[1]
+        else:
+            shown.append((max(pair), _less_is_better(component_title(name), figures)))
+    rows = [row for _, row in sorted(shown, key=lambda each: -each[0])]
+    rows += [_less_is_better(title, cells(*pair)) for title, pair in sums.items() if any(pair)]
+    return Table(_HEAD, rows, _WIDTHS, optional=(3,))
 
 
 def _differences(differences: Sequence[Difference]) -> Iterator[Block]:

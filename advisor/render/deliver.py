@@ -4,6 +4,7 @@ command's document."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Destination = Path | Literal["-"] | None
 """Destination of the configuration: a file, stdout, or none."""
+
+_FURTHER = "trying changes and DeepSpeed's own estimate"
+"""What details take seconds for."""
 
 
 def deliver(
@@ -70,7 +74,8 @@ def deliver(
         from ..document.translation import translated
         from .answer import answer_document
 
-        document = answer_document(answer, path, details=details or markdown, all_candidates=all_candidates)
+        with output.waiting(_FURTHER) if details or markdown else nullcontext():
+            document = answer_document(answer, path, details=details or markdown, all_candidates=all_candidates)
         document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")
         if markdown:
             from ..document.markdown import markdown_text  # imported here: few answers are Markdown
@@ -113,9 +118,10 @@ def _write_report(
     from .answer import answer_document
     from .answer_charts import answer_picture
 
-    document = answer_document(answer, path, details=True, charts=html is not None)
-    if plot is not None:
-        document = replace(document, picture=answer_picture(answer, plot.stem))
+    with output.waiting(_FURTHER):
+        document = answer_document(answer, path, details=True, charts=html is not None)
+        if plot is not None:
+            document = replace(document, picture=answer_picture(answer, plot.stem))
     write_report(translated(document, language), html, output.say, plot=plot)
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from math import floor, log10
+from string import ascii_lowercase, ascii_uppercase
 
 from ..answer.verdict import training_subject
 from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
-from ..document.charts import Bar, Limit, Part, StackedBars, Unit
+from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..rent import Offer, RentAdvice
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.units import gib, rate, whole_gib
 
+_LETTERS = ascii_lowercase + ascii_uppercase
+"""Names of the listed offers in the chart; further ones have none."""
+
 
 def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     """Return the machine to rent, then the table and the chart of cost and hours. all_offers: whether the table has
-    offers that are not on the Pareto front."""
+    every offer."""
     chosen = advice.recommended or advice.cheapest
     first, *more = _verdict(advice)
     blocks: list[Block] = [*map(Sentence, more), Heading("Cost and hours", "cost", printed=False)]
@@ -26,9 +31,10 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         for reason, number in Counter(one.reason for one in advice.left_out).items():
             blocks.append(Sentence(f"On {number} of the choices: {reason}."))
     else:
-        shown = advice.offers if all_offers else advice.front
+        shown = advice.offers if all_offers else advice.listed
         blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
-        blocks += [Gap(), Chart(_chart(advice)), _table(advice, shown), Gap()]
+        chart = Chart(_chart(advice), printed=_points(advice, shown))
+        blocks += [Gap(), chart, Gap(), _table(advice, shown), Gap()]
         blocks += [Sentence(note, "dim") for note in _notes(advice, shown)]
     return Document(
         subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
@@ -131,22 +137,34 @@ def _ram(offer: Offer) -> str:
     return f"{needed} GiB of RAM{per_machine}; the table does not give the machine's RAM"
 
 
+def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
+    """Return the cost of every offer against its hours; the shown ones have the letters of their rows."""
+    marks = dict(zip(map(id, shown), _LETTERS, strict=False))
+    points = [
+        Point(job.duration_s, job.cost, marks.get(id(offer), ""), offer is advice.recommended)
+        for offer in advice.offers
+        if (job := offer.figures)
+    ]
+    currency = advice.table.currency
+    title = f"Cost in {currency} against hours, of every offer (logarithmic)"
+    return Points(title=title, points=points, x_unit=Unit("h", 3600), y_unit=Unit("", 1))
+
+
 def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
     rows = []
-    for offer in shown:
+    for offer, letter in zip_longest(shown, _LETTERS[: len(shown)], fillvalue=" "):
         job = offer.figures
         duration_h = job.duration_s / 3600
         digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0
         cells = (
-            _title(offer),
+            f"{letter} {_title(offer)}",
             Figure(f"{duration_h:,.{digits}f}", job.duration_s),
             Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
             job.plan.strategy,
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    titles = "machines", "hours", "cost", "RAM GiB", "plan"
-    return Table(titles, rows)
+    return Table(("  machines", "hours", "cost", "RAM GiB", "plan"), rows, optional=(3, 4))
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
@@ -154,7 +172,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     units = f"cost in {table.currency}; RAM: the plan's need of what a machine has (?: not in the table)"
     yield f"{units}; dimmed rows miss your limits" if _limits(advice) else units
     if hidden:
-        yield f"{hidden} more are neither cheaper nor faster than one of these (--all)."
+        yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:
         yield f"On {len(advice.left_out)} of the choices the job cannot run."
     name: str = "this package" if table.is_shipped else table.name

@@ -47,6 +47,15 @@ class Output(NamedTuple):
         else:
             yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)
 
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Show on a terminal that a task goes on, until it ends; elsewhere nothing."""
+        if self.mode != "quiet" and sys.stderr.isatty():
+            with self.console(on_stderr=True).status(f"ds-advise: {what} ..."):
+                yield
+        else:
+            yield
+
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:
         """Print the answer of one of the two functions: as JSON (dataclasses become objects), or as text."""
         if self.mode == "json":

@@ -184,7 +184,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither is sure to fit: ")
     assert verdict("zero3", "zero3") == " Both fit at about the same speed."
     on_drive = text_of(compare("zero3-offload", "zero3-nvme", comparison_context("Qwen2.5-7B", **WHERE)))
-    assert re.search(r"NVMe GiB per node +- +(\S+) +\+\1\n", on_drive)
+    assert re.search(r"NVMe GiB per node +- +(\S+) +\+\1 +A\n", on_drive)
     alone = text_of(compare(files["offload"], files["offload"])).splitlines()
     assert alone[0] == " Both do the same."
     assert "--model" in text_of(compare(files["offload"], files["zero3"]))

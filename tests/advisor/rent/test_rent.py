@@ -108,12 +108,38 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     assert re.search(
         r"The cheapest, 1 x RTX 3090, takes \d+ h and costs \$[\d.]+, if it has [\d.]+ GiB of RAM\.", printed
     )
-    assert re.search(r" 1 x RTX 3090 +[\d.]+ +[\d.]+ +\d+ of \? ", printed)
-    assert re.search(r"> 1 x H100-SXM5 +[\d.]+ +[\d.]+ +\d+ of 400 ", printed)
+    assert re.search(r" [ab] 1 x RTX 3090 +[\d.]+ +[\d.]+ +\d+ of \? ", printed)
+    assert re.search(r"> [ab] 1 x H100-SXM5 +[\d.]+ +[\d.]+ +\d+ of 400 ", printed)
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert re.match(r"The cheapest: 1 x RTX 3090, if it has [\d.]+ GiB of RAM\.", printed)
+
+
+def test_the_middle_is_listed_and_the_chart_has_every_offer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each GPU beside the front the best offer, if it is little dearer; the letters of the rows are in the chart."""
+    monkeypatch.setenv("COLUMNS", "80")
+    offers = {
+        "B200": "8xB200,6",
+        "near": "8xH100,3",
+        "dear": "8xH100,9",
+        "far": "8xV100-SXM2-32GB,9",
+        "slow": "1xA100-SXM4-80GB,1",
+    }
+    (tmp_path / "all.csv").write_text(
+        "\n".join(["machine,gpus,price_per_gpu", *(f"{n},{o}" for n, o in offers.items())])
+    )
+    advice = rent("Qwen2.5-7B", prices=tmp_path / "all.csv", method="lora", most_nodes=1)
+    listed = [offer.machine.title for offer in advice.listed]
+    assert {offer.machine.title for offer in advice.front} == {"B200", "slow"} and listed == ["slow", "near", "B200"]
+    assert run(["rent", "Qwen2.5-7B", "--method", "lora", "--prices", str(tmp_path / "all.csv")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(number for number, line in enumerate(lines) if "against hours" in line)
+    chart, table = "".join(lines[begin + 1 : begin + 9]), "\n".join(lines[begin + 9 :])
+    assert all(chart.count(letter) == 1 for letter in "abc") and chart.count("\u2022") == 2
+    assert re.search(r"a slow .*\n.*b near .*\n.*c B200 ", table)
 
 
 def test_without_a_job_one_is_taken_and_named(prices: Path) -> None:
@@ -180,7 +206,8 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
     _printed(f"--deadline 10h --json --html {path} --plot {tmp_path / 'cost.svg'}", prices, capsys)
     page, picture = Page(path.read_text()), (tmp_path / "cost.svg").read_text()
     front = [offer for offer in page.data["offers"] if offer["on_pareto_front"]]
-    assert [row[2][1] for row in page.sections["cost"][1:]] == [offer["cost"] for offer in front]
+    costs = [row[2][1] for row in page.sections["cost"][1:]]
+    assert [cost for cost in costs if cost in {offer["cost"] for offer in front}] == [offer["cost"] for offer in front]
     assert picture.count('class="row"') == len(front)
     (tmp_path / "small.csv").write_text("gpus,price_per_gpu\n1x4GB,1\n")
     _printed(f"--html {path} --force", tmp_path / "small.csv", capsys)
