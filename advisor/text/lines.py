@@ -122,6 +122,8 @@ def _continued(command: str, columns: int) -> list[str]:
         if len(open_text[at + 1 :].partition(" ")[0]) > columns - len("     "):
             at = max(at, 1 + max(open_text.rfind(mark, 1, room) for mark in "=(),"))
         if at <= 0:
+            at = open_text.find(" ", 1)  # a longer word stands on a line of its own
+        if at <= 0:
             break
         is_space = open_text[at] == " "
         parts.append(f"{indent}{rest[:at]}{' ' * is_space}\\")
