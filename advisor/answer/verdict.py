@@ -128,9 +128,14 @@ def speed_sentence(question: Question, chosen: Candidate) -> str:
         text = f"{text}; {pairs} pairs/s"
     if length and length > 1:  # for an image model, samples are counted instead of patches
         text = f"{text}; {rate(chosen.tokens_per_s / length)} samples/s"
-    assumed = [f"the speed of the {cluster.gpu.name}"] if cluster.gpu.assumed else []
-    assumed += [part.phrase for part in deciding_parts(question, chosen)]
+    assumed = speed_assumptions(question, chosen)
     return f"{text}, assuming {', '.join(assumed)}." if assumed else f"{text}."
+
+
+def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
+    """Return what a plan's speed assumes of the machine."""
+    assumed = [f"the speed of the {question.cluster.gpu.name}"] if question.cluster.gpu.assumed else []
+    return [*assumed, *(part.phrase for part in deciding_parts(question, chosen))]
 
 
 def _cards_of_this_size(question: Question, chosen: Candidate) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
             blocks=[
                 *map(doc.Sentence, sentences),
                 *today_and_advised(answer),
+                *gain(answer),
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
@@ -53,25 +54,25 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
 
 def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
-    proof = answer.proof
-    advised = None if proof is None else proof.answer
-    today = _facts(answer.today)
-    rows = [doc.Row([name, text]) for name, text in today.items()]
-    head = ["", "today"]
-    if advised is not None:
-        then = _facts(advised)
-        rows = [doc.Row([name, text, then[name]]) for name, text in today.items()]
-        head.append("advised")
+    sides = {"today": _facts(answer.today)}
+    if answer.proof is not None and answer.proof.answer is not None:
+        sides["advised"] = _facts(answer.proof.answer)
     yield doc.Heading("Today and advised", "today", printed=False)
-    yield doc.Table(head, rows)
+    rows = [doc.Row([name, *(side[name] for side in sides.values())]) for name in sides["today"]]
+    yield doc.Table(["", *sides], rows)
     for remark in answer.remarks:
         yield doc.Sentence(remark, "yellow")
-    gain = answer.speedup
-    if gain is not None and answer.today.fit.fits:
-        text = f"The advised plan is {times(gain)} as fast as today's."
-        if gain < 1:
+
+
+def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
+    """Yield how much faster the advised plan is, if today's fits."""
+    ratio = answer.speedup
+    if ratio is not None and answer.today.fit.fits:
+        is_faster = ratio >= 1
+        text = f"The advised plan is {times(ratio)} as fast as today's."
+        if not is_faster:
             text = "Today's plan is as fast: there is no need to change it."
-        yield doc.Sentence(text, "bold")
+        yield doc.Sentence(text, "good" if is_faster else "bold")
 
 
 def _facts(answer: CommandAnswer) -> dict[str, str]:

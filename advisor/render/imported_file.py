@@ -12,7 +12,7 @@ from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import LOSSES
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.verdict import answer_subject, batch_sentence, fit_tone, need_sentence, speed_sentence
+from ..answer.verdict import answer_subject, fit_tone, speed_assumptions
 from ..command.advice import ProofFigures, TodayFigures
 from ..command.tool_file import ToolRun
 from ..document import blocks as doc
@@ -20,11 +20,11 @@ from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..importers.rewrite import changed_keys
 from ..question.question import Question
-from ..search.candidate import Candidate, fits_sentence
-from ..text.labels import device_label, phase_title, plan_title
-from ..text.units import capitalised, counted_noun, ended, gib, printable, times
+from ..search.candidate import Candidate, Fit, fits_sentence
+from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
+from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rate, times
 from .answer import MOST_LINES
-from .command_advice import today_and_advised
+from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
 from .plans import gpu_limit, memory_bar
 
@@ -64,25 +64,28 @@ def import_document(result: ToolRun) -> doc.Document:
 
 
 def _run(result: ToolRun) -> Iterator[doc.Block]:
+    """Yield the file's memory, the change, its gain, both plans side by side, and remarks."""
     answer, advice = result.answer, result.advice
     run, figures = answer.run, answer.figures
+    if advice is not None and figures is not None:
+        yield _state(fits_sentence("it", advice.today.fit), advice.today.fit)
+        yield from _memory(figures)
+        yield from _helpful_change(answer)
+        if advice.recommended is None:
+            problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
+            yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
+        yield from gain(advice)
+        yield from today_and_advised(advice)
+    elif figures is not None:
+        yield from _figures(answer, figures)
+    if figures is not None:
+        yield doc.Gap()
+        yield from map(doc.Sentence, answer_subject(figures.own, answer.form.tool or "TRL"))
     if advice is None:
         yield doc.Sentence(f"Read, not run: {ended(printable(result.not_run))}")
     else:
         yield doc.Sentence("Run on a simulated GPU:")
         yield doc.Commands([shlex.join(answer.command)])
-    if figures is not None:
-        yield from map(doc.Sentence, answer_subject(figures.own, answer.form.tool or "TRL"))
-    if advice is not None and figures is not None:
-        yield from today_and_advised(advice)
-        yield from _memory(figures)
-        if advice.recommended is None:
-            problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
-            yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
-    elif figures is not None:
-        yield doc.Gap()
-        yield from _figures(figures)
-    yield from _helpful_change(answer)
     by_tool = advice is not None and figures is not None  # else the speeds name it
     if by_tool and figures is not None and (network := network_assumption(figures.question.cluster)):
         yield doc.Sentence(f"Assumed: {network}.")
@@ -94,21 +97,26 @@ def _run(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
 
 
+def _state(sentence: str, fit: Fit) -> doc.Sentence:
+    return doc.Sentence(f"As it is: {sentence}", fit_tone(fit))
+
+
 def _listed(keys: Sequence[str]) -> str:
     names, more = ", ".join(printable(key)[:90] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _figures(figures: ImportFigures) -> Iterator[doc.Block]:
-    better = figures.recommended
-    if figures.as_is is None:
+def _figures(answer: ImportAnswer, figures: ImportFigures) -> Iterator[doc.Block]:
+    as_is, better = figures.as_is, figures.recommended
+    if as_is is None:
         yield doc.Sentence(f"It cannot run as it is: {figures.refusal}.", "bad")
     else:
-        yield from _plan("As it is", figures.as_is, figures.own)
+        yield _state(fits_sentence(plan_title(as_is.plan), as_is.fit), as_is.fit)
         yield from _memory(figures)
     if better is not None and figures.is_better:
-        yield from _plan("Better", better, figures.question)
-        yield doc.Sentence(_gain(figures, better))
+        yield from _helpful_change(answer)
+        title = fits_sentence(plan_title(better.plan), better.fit)
+        yield doc.Sentence(f"Better: {title} {_gain(figures, better)}", fit_tone(better.fit))
     elif better is not None:
         yield doc.Sentence("No plan with the same training and global batch is known to be faster.")
     elif figures.command:
@@ -118,6 +126,31 @@ def _figures(figures: ImportFigures) -> Iterator[doc.Block]:
             yield doc.Sentence(figures.lacking)
         yield doc.Sentence("This command shows which changes help:")
         yield doc.Commands([figures.command])
+    sides = {"as it is": (as_is, figures.own), "better": (better if figures.is_better else None, figures.question)}
+    facts = {title: _facts(question, plan) for title, (plan, question) in sides.items() if plan is not None}
+    if not facts:
+        return
+    yield doc.Heading("Both plans", "figures", printed=False)
+    rows = [doc.Row([name, *(each[name] for each in facts.values())]) for name in next(iter(facts.values()))]
+    yield doc.Table(["", *facts], rows)
+    assumed = [text for plan, question in sides.values() if plan for text in speed_assumptions(question, plan)]
+    if assumed:
+        yield doc.Sentence(f"Speeds are predicted, assuming {', '.join(dict.fromkeys(assumed))}.", "dim")
+
+
+def _facts(question: Question, candidate: Candidate) -> dict[str, str]:
+    """Return what a plan is and needs, and how fast it is, by name."""
+    plan, cluster, between = candidate.plan, question.cluster, candidate.time.tokens_per_s_range
+    have, host = cluster.host_memory_bytes_per_node, gib(candidate.memory.host_bytes_per_node)
+    return {
+        "strategy": candidate.strategy,
+        "batch": f"{batch_label(plan)}, {plan.samples_per_step(cluster.world_size)} a step",
+        "ckpt": checkpointing_label(plan),
+        f"{device_label(cluster)} GiB": f"{gib(candidate.device_bytes)} of {gib(cluster.gpu.memory_bytes)}",
+        "RAM GiB": host if have is None else f"{host} of {gib(have)}",
+        f"{question.model.unit}/s": rate(candidate.tokens_per_s),
+        "80 % of runs": "-".join(map(rough_rate, between)) if between else doc.NOTHING,
+    }
 
 
 def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
@@ -126,7 +159,7 @@ def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
         return
     memory, device = figures.as_is.memory, device_label(figures.own.cluster)
     need, moment = gib(memory.device_bytes_per_gpu), phase_title(memory.peak.name)
-    yield doc.Sentence(f"  Predicted memory by part: {need} GiB per {device} (peak: {moment})", hang=4)
+    yield doc.Sentence(f"Predicted memory by part: {need} GiB per {device} (peak: {moment})")
     bar = memory_bar(memory.components, gpu_limit(figures.own.cluster))
     yield doc.Chart(bar, printed=bar)
 
@@ -141,13 +174,6 @@ def _gain(figures: ImportFigures, better: Candidate) -> str:
     return f"It is better because it fits; it is {ratio} as fast as the run would be."
 
 
-def _plan(title: str, candidate: Candidate, question: Question) -> Iterator[doc.Block]:
-    verdict = fits_sentence(plan_title(candidate.plan), candidate.fit)
-    yield doc.Sentence(f"{title}: {verdict}", fit_tone(candidate.fit))
-    for figure in (batch_sentence, need_sentence, speed_sentence):
-        yield doc.Sentence(f"  {figure(question, candidate)}", hang=4)
-
-
 def _helpful_change(answer: ImportAnswer) -> Iterator[doc.Block]:
     """Yield the better plan in the file's own keys, what only the script can set, and the variables of the start."""
     figures = answer.figures
@@ -156,7 +182,7 @@ def _helpful_change(answer: ImportAnswer) -> Iterator[doc.Block]:
     plan, loss = figures.recommended.plan, figures.question.workload.loss
     is_fused = loss != figures.own.workload.loss
     if answer.files and (keys := changed_keys(answer.source, answer.files[0])):
-        yield doc.Sentence(f"In {printable(str(answer.source.path))}: {_listed(keys)}.", "bold")
+        yield doc.Sentence(f"Change in {printable(str(answer.source.path))}: {_listed(keys)}.", "bold")
     if answer.run.leaves_batch_to_script:
         names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
         if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):

@@ -15,7 +15,7 @@ from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
-from .command_advice import changes_to_make, today_and_advised
+from .command_advice import changes_to_make, gain, today_and_advised
 from .known_cause import cause_and_fix
 
 _LONGEST = 400
@@ -292,6 +292,7 @@ def _training(advice: CommandAdvice) -> Iterator[doc.Block]:
             "process on the GPU."
         )
     yield from today_and_advised(advice)
+    yield from gain(advice)
     yield from changes_to_make(advice)
 
 

@@ -80,7 +80,7 @@ def test_the_answer_takes_a_screen(further: tuple[str, ...], capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
-    parts = ("Predicted memory by part", "█ weights", "Better:", "In file.yaml: ", "What would change:")
+    parts = ("Predicted memory by part", "█ weights", "Change in file.yaml: ", "Better:", "What would change:")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert ("assuming 400 Gb/s between nodes" in " ".join(text.split())) == (not further)
