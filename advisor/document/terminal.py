@@ -59,7 +59,7 @@ _LEAST_TEXT, _LEAST_NARROW_TEXT = 20, 32
 """Least columns in which the text of a last column is wrapped: on a terminal of 80 columns, and on a narrower one,
 where the following lines begin further to the left."""
 
-_LEAST_NAME = 16
+_LEAST_NAME = 8
 """Columns of the names below which a narrow terminal shows the text of the last column below its row."""
 
 _GUTTER = 3
