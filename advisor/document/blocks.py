@@ -5,7 +5,7 @@ them."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -251,3 +251,13 @@ def sections(blocks: Iterable[Block]) -> list[tuple[Heading, list[Block]]]:
         else:
             found[-1][1].append(block)
     return found
+
+
+def charts(blocks: Iterable[Block]) -> Iterator[Chart]:
+    """Yield the charts among blocks, also those beside others."""
+    for block in blocks:
+        match block:
+            case Chart():
+                yield block
+            case Beside(inner, below=below):
+                yield from charts((*inner, *below))

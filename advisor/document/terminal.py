@@ -81,9 +81,9 @@ class _Lines:
         self.lines.append(Text(text, style=style) if isinstance(text, str) else text)
 
 
-def line_count(document: Document) -> int:
-    """Return the number of lines of a document on a terminal of 80 columns."""
-    counter = _Lines()
+def line_count(document: Document, columns: int = WIDTH) -> int:
+    """Return the number of lines of a document on a terminal."""
+    counter = _Lines(columns)
     print_document(document, cast(Console, counter))
     return len(counter.lines)
 

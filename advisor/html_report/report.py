@@ -191,9 +191,7 @@ def write_report(
     if html is not None:
         write_file(render_html(document).encode(), html, "--html")
         say(f"wrote {html}")
-    picture = document.picture or next(
-        (block.drawing for block in document.blocks if isinstance(block, doc.Chart)), None
-    )
+    picture = document.picture or next((chart.drawing for chart in doc.charts(document.blocks)), None)
     if plot is not None and picture is not None:
         write_picture(draw(picture), document.subject, plot)
         say(f"wrote {plot}")

@@ -20,7 +20,7 @@ from ..answer.advice import build_advice
 from ..answer.jobs import build_jobs
 from ..answer.recommendation import Recommendation
 from ..answer.verdict import answer_verdict
-from ..document.blocks import Block, Chart, Code, Commands, Folded, Sentence, sections
+from ..document.blocks import Block, Code, Commands, Folded, Sentence, charts, sections
 from ..document.translation import translated
 from ..html_report.canvas import dark_rules, joined
 from ..html_report.report import draw_blocks, draw_section
@@ -85,8 +85,8 @@ def answer(request: str) -> Iterator[str]:
     yield json.dumps(
         {"part": "answer", **_shown(found, language), "command": draw_blocks(translated(command, language))}
     )
-    charts = [*memory_and_time_blocks(found, details=True, charts=True), *chart_blocks(found)]
-    yield json.dumps({"part": "charts", "charts": _drawn(charts, language)})
+    drawn = [*memory_and_time_blocks(found, details=True, charts=True), *chart_blocks(found)]
+    yield json.dumps({"part": "charts", "charts": _drawn(drawn, language)})
     while found.changes.try_next():
         yield '{"part": "pause"}'
     yield json.dumps(
@@ -111,7 +111,7 @@ def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
     question, chosen = answer.question, answer.recommended
     document = translated(answer_document(answer, CONFIG_NAME, details=True, changes=False), language)
     (_, lead), *others = sections(document.blocks)
-    texts = [section for section in others if not any(isinstance(block, Chart) for block in section[1])]
+    texts = [section for section in others if not any(charts(section[1]))]
     used, figures = {"seq-len": str(question.workload.seq_len)}, ""  # options that the advice may choose
     if chosen is not None:
         used["micro-batch"] = str(chosen.plan.micro_batch_size)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..answer.advice import Advice
 
 MOST_LINES = 45
-"""Largest number of lines of an answer without `details`, on a terminal of 80 columns."""
+"""Largest number of lines of an answer without `details`, on a terminal of at least 80 columns."""
 
 _GIVE_WAY = ("some changes", "time", "memory", "phases", "ladder", "dry run", "most changes", "changes")
 """Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
@@ -54,8 +54,9 @@ def answer_document(
     all_candidates: bool = False,
     charts: bool = False,
     changes: bool = True,
+    columns: int = 0,
 ) -> doc.Document:
-    """Return the answer, with at most `MOST_LINES` lines unless `details`.
+    """Return the answer, with at most `MOST_LINES` lines unless `details`, in `columns` columns, or 80 if that is less.
 
     config_path: the configuration file that commands name, whether written or not. details: include the reasons,
     smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
@@ -90,7 +91,7 @@ def answer_document(
             _evidence(answer, config_path, details=details),
         )
         whole = replace(document, blocks=[*chain.from_iterable(parts)])
-        if details or _fits_screen(whole):
+        if details or _fits_screen(whole, columns):
             break
     return whole
 
@@ -101,10 +102,10 @@ def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
     return build_advice(answer, all_candidates=all_candidates)
 
 
-def _fits_screen(document: doc.Document) -> bool:
-    from ..document.terminal import line_count  # imported here: the page has no terminal library
+def _fits_screen(document: doc.Document, columns: int) -> bool:
+    from ..document.terminal import WIDTH, line_count  # imported here: the page has no terminal library
 
-    return line_count(document) <= MOST_LINES
+    return line_count(document, max(WIDTH, columns)) <= MOST_LINES
 
 
 def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:

@@ -75,7 +75,13 @@ def deliver(
         from .answer import answer_document
 
         with output.waiting(_FURTHER) if details or markdown else nullcontext():
-            document = answer_document(answer, path, details=details or markdown, all_candidates=all_candidates)
+            document = answer_document(
+                answer,
+                path,
+                details=details or markdown,
+                all_candidates=all_candidates,
+                columns=console.width,
+            )
         document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")
         if markdown:
             from ..document.markdown import markdown_text  # imported here: few answers are Markdown
