@@ -76,12 +76,15 @@ class _Pen:
         return ("█" if self.has_colours and colour else pattern), colour
 
     def legend(self, titles: Mapping[str, str], limit: str = "") -> None:
-        """Print the families, and the words of the limit."""
+        """Print the families, and the words of the limit. Titles that would each take a line are broken."""
+        longest = max(map(cell_len, titles.values()), default=0)
+        firm = FIRM if 2 * (longest + 4) < self.console.width else " "
         text = Text()
         for ink, title in titles.items():
             filling, style = self.fill(ink)
+            words, _, last = title.rpartition(" ")
             text.append(filling + FIRM, style=style)
-            text.append(title.replace(" ", FIRM) + "  ")
+            text.append(f"{words.replace(' ', firm)}{FIRM if words else ''}{last}  ")
         if limit:
             text.append(f"{self.mark}{FIRM}{limit.replace(' ', FIRM)}")
         if text.plain.strip():
