@@ -5,7 +5,7 @@ them."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -70,8 +70,8 @@ METER_COLUMNS = 20
 
 
 class Meter(NamedTuple):
-    """A bar in a table's cell. share: its length, of the whole cell; a longer one is cut. limited: whether the end of
-    the cell is a limit, which is marked."""
+    """A bar in a table's cell on a terminal; reports have charts instead. share: its length, of the whole cell; a
+    longer one is cut. limited: whether the end of the cell is a limit, which is marked."""
 
     share: float
     limited: bool = False
@@ -114,6 +114,23 @@ class Table(NamedTuple):
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)
+
+    def without(self, columns: Container[int]) -> Table:
+        """Return the table without some columns; a last cell that extends over one stays."""
+
+        def kept(cells: Sequence[Cell]) -> list[Cell]:
+            last = len(cells) - 1 if len(cells) < len(self.head) else None
+            return [cell for at, cell in enumerate(cells) if at not in columns or at == last]
+
+        rows = [row._replace(cells=kept(row.cells)) for row in self.rows]
+        head = [title for at, title in enumerate(self.head) if at not in columns]
+        widths = [width for at, width in enumerate(self.widths) if at not in columns]
+        return self._replace(head=head, rows=rows, widths=widths)
+
+    def without_meters(self) -> Table:
+        """Return the table without its bars."""
+        meters = {at for row in self.rows for at, cell in enumerate(row.cells) if isinstance(cell, Meter)}
+        return self.without(meters)
 
 
 class Code(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text.units import gib, percent
+from ..text.units import gib
 from .blocks import (
     EXCERPT_COLUMNS,
     Beside,
@@ -55,7 +55,7 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             case Line(text):
                 yield _plain(text)
             case Table():
-                yield _table(block)
+                yield _table(block.without_meters())
             case Code(lines, file):
                 yield _fence(lines, file.rpartition(".")[2])
             case Commands(lines) | Verbatim(lines):
@@ -101,8 +101,8 @@ def _cell(cell: Cell) -> str:
             return f"`{text.strip()}`"
         case Figure(text, style=style):
             return f"**{_plain(text)}**" if style else _plain(text)
-        case Meter(share):
-            return percent(share)
+        case Meter():
+            return ""
         case _:
             return _plain(cell)
 

@@ -151,7 +151,7 @@ def _print_table(table: Table, console: Console) -> None:
     terminal = max(console.width, NARROWEST)
     indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
     for count in range(len(table.optional) + 1):
-        shown = _without(table, table.optional[:count])
+        shown = table.without(table.optional[:count])
         lines = [
             [_text(cell, console) for cell in cells] for cells in (shown.head, *(each.cells for each in shown.rows))
         ]
@@ -181,21 +181,6 @@ def _print_table(table: Table, console: Console) -> None:
             sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             sentence(console, f"    {_text(remark, console)}", style="dim", hang=6)
-
-
-def _without(table: Table, columns: Sequence[int]) -> Table:
-    """Return a table without some columns; a last cell that extends over one stays."""
-    if not columns:
-        return table
-
-    def kept(cells: Sequence[Cell]) -> list[Cell]:
-        extends = len(cells) < len(table.head)
-        return [cell for at, cell in enumerate(cells) if at not in columns or (extends and at == len(cells) - 1)]
-
-    rows = [each._replace(cells=kept(each.cells)) for each in table.rows]
-    widths = [width for at, width in enumerate(table.widths) if at not in columns]
-    head = [title for at, title in enumerate(table.head) if at not in columns]
-    return table._replace(head=head, rows=rows, widths=widths)
 
 
 def _print_columns(

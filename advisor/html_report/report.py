@@ -104,7 +104,7 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Line(text, style):
             return element("p", text, class_=_CLASSES[style])
         case doc.Table():
-            return _table(block)
+            return _table(block.without_meters())
         case doc.Code(lines) | doc.Commands(lines):
             file = block.file if isinstance(block, doc.Code) else ""
             button = element("button", type="button", data_copy=True)  # the script writes its text
@@ -148,13 +148,12 @@ def _table(table: doc.Table) -> Markup | None:
     """Return a table with right-aligned columns of figures; None without rows."""
     if not table.rows:
         return None
-    meters = {at for row in table.rows for at, cell in enumerate(row.cells) if isinstance(cell, doc.Meter)}
     titles = [
         element(
             "th" if title else "td",  # an empty header has no meaning for a screen reader
             title,
             scope="col" if title else None,
-            class_="n" if table.is_numeric(column) else "meter" if column in meters else None,
+            class_="n" if table.is_numeric(column) else None,
         )
         for column, title in enumerate(table.head)
     ]
@@ -175,9 +174,7 @@ def _row(row: doc.Row, columns: int) -> Markup:
         if isinstance(cell, doc.Figure):  # with its exact value as an attribute for programs
             exact = None if cell.value is None else repr(cell.value)
             cells.append(element("td", cell.text, class_=f"n {cell.style}".strip(), data_value=exact, colspan=span))
-        elif isinstance(cell, doc.Meter):
-            cells.append(element("td", element("meter", value=cell.share, aria_hidden="true"), class_="meter"))
-        else:
+        elif not isinstance(cell, doc.Meter):
             text = element("code", cell.text.strip()) if isinstance(cell, doc.Snippet) else cell.strip()
             cells.append(element("td", text, *([] if column else below), colspan=span))
     return element("tr", *cells, class_=row.look or None)

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.document import blocks as doc
-from ds_advise.advisor.document.charts import Bar, Lines, Panel, Part, StackedBars
+from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars
 from ds_advise.advisor.document.markdown import markdown_text
 from ds_advise.advisor.document.terminal import line_count
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.html_report.canvas import escaped
 from ds_advise.advisor.html_report.charts import draw
 from ds_advise.advisor.html_report.report import render_html
+from ds_advise.estimators.units import gib
 
 from tests.advisor.html_report.report_page import Page
 from tests.helpers import printed_document
@@ -128,3 +129,81 @@ def test_a_narrow_terminal_shows_long_names_above_their_figures(width: int) -> N
 def test_a_table_wider_than_the_terminal_is_printed_as_sentences() -> None:
     wide = doc.Table(["id", "first", "second"], [doc.Row(["7", "x" * 30, doc.Figure("9" * 12)])])
     assert _printed(_document(table=wide), 40)[4:6] == [f" 7: {'x' * 30},", f"     second {'9' * 12}"]
+
+
+CHART = StackedBars(
+    title="memory",
+    bars=(Bar(label="", parts=(Part(name="a", value=6 * 2**30, ink="loss"),), note="6.0"),),
+    limit=Limit(8 * 2**30, "8.0 GiB per GPU"),
+    families={"loss": "logits and loss"},
+)
+
+
+def _of(*blocks: doc.Block) -> doc.Document:
+    return doc.Document(subject="", verdict="", tone=None, blocks=blocks, data={})
+
+
+@pytest.mark.parametrize(("size", "filled"), [(6, 0.75), (8, 1.0), (16, 1.0)])
+def test_a_bar_is_marked_at_its_limit(size: int, filled: float) -> None:
+    """At its share of the scale, which is the limit or a longer bar; the limit's figure stands at the end."""
+    part = Part(name="a", value=size * 2**30, ink="loss")
+    bars = replace(CHART, bars=(Bar(label="", parts=(part,), note=""),))
+    drawn, legend = _printed(_of(doc.Chart(bars, printed=bars)))
+    assert drawn.endswith("│ 8.0 GiB") and legend.strip() == f"▒ logits and loss {gib(size * 2**30)}"
+    bar, _, rest = drawn.removeprefix(" ").partition("│")
+    if size > 8:
+        assert len(bar) == pytest.approx(rest.count("▒"), abs=1) and bar == "▒" * len(bar)
+    else:
+        assert bar.count("▒") == pytest.approx(filled * len(bar), abs=1) and rest == " 8.0 GiB"
+
+
+def test_blocks_stand_beside_each_other_on_a_wide_terminal_alone() -> None:
+    """Elsewhere, other blocks stand below the first ones; a report draws their charts."""
+    beside = doc.Beside(
+        [doc.Sentence("left"), doc.Chart(CHART, printed=CHART)],
+        [doc.Sentence("right"), doc.Chart(CHART, printed=CHART)],
+        [doc.Sentence("below")],
+    )
+    wide, narrow = _printed(_of(beside), 120), _printed(_of(beside), 119)
+    assert [line.split() for line in wide[:1]] == [["left", "right"]] and len(wide) == 3
+    assert wide[1].count("│ 8.0 GiB") == 2 and max(map(len, wide)) <= 120
+    assert [line.strip() for line in narrow if "▒" not in line] == ["left", "below"]
+    assert markdown_text(_of(beside)).split()[-1] == "below" and [*doc.charts([beside])] == [beside.blocks[1]]
+
+
+def test_a_narrow_terminal_leaves_out_optional_columns_and_reports_have_no_bars_in_tables() -> None:
+    head = ["strategy", "batch", "memory", "", "verdict"]
+    fits = doc.Row(
+        ["zero3-offload", doc.Figure("16"), doc.Figure("28.1"), doc.Meter(0.5, limited=True), "fits"], "chosen"
+    )
+    large = doc.Row(
+        ["ddp", doc.Figure("1x16"), doc.Figure("334.3"), doc.Meter(11, limited=True), "needs 11 x the memory"]
+    )
+    table = doc.Table(head, [fits, large, doc.Row(["zero1", "the same"])], optional=(3, 1))
+    wide, narrow = _printed(_of(table)), _printed(_of(table), 40)
+    assert wide[1] == f"> zero3-offload     16    28.1  {'━' * 10}{' ' * 10}│   fits"
+    assert wide[2] == f"  ddp             1x16   334.3  {'━' * 20}│»  needs 11 x the memory"
+    assert narrow[0].split() == ["strategy", "memory", "verdict"] and narrow[1].split()[1:] == [
+        "zero3-offload",
+        "28.1",
+        "fits",
+    ]
+    assert max(map(len, narrow)) <= 40 and "━" not in "".join(narrow)
+    assert "meter" not in Page(render_html(_of(doc.Heading("", "x"), table))).names
+    assert markdown_text(_of(table)).splitlines()[2].count("|") == 5
+
+
+def test_areas_are_as_high_as_the_terminal_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column has the highest position of its interval, with its layers from the bottom."""
+    layers = {"weights": [1.0, 1.0, 1.0, 1.0], "loss": [0.0, 1.0, 0.0, 1.0]}
+    panel = Panel(title="", layers=layers, areas=True)
+    spans = [(0, "forward 1"), (2, "backward 1")]
+    lines = Lines(
+        title="", x_title="", xs=[0, 1, 2, 3], panels=[panel], families=dict.fromkeys(layers, "x"), spans=spans
+    )
+    for height, rows in ((10, 6), (24, 10), (90, 16)):
+        monkeypatch.setenv("LINES", str(height))
+        chart = _printed(_of(doc.Chart(lines, printed=lines)))
+        drawn = [line.partition("│")[2] for line in chart if "│" in line]
+        assert len(drawn) == rows and sum("▒" in line for line in drawn) == rows // 2
+        assert drawn[-1] == "█" * len(drawn[-1]) and chart[rows].split() == ["forward", "1", "backward", "1"]
