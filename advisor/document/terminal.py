@@ -177,7 +177,7 @@ def _print_table(table: Table, console: Console) -> None:
         elif any(line) and not (is_head and room < 0):
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
-        if below.strip():
+        if below.strip() and not is_head:
             sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             sentence(console, f"    {_text(remark, console)}", style="dim", hang=6)

@@ -183,11 +183,7 @@ def test_a_narrow_terminal_leaves_out_optional_columns_and_reports_have_no_bars_
     wide, narrow = _printed(_of(table)), _printed(_of(table), 40)
     assert wide[1] == f"> zero3-offload     16    28.1  {'━' * 10}{' ' * 10}│   fits"
     assert wide[2] == f"  ddp             1x16   334.3  {'━' * 20}│»  needs 11 x the memory"
-    assert narrow[0].split() == ["strategy", "memory", "verdict"] and narrow[1].split()[1:] == [
-        "zero3-offload",
-        "28.1",
-        "fits",
-    ]
+    assert [line.split() for line in narrow[:3]] == [["strategy", "memory"], [">", "zero3-offload", "28.1"], ["fits"]]
     assert max(map(len, narrow)) <= 40 and "━" not in "".join(narrow)
     assert "meter" not in Page(render_html(_of(doc.Heading("", "x"), table))).names
     assert markdown_text(_of(table)).splitlines()[2].count("|") == 5
