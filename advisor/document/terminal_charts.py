@@ -1,7 +1,7 @@
 """Charts on a terminal: stacked bars with a mark at their limit, stacked areas over a run, and points.
 
-With colours, every family is a solid block of its colour; without, each has its own pattern, and without block
-characters its initial letter.
+Each family has its colour and its pattern, or without block characters its initial letter: colours alone would be lost
+in a copy of the text. Only areas, which are drawn in eighths of a row, are solid where there are colours.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _OTHER_LINES = 14
 class _Pen:
     """What a terminal can draw."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, is_area: bool = False) -> None:
         self.console = console
         self.has_blocks = can_encode(console, "│╌»•" + _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
-        self.has_colours = self.has_blocks and console.color_system is not None and not console.no_color
+        self.is_solid = is_area and self.has_blocks and console.color_system is not None and not console.no_color
         marks = "│╌»▁•" if self.has_blocks else "|->_."
         self.mark, self.line, self.cut, self.low, self.dot = marks
 
@@ -73,7 +73,7 @@ class _Pen:
         pattern, colour = _INKS[ink]
         if not self.has_blocks:
             return _LETTERS.get(ink, ink[0].upper()), ""
-        return ("█" if self.has_colours and colour else pattern), colour
+        return ("█" if self.is_solid and colour else pattern), colour
 
     def legend(self, titles: Mapping[str, str], limit: str = "") -> None:
         """Print the families, and the words of the limit. Titles that would each take a line are broken."""
@@ -82,9 +82,9 @@ class _Pen:
         text = Text()
         for ink, title in titles.items():
             filling, style = self.fill(ink)
-            words, _, last = title.rpartition(" ")
+            words, *figure = title.rsplit(" ", 2)
             text.append(filling + FIRM, style=style)
-            text.append(f"{words.replace(' ', firm)}{FIRM if words else ''}{last}  ")
+            text.append(FIRM.join([words.replace(" ", firm), *figure]) + "  ")
         if limit:
             text.append(f"{self.mark}{FIRM}{limit.replace(' ', FIRM)}")
         if text.plain.strip():
@@ -99,7 +99,7 @@ def draw(chart: Drawing | Points, console: Console) -> None:
         case Points():
             _draw_points(chart, _Pen(console))
         case _:
-            _draw_areas(chart, _Pen(console))
+            _draw_areas(chart, _Pen(console, is_area=True))
 
 
 def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
@@ -223,9 +223,9 @@ def _cell(
         return empty, "dim"
     middle = level + min(1.0, part) / 2
     filling, style = next(fill for fill, end in zip(fills, stack, strict=True) if end >= middle)
-    if part >= 1 or (part > 0.5 and not pen.has_colours):
+    if part >= 1 or (part > 0.5 and not pen.is_solid):
         return filling, style
-    if pen.has_colours and part >= 0.125:
+    if pen.is_solid and part >= 0.125:
         return _EIGHTHS[int(part * 8) - 1], style
     return (empty, "dim") if level else (pen.low, style)
 

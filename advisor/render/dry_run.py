@@ -137,7 +137,8 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
         steps = answer.step.time.step_s, None if times is None else times.step_s
         rows.append(doc.Row(["step time", *(doc.make_figure(each, seconds) for each in steps), "", ""]))
     yield doc.Heading("Memory and time", "figures", printed=False)
-    yield doc.Table(["", "dry run", "closed form", "", ""], rows, optional=(3,))
+    table = doc.Table(["", "dry run", "closed form", "", ""], rows, optional=(3,))
+    yield table if analytic is not None or times is not None else table.without({2})
 
 
 def _notes(answer: DryRunAnswer) -> Iterator[str]:
