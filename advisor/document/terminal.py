@@ -82,8 +82,8 @@ class _Lines:
 
 
 def line_count(document: Document, columns: int = WIDTH) -> int:
-    """Return the number of lines of a document on a terminal."""
-    counter = _Lines(columns)
+    """Return the number of lines of a document on a terminal of so many columns, at least 80."""
+    counter = _Lines(max(WIDTH, columns))
     print_document(document, cast(Console, counter))
     return len(counter.lines)
 

@@ -65,7 +65,7 @@ class _Pen:
         self.console = console
         self.has_blocks = can_encode(console, "│╌»•" + _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
         self.is_solid = is_area and self.has_blocks and console.color_system is not None and not console.no_color
-        marks = "│╌»▁•" if self.has_blocks else "|->_."
+        marks = tuple("│╌»▁•" if self.has_blocks else "|->_.")
         self.mark, self.line, self.cut, self.low, self.dot = marks
 
     def fill(self, ink: str) -> tuple[str, str]:
@@ -197,16 +197,14 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
 def _highest(xs: Sequence[float], sums: Sequence[float], columns: int) -> list[int]:
     """Return for each column the position with the largest sum of its interval; without one, that of the column
     before."""
-    found: list[int | None] = [None] * columns
+    found = dict[int, int]()
     for at, x in enumerate(xs):
         column = _column(x, xs, columns)
-        best = found[column]
-        if best is None or sums[at] > sums[best]:
+        if column not in found or sums[at] > sums[found[column]]:
             found[column] = at
-    shown, last = list[int](), 0
-    for at in found:
-        last = last if at is None else at
-        shown.append(last)
+    shown = [found[0]]
+    for column in range(1, columns):
+        shown.append(found.get(column, shown[-1]))
     return shown
 
 

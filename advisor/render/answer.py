@@ -103,9 +103,9 @@ def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
 
 
 def _fits_screen(document: doc.Document, columns: int) -> bool:
-    from ..document.terminal import WIDTH, line_count  # imported here: the page has no terminal library
+    from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    return line_count(document, max(WIDTH, columns)) <= MOST_LINES
+    return line_count(document, columns) <= MOST_LINES
 
 
 def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:

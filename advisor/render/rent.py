@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from math import floor, log10
 from string import ascii_lowercase, ascii_uppercase
 
@@ -152,7 +151,7 @@ def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
 
 def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
     rows = []
-    for offer, letter in zip_longest(shown, _LETTERS[: len(shown)], fillvalue=" "):
+    for offer, letter in zip(shown, _LETTERS.ljust(len(shown)), strict=False):
         job = offer.figures
         duration_h = job.duration_s / 3600
         digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 
 import pytest
 from click.testing import CliRunner
 from ds_advise import advise
-from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.document.terminal import line_count
 from ds_advise.advisor.render.answer import MOST_LINES, answer_document
 
@@ -152,3 +154,17 @@ def test_details_say_what_a_checkpoint_takes_before_a_training() -> None:
     assert "with save_only_model=True each takes 27.5 GiB" in text
     text = " ".join(" ".join(_answer("gpt2 --device cpu --details")).split())
     assert re.search(r"keeps all of them: [\d,]+ fit into the [\d.]+ GiB free here", text)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_details_show_on_a_terminal_that_they_work(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds. Where stderr is no terminal, nothing is printed there."""
+
+    class _Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    shown = _Stream()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert run(["gpt2", "--gpus", "1x24GB", "--no-write", "--offline", "--details", "--no-deepspeed-estimate"]) == 0
+    assert ("trying changes" in shown.getvalue()) == is_terminal and (is_terminal or not shown.getvalue())
