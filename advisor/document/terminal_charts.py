@@ -130,7 +130,9 @@ def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
         if not alone:
             row(pen.console, f"  {bar.label}  {bar.note}", style=style)
         row(pen.console, Text.assemble(" ", drawn, end))
-    titles = {ink: title for ink, title in chart.families.items() if any(ink in parts for parts in sizes)}
+    least = 0 if alone else scale / (2 * (room if beside else whole))  # a shorter part has no column
+    is_drawn = {ink for parts in sizes for ink, size in parts.items() if size >= least}
+    titles = {ink: title for ink, title in chart.families.items() if ink in is_drawn}
     if alone:
         total = sum(sizes[0].values()) or 1
         figures = {ink: exact(size) if exact else percent(size / total) for ink, size in sizes[0].items()}

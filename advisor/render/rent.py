@@ -32,8 +32,9 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     else:
         shown = advice.offers if all_offers else advice.listed
         blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
-        chart = Chart(_chart(advice), printed=_points(advice, shown))
-        blocks += [Gap(), chart, Gap(), _table(advice, shown), Gap()]
+        points = _points(advice, shown) if len(advice.offers) > 2 else None
+        chart = Chart(_chart(advice), printed=points)
+        blocks += [Gap(), chart, *([Gap()] if points else []), _table(advice, shown), Gap()]
         blocks += [Sentence(note, "dim") for note in _notes(advice, shown)]
     return Document(
         subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
