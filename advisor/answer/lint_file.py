@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...ds_configs.read import optimizer_in
 from ...estimators.errors import DsAdviseError
@@ -14,7 +14,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import DeepSpeedFacts, LintReport, lint, load_facts
-from ...validate.lint.config_file import correct, read_config_file, shown_name
+from ...validate.lint.config_file import apply, correct, read_config_file, shown_name
 from ..question.file_question import FileQuestion, file_question, split_batch
 from ..question.model_source import load_model
 from ..question.rollouts import training_cluster
@@ -55,6 +55,10 @@ def lint_settings(
     return known
 
 
+Correction = Literal["none", "fix", "diff"]
+"""Whether corrections are written, or only shown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintAnswer:
     """The result of linting a file."""
@@ -64,10 +68,10 @@ class LintAnswer:
     """Report on the file; after a correction, on the corrected file."""
     basis: str | None
     """The training for which memory and speed are predicted; None if they are not predicted."""
-    correction_wanted: bool
+    correction: Correction
     old_text: str
     text: str
-    """The file's text after a correction; equal to `old_text` if nothing was corrected."""
+    """The file's text after a correction, which "diff" does not write; equal to `old_text` if nothing is corrected."""
     copy: Path | None
     """Copy of the original file; None if nothing was corrected."""
     unknown_optimizer: str = ""
@@ -84,11 +88,11 @@ def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
 
 
 def lint_file(
-    path: Path, *, fix: bool = False, say: Callable[[str], None] = lambda _: None, **given: Any
+    path: Path, *, correction: Correction = "none", say: Callable[[str], None] = lambda _: None, **given: Any
 ) -> LintAnswer:
     """Lint a configuration file; `-` reads standard input.
 
-    fix: apply the corrections that cannot change the training.
+    correction: "fix" writes the corrections that cannot change the training; "diff" only shows them.
     given: arguments of `lint_settings`; others are those that the file records.
 
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
@@ -100,7 +104,9 @@ def lint_file(
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
     old_text, copy = file.document.text, None
-    if fix and (corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")):
+    if correction == "fix" and (
+        corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")
+    ):
         file, copy = corrected
         report = lint(file.document, facts=facts, **known | {"framework": report.framework})
     workload, batch = known["workload"], known.get("batch")
@@ -116,9 +122,9 @@ def lint_file(
         path=path,
         report=report,
         basis=basis,
-        correction_wanted=fix,
+        correction=correction,
         old_text=old_text,
-        text=file.document.text,
+        text=apply(file.document, report.edits)[0] if correction == "diff" else file.document.text,
         copy=copy,
         unknown_optimizer=optimizer_in(file.document.value) or "" if unchecked else "",
     )

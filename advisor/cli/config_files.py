@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...probes.run import Run
     from ..answer.comparison import ComparisonContext
     from ..answer.dry_run_answer import DryRunAnswer
+    from ..answer.lint_file import Correction
     from ..answer.requirements import CheckResult
     from ..document.blocks import Document
 
@@ -82,11 +83,18 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @file_options(extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
+@click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
 @output_options
 def lint(
-    config_file: str | None, question: dict[str, Any], fix: bool, listed: bool, explained: str | None, output: Output
+    config_file: str | None,
+    question: dict[str, Any],
+    fix: bool,
+    diff: bool,
+    listed: bool,
+    explained: str | None,
+    output: Output,
 ) -> int:
     """Check a DeepSpeed configuration file.
 
@@ -96,7 +104,8 @@ def lint(
     ds-advise lint ds_config.json --fix
     python make_config.py | ds-advise lint -
 
-    Exit code: 0 without errors, 1 with errors, 2 if the file cannot be read.
+    Exit code: 0 without errors, 1 with errors (for --diff also if it would correct something), 2 if the file cannot be
+    read.
     """
     if explained and not explained.upper().startswith("DS"):
         from .explain import show_key
@@ -110,12 +119,13 @@ def lint(
     from ..render.deliver import show_document
     from ..render.lint import lint_document
 
-    answer = lint_file(Path(config_file), fix=fix, say=output.say, **question)
+    correction: Correction = "diff" if diff else "fix" if fix else "none"
+    answer = lint_file(Path(config_file), correction=correction, say=output.say, **question)
     if answer.unknown_optimizer:
         name = repr(answer.unknown_optimizer)
         output.say(f"memory and speed are not checked: the optimizer {name} is unknown")
     show_document(lambda: lint_document(answer), output)
-    return int(answer.report.count("error") > 0)
+    return int(answer.report.count("error") > 0 or (diff and answer.text != answer.old_text))
 
 
 def _show_rules(code: str | None, output: Output) -> int:

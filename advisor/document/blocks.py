@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
 from .charts import Drawing, Points
+from .excerpt import Excerpt as Excerpt
 
 Tone = Literal["good", "unsure", "bad"]
 """How good a verdict is."""
@@ -154,12 +155,6 @@ class Verbatim(NamedTuple):
 
 EXCERPT_COLUMNS = 80
 """Columns of an excerpt that no terminal limits."""
-
-
-class Excerpt(NamedTuple):
-    """A line of a file and carets below a place in it. cut: returns both, cut to a number of columns."""
-
-    cut: Callable[[int], Sequence[str]]
 
 
 class Diff(NamedTuple):

@@ -60,8 +60,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
                 yield _fence(lines, file.rpartition(".")[2])
             case Commands(lines) | Verbatim(lines):
                 yield _fence(lines)
-            case Excerpt(cut):
-                yield _fence(cut(EXCERPT_COLUMNS))
+            case Excerpt():
+                yield _fence(block.texts(EXCERPT_COLUMNS))
             case Diff():
                 yield _fence(block.lines(), "diff")
             case Chart(printed=StackedBars() as chart):

@@ -115,9 +115,10 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 copyable(console, lines)
             case Commands(lines):
                 commands(console, lines)
-            case Excerpt(cut):
-                for line in cut(min(console.width, WIDTH) - 4):
-                    row(console, Text(f"   {line}", style="dim"))
+            case Excerpt(severity=severity):
+                styles = {"carets": _STYLES[severity], "context": "dim", **_DIFF_STYLES}
+                for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):
+                    row(console, Text.assemble("   ", (gutter, "bright_blue"), (text, styles.get(role, ""))))
             case Diff():
                 for line in block.lines():
                     row(console, Text(f"   {line}", style=_DIFF_STYLES.get(line[:1], "dim")))

@@ -113,8 +113,8 @@ def _block(block: doc.Block) -> Markup | None:
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
-        case doc.Excerpt(cut):
-            return element("pre", "\n".join(cut(doc.EXCERPT_COLUMNS)), tabindex="0")
+        case doc.Excerpt():
+            return element("pre", "\n".join(block.texts(doc.EXCERPT_COLUMNS)), tabindex="0")
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():

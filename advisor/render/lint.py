@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-
+from typing import Literal
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
-from ...validate.lint import LintFinding, LintReport, Rule
-from ...validate.lint.config_file import shown_name
+from ...validate.lint import Document, LintFinding, LintReport, Rule
+from ...validate.lint.config_file import apply, shown_name
 from ..answer.lint_file import LintAnswer
 from ..document import blocks as doc
+from ..document.excerpt import changed_excerpt, marked_excerpt
 from ..text.units import counted_noun, ended, printable
 
-_STYLES: Mapping[str, doc.Style] = {"error": "bad", "warning": "unsure", "advice": "advice"}
+_STYLES: Mapping[str, Literal["bad", "unsure", "advice"]] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
 _LONGEST_PATH = 55
 
@@ -86,21 +86,24 @@ def finding_figures(finding: LintFinding) -> FindingFigures:
 
 
 def lint_document(answer: LintAnswer) -> doc.Document:
-    """Return the changes of `--fix`, then the findings."""
+    """Return the changes of `--fix`, then the findings; for `--diff` only the changes."""
     name, report = shown_name(answer.path), answer.report
-    verdict, *findings = finding_blocks(name, report, answer.basis)
-    if answer.copy is not None:
-        corrected = f"Corrected {name}; the original is {answer.copy.name}. Remaining findings:"
-        changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
-        findings = [changes, doc.Sentence(corrected), doc.Gap(), verdict, *findings]
-    elif answer.correction_wanted:
-        nothing = doc.Sentence("Nothing can be corrected without changing the training.")
-        findings = [nothing, doc.Gap(), verdict, *findings]
+    changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
+    nothing = doc.Sentence("Nothing can be corrected without changing the training.")
+    found = finding_blocks(name, report, answer.basis)
+    if answer.correction == "diff":
+        would = f"{report.fixable} of {counted_noun(len(report.findings), 'finding')} fixable with --fix."
+        blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")] if answer.text != answer.old_text else [nothing]
+    elif answer.copy is not None:
+        corrected = doc.Sentence(f"Corrected {name}; the original is {answer.copy.name}.", "good")
+        blocks = [corrected, changes, doc.Gap(), doc.Sentence("Remaining findings:"), *found]
+    elif answer.correction == "fix":
+        blocks = [nothing, doc.Gap(), *found]
     else:
-        findings = [verdict, *findings]
-    if report.fixable:
-        findings += [doc.Gap(), doc.Sentence(f"{report.fixable} fixable with --fix.")]
-    return doc.Document(subject=name, verdict="", tone=None, blocks=findings, data=lint_figures(answer))
+        blocks = found
+        if report.fixable:
+            blocks += [doc.Gap(), doc.Sentence(f" {report.fixable} fixable with --fix.", mark="[*]", mark_style="good")]
+    return doc.Document(subject=name, verdict="", tone=None, blocks=blocks, data=lint_figures(answer))
 
 
 def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> list[doc.Block]:
@@ -125,7 +128,7 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
         blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
     explained: set[str] = set()
     for finding in report.findings:
-        blocks += [doc.Gap(), *_finding(finding, report.document.text, why=finding.code not in explained)]
+        blocks += [doc.Gap(), *_finding(finding, name, report.document, why=finding.code not in explained)]
         explained.add(finding.code)
     if report.more:
         blocks += [doc.Gap(), doc.Sentence(f"{report.more} more are not shown.")]
@@ -142,17 +145,19 @@ def _counts(report: LintReport) -> Iterator[str]:
         yield f"{counted_noun(advice, 'piece')} of advice"
 
 
-def _finding(finding: LintFinding, text: str, *, why: bool) -> Iterator[doc.Block]:
-    path = printable(".".join(finding.path))
+def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) -> Iterator[doc.Block]:
+    path, style = printable(".".join(finding.path)), _STYLES[finding.severity]
     path = path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
-    mark = f"{finding.code} {finding.severity}"
-    yield doc.Sentence(f"  line {finding.line}  {path}", "bold", mark=mark, mark_style=_STYLES[finding.severity])
-    yield doc.Excerpt(partial(finding.excerpt, text))
-    yield doc.Sentence(f"  {ended(printable(finding.sentence))}")
+    mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
+    yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
+    yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}", "dim", hang=6)
+    yield marked_excerpt(document.text, finding.line, finding.column, finding.length, style)
     if why:
-        yield doc.Sentence(f"  Why: {ended(finding.why)}")
+        yield doc.Sentence(f" {ended(finding.why)}", hang=4, mark="  Why:", mark_style="bold")
     if finding.fix:
-        yield doc.Sentence(f"  Fix: {ended(printable(finding.fix))}")
+        yield doc.Sentence(f" {ended(printable(finding.fix))}", hang=4, mark="  Fix:", mark_style="bold")
+    if finding.edits:
+        yield changed_excerpt(document.text, apply(document, finding.edits)[0])
 
 
 def rule_blocks(rule: Rule) -> Iterator[doc.Block]:

@@ -45,15 +45,15 @@ def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
 
     An edit is skipped if an earlier edit removed its key, or if it would remove a comment together with the key.
     """
-    made = 0
+    made, text = 0, document.text
     for edit in edits:
-        span = _span(document, edit)
-        if span is not None:
-            start, end, replacement = span
-            text = document.text[:start] + replacement + document.text[end:]
+        if text != document.text:  # reading takes the most time, so the last text is not read
             document = read_document(text.encode(), name="the corrected file")
+        if (span := _span(document, edit)) is not None:
+            start, end, replacement = span
+            text = text[:start] + replacement + text[end:]
             made += 1
-    return document.text, made
+    return text, made
 
 
 def can_be_made(document: Document, edits: Sequence[Edit]) -> bool:

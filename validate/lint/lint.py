@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from unicodedata import east_asian_width
 
 from ...ds_configs.record import without_record
 from ...estimators.hardware import Cluster
@@ -62,16 +61,6 @@ class LintFinding:
         is_key = first in self.path or "_" in first or "." in first
         return self.what if is_key else self.what[:1].upper() + self.what[1:]
 
-    def excerpt(self, text: str, columns: int) -> tuple[str, str]:
-        """The finding's line of the file with carets below its place, cut to a number of columns around it."""
-        line = "".join(char if char.isprintable() else " " for char in text.split("\n")[self.line - 1].rstrip())
-        first, margin = self.column - 1, f"{self.line} | "
-        room = columns - len(margin)
-        begin = max(0, min(first - room // 3, len(line) - room))
-        before, found = line[begin:first], line[first : first + self.length]
-        carets = " " * (len(margin) - 2) + "| " + " " * _columns(before) + "^" * max(1, _columns(found))
-        return f"{margin}{line[begin : begin + room]}", carets[:columns]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
@@ -99,11 +88,6 @@ class LintReport:
     @property
     def edits(self) -> tuple[Edit, ...]:
         return tuple(edit for finding in self.findings for edit in finding.edits)
-
-
-def _columns(text: str) -> int:
-    """The width of a text in columns of a terminal."""
-    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def lint(

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from .config_file import Edit
+from .config_file import Edit, Rename
 from .document import KeyPath
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
@@ -47,10 +47,20 @@ def violation(path: str, what: str, **options: Any) -> Violation:
     return Violation(path=tuple(path.split(".")), what=what, **options)
 
 
-def unknown_name(path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "") -> Violation:
-    """A violation for an unknown name. The fix is the closest known name, or `fix` if none is close."""
+def unknown_name(
+    path: KeyPath,
+    what: str,
+    known: Iterable[str],
+    *,
+    cutoff: float = 0.6,
+    fix: str = "",
+    is_safe: Callable[[str], bool] = lambda _: False,
+) -> Violation:
+    """A violation for an unknown name. The fix is the closest known name, which `--fix` writes if `is_safe` of it, or
+    `fix` if none is close."""
     near = nearest(path[-1], known, cutoff=cutoff)
-    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix)
+    edits = (Rename(path, near),) if near and is_safe(near) else ()
+    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix, edits=edits)
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]

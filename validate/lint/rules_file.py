@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from .config_file import Edit, Remove, Rename, Replace
 from .document import NON_FINITE, KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, error_rule, section, unknown_name, violation, warning_rule
+from .values import find_problem
 
 _LONGEST_NAME = 60
 
@@ -54,8 +57,20 @@ FILE_RULES = section(
 def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
-            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
-            yield replace(_no_such_key(path, block, fix="remove it"), severity="warning" if dropped else None)
+            value = config.get(".".join(path))
+            dropped = value == "auto"  # DeepSpeedConfigModel.__init__ drops these first
+            # No training has a file that is rejected, so a rename cannot change one.
+            is_safe = partial(_takes, config, block, value)
+            found = _no_such_key(path, block, fix="remove it", is_safe=is_safe)
+            yield replace(found, severity="warning", edits=()) if dropped else found
+
+
+def _takes(config: LintedConfig, block: ConfigBlock, value: Any, name: str) -> bool:
+    """Whether the block has this key, the file does not, and it takes the value."""
+    field = block.field(name)
+    if field is None or any(config.has(block.qualified_path(each)) for each in field.names):
+        return False
+    return find_problem(field.type, value) is None
 
 
 def _ignored(config: LintedConfig) -> Iterator[Violation]:
@@ -197,10 +212,10 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-def _no_such_key(path: KeyPath, block: ConfigBlock, *, fix: str) -> Violation:
+def _no_such_key(path: KeyPath, block: ConfigBlock, **options: Any) -> Violation:
     key = repr(path[-1][:_LONGEST_NAME])
     what = f"{block.path or 'DeepSpeed'} has no key {key}"
-    return unknown_name(path, what, block.names(), cutoff=0.75, fix=fix)
+    return unknown_name(path, what, block.names(), cutoff=0.75, **options)
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:

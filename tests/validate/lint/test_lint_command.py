@@ -54,26 +54,65 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_finding_has_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Code, line, path, what, why, fix."""
+    """Code, what, place, the lines around it, why, fix, and what `--fix` would change."""
     assert run(["lint", "bad.json"]) == 1
     out = capsys.readouterr().out
-    assert "DS010 error  line 7  zero_optimization.overlap_com" in out
-    assert '   7 |         "overlap_com": true\n     |         ^^^^^^^^^^^^^\n' in out
-    assert "Why: " in out and "Fix: rename it to overlap_comm." in out and out.endswith(" 3 fixable with --fix.\n")
+    assert (
+        " DS010 error [*] zero_optimization has no key 'overlap_com'.\n   --> bad.json:7:9  zero_optimization." in out
+    )
+    assert '   6 |         "cpu_offload": true,\n   7 |         "overlap_com": true\n' in out
+    assert "     |         ^^^^^^^^^^^^^\n   8 |     }\n" in out and "   Why: the block " in out
+    assert (
+        '   Fix: rename it to overlap_comm.\n   7 -         "overlap_com": true\n   7 +         "overlap_comm": true\n'
+        in out
+    )
+    assert out.endswith(" [*] 4 fixable with --fix.\n")
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_a_long_line_is_cut_around_the_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ellipsis stands on each cut side, at any width; wide characters keep the carets below the place."""
+    Path("line.json").write_text(json.dumps({"\u4e2d": 1, **GOOD, "fp16": {"enabled": True}, "x" * 50: 1, "y": 2}))
+    for columns in (40, 64, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        run(["lint", "line.json"])
+        lines = capsys.readouterr().out.splitlines()
+        at = next(number for number, line in enumerate(lines) if " DS201 " in line)
+        shown, carets = next((lines[n], lines[n + 1]) for n in range(at, len(lines)) if lines[n].startswith("   1 | "))
+        assert shown[carets.index("^") :].startswith('"enabled"') and carets.count("^") == len('"enabled"')
+        assert "| ..." in shown and shown.endswith("...") and len(shown) <= columns
+
+
 def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """The layout stays, the diff is shown, the typo is left to the user, and a second run has nothing to do."""
-    assert run(["lint", "bad.json", "--fix"]) == 1
+    """The layout stays, the diff is shown, and a second run has nothing to do. `--diff` shows it and writes nothing."""
+    assert run(["lint", "bad.json", "--diff"]) == 1
     out = capsys.readouterr().out
+    assert '-        "stage": "2",' in out and '+        "stage": 2,' in out and "DS020" not in out
+    assert Path("bad.json").read_text() == BAD and not Path("bad.json.bak").exists()
+    assert run(["lint", "bad.json", "--fix"]) == 0
+    assert '+        "stage": 2,' in capsys.readouterr().out
     assert Path("bad.json.bak").read_text() == BAD
     assert Path("bad.json").read_text() == BAD.replace(', "loss_scale": 0', "").replace('"2"', "2").replace(
         '"cpu_offload": true', '"offload_optimizer": {"device": "cpu"}'
-    )
-    assert '-        "stage": "2",' in out and '+        "stage": 2,' in out
-    assert run(["lint", "bad.json", "--fix"]) == 1
+    ).replace("overlap_com", "overlap_comm")
+    assert run(["lint", "bad.json", "--fix"]) == run(["lint", "bad.json", "--diff"]) == 0
     assert not Path("bad.json.bak.1").exists()
+
+
+def test_only_a_name_that_deepspeed_rejects_is_corrected() -> None:
+    """A key that it ignores would act under its right name, and a value must suit the key."""
+    zero = {"stage": 2, "overlap_com": "yes please", "contiguous_gradient": True, "reduce_scater": "auto"}
+    Path("names.json").write_text(json.dumps(GOOD | {"gradient_cliping": 1.0, "zero_optimization": zero}))
+    assert run(["lint", "names.json", "--fix"]) == 1
+    found = json.loads(Path("names.json").read_text())
+    assert found["gradient_cliping"] == 1.0
+    assert found["zero_optimization"] == {
+        **dict([*zero.items()][:2]),
+        "contiguous_gradients": True,
+        "reduce_scater": "auto",
+    }
 
 
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +121,7 @@ def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
         assert run(["lint", "-", *options]) == code
     printed = capsys.readouterr()
-    assert "standard input: " in printed.out and "DS010 error  line 7" in printed.out
+    assert "standard input: " in printed.out and "DS010 error [*]" in printed.out
     assert "cannot be corrected" in printed.err and not Path("-").exists()
 
 
@@ -92,7 +131,7 @@ def test_fix_never_overwrites_a_copy() -> None:
     Path("victim").write_text("untouched")
     Path("bad.json.bak.1").symlink_to("victim")
     Path("bad.json.bak.2").symlink_to("nowhere")
-    assert run(["lint", "bad.json", "--fix"]) == 1
+    assert run(["lint", "bad.json", "--fix"]) == 0
     assert Path("bad.json.bak").read_text() == "mine"
     assert Path("victim").read_text() == "untouched" and not Path("nowhere").exists()
     assert Path("bad.json.bak.3").read_text() == BAD
@@ -103,7 +142,7 @@ def test_fix_writes_through_a_link_and_keeps_it(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     Path("bad.json").rename("elsewhere/real.json")
     Path("bad.json").symlink_to("elsewhere/real.json")
-    assert run(["lint", "bad.json", "--fix"]) == 1
+    assert run(["lint", "bad.json", "--fix"]) == 0
     assert Path("bad.json").is_symlink() and '"stage": 2' in Path("elsewhere/real.json").read_text()
     assert Path("elsewhere/real.json.bak").read_text() == BAD
 

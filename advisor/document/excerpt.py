@@ -1,0 +1,109 @@
+"""Lines of a file with their numbers: a marked place with carets below it, or the change of a correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Literal, NamedTuple
+from unicodedata import east_asian_width
+
+_ELLIPSIS = "..."
+"""Stands where a line is cut; ASCII, as the rest of the frame, for any terminal."""
+
+_MOST_CHANGED = 6
+"""Most lines of a change that are shown before and as many after it: the removal of a block may have hundreds."""
+
+
+class ExcerptLine(NamedTuple):
+    """A line of a file. marked: number of characters from the excerpt's column that are marked."""
+
+    number: int
+    text: str
+    sign: Literal["|", "-", "+"] = "|"
+    marked: int = 0
+
+
+class ExcerptRow(NamedTuple):
+    """A printed row: the gutter with the line's number, and the text. role: what the text is, for its colour."""
+
+    gutter: str
+    text: str
+    role: Literal["marked", "carets", "context", "-", "+"]
+
+
+class Excerpt(NamedTuple):
+    """Lines of a file. column: the character, from 0, around which lines that are too long are cut."""
+
+    lines: Sequence[ExcerptLine]
+    column: int = 0
+    severity: Literal["bad", "unsure", "advice"] = "advice"
+    """How serious the marked place is."""
+
+    def rows(self, columns: int) -> Iterator[ExcerptRow]:
+        """Yield the rows within a number of columns, with an ellipsis where a line is cut."""
+        width = max((len(str(line.number)) for line in self.lines), default=1)
+        room = columns - width - len(" | ")
+        longest = max((len(line.text) for line in self.lines if line.marked or line.sign != "|"), default=0)
+        begin = max(0, min(self.column - room // 3, longest - room))
+        for line in self.lines:
+            if line.sign == "|" and not line.marked and len(line.text) <= begin:
+                continue  # nothing of a line of the context is left
+            text, role = _cut(line.text, begin, room), line.sign if line.sign != "|" else "context"
+            yield ExcerptRow(f"{line.number:>{width}} {line.sign} ", text, "marked" if line.marked else role)
+            if line.marked:
+                before, found = text[: self.column - begin], text[self.column - begin :][: line.marked]
+                carets = " " * _columns(before) + "^" * max(1, _columns(found))
+                yield ExcerptRow(f"{'':{width}} | ", carets[:room], "carets")
+
+    def texts(self, columns: int) -> list[str]:
+        return [f"{row.gutter}{row.text}".rstrip() for row in self.rows(columns)]
+
+
+def marked_excerpt(
+    text: str, line: int, column: int, length: int, severity: Literal["bad", "unsure", "advice"]
+) -> Excerpt:
+    """Return a place of a text, with a line before and a line after it. line, column: from 1."""
+    lines = text.split("\n")
+    numbers = range(max(1, line - 1), min(len(lines), line + 1) + 1)
+    shown = [ExcerptLine(each, _printable(lines[each - 1]), marked=length * (each == line)) for each in numbers]
+    return Excerpt([each for each in shown if each.text or each.marked], column - 1, severity)
+
+
+def changed_excerpt(old: str, new: str) -> Excerpt:
+    """Return the lines of a text that a change replaces, and their replacements."""
+    before, after = ([*map(_printable, text.split("\n"))] for text in (old, new))
+    first = _common(before, after)
+    last = _common(before[first:][::-1], after[first:][::-1])
+    removed, added = ([*enumerate(lines[first : len(lines) - last], first + 1)] for lines in (before, after))
+    lines = [ExcerptLine(*line, sign="-") for line in _ends(removed)]
+    lines += [ExcerptLine(*line, sign="+") for line in _ends(added)]
+    column = _common(removed[0][1], added[0][1]) if removed and added else 0
+    return Excerpt(lines, column)
+
+
+def _ends(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the first and the last of many lines."""
+    if len(lines) <= 2 * _MOST_CHANGED:
+        return [*lines]
+    return [*lines[:_MOST_CHANGED], (lines[_MOST_CHANGED][0], _ELLIPSIS), *lines[-_MOST_CHANGED:]]
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the number of equal items at the start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _cut(text: str, begin: int, room: int) -> str:
+    shown = text[begin : begin + room]
+    if begin and text:
+        shown = _ELLIPSIS + shown[len(_ELLIPSIS) :]
+    return shown[: room - len(_ELLIPSIS)] + _ELLIPSIS if len(text) > begin + room else shown
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in line.rstrip())
+
+
+def _columns(text: str) -> int:
+    """Return the width of a text in columns of a terminal."""
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
