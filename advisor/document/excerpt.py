@@ -7,6 +7,9 @@ from itertools import takewhile
 from typing import Literal, NamedTuple
 from unicodedata import east_asian_width
 
+Level = Literal["bad", "unsure", "advice"]
+"""How serious a marked place is, as a style of its carets."""
+
 _ELLIPSIS = "..."
 """Stands where a line is cut; ASCII, as the rest of the frame, for any terminal."""
 
@@ -36,8 +39,7 @@ class Excerpt(NamedTuple):
 
     lines: Sequence[ExcerptLine]
     column: int = 0
-    severity: Literal["bad", "unsure", "advice"] = "advice"
-    """How serious the marked place is."""
+    level: Level = "advice"
 
     def rows(self, columns: int) -> Iterator[ExcerptRow]:
         """Yield the rows within a number of columns, with an ellipsis where a line is cut."""
@@ -59,14 +61,12 @@ class Excerpt(NamedTuple):
         return [f"{row.gutter}{row.text}".rstrip() for row in self.rows(columns)]
 
 
-def marked_excerpt(
-    text: str, line: int, column: int, length: int, severity: Literal["bad", "unsure", "advice"]
-) -> Excerpt:
+def marked_excerpt(text: str, line: int, column: int, length: int, level: Level) -> Excerpt:
     """Return a place of a text, with a line before and a line after it. line, column: from 1."""
     lines = text.split("\n")
     numbers = range(max(1, line - 1), min(len(lines), line + 1) + 1)
     shown = [ExcerptLine(each, _printable(lines[each - 1]), marked=length * (each == line)) for each in numbers]
-    return Excerpt([each for each in shown if each.text or each.marked], column - 1, severity)
+    return Excerpt([each for each in shown if each.text or each.marked], column - 1, level)
 
 
 def changed_excerpt(old: str, new: str) -> Excerpt:

@@ -99,7 +99,7 @@ def draw_blocks(blocks: Iterable[doc.Block]) -> Markup:
 def _block(block: doc.Block) -> Markup | None:
     match block:
         case doc.Sentence(text, style, mark=mark):
-            words = f"{mark} {text}" if mark else text
+            words = f"{mark}{text}"
             return element("p", glued(words.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
         case doc.Line(text, style):
             return element("p", text, class_=_CLASSES[style])

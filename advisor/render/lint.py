@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
 from ..answer.lint_file import LintAnswer
 from ..document import blocks as doc
-from ..document.excerpt import changed_excerpt, marked_excerpt
+from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.units import counted_noun, ended, printable
 
-_STYLES: Mapping[str, Literal["bad", "unsure", "advice"]] = {"error": "bad", "warning": "unsure", "advice": "advice"}
+_STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
 _LONGEST_PATH = 55
 
