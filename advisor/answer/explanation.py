@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_attributes
 from ...estimators.plan import STRATEGIES, PlainPyTorch, PlanSettings, Strategy
+from ...estimators.workload import Workload
 from ..search.candidate import Candidate, Verdict
+from .rate_origins import RateOrigin, rate_origins
 from .recommendation import Recommendation
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
@@ -109,6 +113,17 @@ class SectionFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateFigures:
+    """A rate in bytes or operations per second."""
+
+    symbol: str
+    meaning: str
+    value: float
+    origin: str
+    """What it is a share of, and where that is from."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
@@ -131,6 +146,17 @@ class ExplanationFigures(PlanSettings):
     """gpu_memory, gpu_cache, host_memory, nvme and time; sections that the plan does not have are missing."""
     symbols: dict[str, str]
     """Meanings of the symbols in the formulas."""
+    rates: tuple[RateFigures, ...]
+    """The rates in the formulas of the time, with their origin."""
+
+
+class Part(NamedTuple):
+    """The terms of one component: those of the forward and of the backward passes have one name."""
+
+    name: str
+    terms: tuple[Term, ...]
+    size: float
+    """Bytes or seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +167,28 @@ class Section:
     terms: tuple[Term, ...]
     total: float
 
+    def parts(self) -> list[Part]:
+        """Return the components, the largest first."""
+        by_name: dict[str, list[Term]] = {}
+        for term in self.terms:
+            by_name.setdefault(term.name, []).append(term)
+        parts = [Part(name, tuple(terms), sum(map(term_size, terms))) for name, terms in by_name.items()]
+        return sorted(parts, key=lambda part: -part.size)
+
+
+def term_size(term: Term) -> float:
+    """Return the bytes or seconds of a term."""
+    return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A plan's sections."""
+    """A plan's sections. cluster: its machines, of which the rates are, if known."""
 
     candidate: Candidate
     sections: tuple[Section, ...]
+    cluster: Cluster | None = None
+    rates: tuple[RateOrigin, ...] = ()
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -179,6 +220,7 @@ class Explanation:
                 for section in self.sections
             },
             symbols=self.symbols,
+            rates=tuple(from_attributes(RateFigures, rate) for rate in self.rates),
         )
 
 
@@ -201,16 +243,17 @@ def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanati
             raise WorkloadError(
                 "no strategy can run this training", why=answer.ladder[0].reason, fix="change the options"
             )
-        return explain_plan(answer.shown)
+        return explain_plan(answer.shown, answer.question.cluster, answer.question.workload)
     step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")
     if step.candidate is None:
         raise WorkloadError(f"{strategy} cannot run here", why=step.reason, fix="pass another --strategy")
-    return explain_plan(step.candidate)
+    return explain_plan(step.candidate, answer.question.cluster, answer.question.workload)
 
 
-def explain_plan(candidate: Candidate) -> Explanation:
+def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload: Workload | None = None) -> Explanation:
+    """Return the explanation of a plan; for the origin of its rates with its machines and training."""
     memory, time = candidate.memory, candidate.time
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
     sections = (
@@ -220,4 +263,6 @@ def explain_plan(candidate: Candidate) -> Explanation:
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s),
     )
-    return Explanation(candidate=candidate, sections=tuple(section for section in sections if section.terms))
+    rates = () if cluster is None or workload is None else rate_origins(time.terms, cluster, workload)
+    found = tuple(section for section in sections if section.terms)
+    return Explanation(candidate=candidate, sections=found, cluster=cluster, rates=rates)

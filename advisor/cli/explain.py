@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -12,6 +12,9 @@ from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
 from .options import MODEL_ARGUMENT, output_options, question_options
+
+if TYPE_CHECKING:
+    from ..answer.explanation import Explanation
 
 
 def show_key(name: str, model: str | None, question: dict[str, Any], output: Output) -> int:
@@ -47,6 +50,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     metavar="MODEL",
     help="With a key: show its cost for this model. With a file: its model.",
 )
+@click.option("--details", is_flag=True, help="Also the formulas of parts below 1 %, and the moments of a step.")
 @output_options
 def explain(
     model: str,
@@ -54,6 +58,7 @@ def explain(
     strategy: str | None,
     settings: str | None,
     costs_of: str | None,
+    details: bool,
     output: Output,
 ) -> int:
     """Show how the memory and time of a plan are calculated: formulas, values and sources by component.
@@ -76,7 +81,7 @@ def explain(
     if is_ds_config(Path(model)):
         if strategy is not None or settings is not None:
             raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
-        return _explain_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output)
+        return _explain_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output, details=details)
     if costs_of is not None or is_key(model):
         return show_key(model, costs_of, question, output)
     from ..advise import answer as answer_question
@@ -84,9 +89,7 @@ def explain(
     from ..answer.explained_key import split_settings, without_effect
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
-    from ..document.terminal import print_blocks
     from ..question.workload import named_settings
-    from ..render.explanation import explanation_blocks
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
@@ -98,11 +101,10 @@ def explain(
         candidate = strategy_candidate(built, strategy or "", kept)
         for line in without_effect(keys, candidate.plan):
             output.say(line)
-        explanation = explain_plan(candidate)
+        explanation = explain_plan(candidate, built.cluster, built.workload)
     else:
         explanation = explain_answer(answer_question(built), strategy=strategy)
-    output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
-    return 0
+    return _show(explanation, output, details=details)
 
 
 def _refuse_unknown(name: str) -> None:
@@ -120,14 +122,12 @@ def _refuse_unknown(name: str) -> None:
         ) from None
 
 
-def _explain_file(path: Path, given: dict[str, Any], output: Output) -> int:
+def _explain_file(path: Path, given: dict[str, Any], output: Output, *, details: bool) -> int:
     """Explain the plan of a configuration file."""
     from ..advise import files_context
     from ..answer.comparison import build_side
     from ..answer.explanation import explain_plan
-    from ..document.terminal import print_blocks
     from ..question.file_question import read_file_question
-    from ..render.explanation import explanation_blocks
 
     file = read_file_question(path, given)
     context = files_context([file], given, say=output.say)
@@ -135,6 +135,14 @@ def _explain_file(path: Path, given: dict[str, Any], output: Output) -> int:
         raise click.UsageError(f"{path} records no model; name it with --model")
     candidate = build_side(file, context).candidate
     assert candidate is not None, "the context is known"
-    explanation = explain_plan(candidate)
-    output.show(explanation.figures, lambda console: print_blocks(explanation_blocks(explanation), console))
+    asked = context.question
+    return _show(explain_plan(candidate, asked.cluster, asked.workload), output, details=details)
+
+
+def _show(explanation: Explanation, output: Output, *, details: bool) -> int:
+    from ..document.terminal import print_blocks
+    from ..render.explanation import explanation_blocks
+
+    blocks = explanation_blocks(explanation, details=details)
+    output.show(explanation.figures, lambda console: print_blocks(blocks, console))
     return 0

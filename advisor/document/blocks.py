@@ -61,9 +61,11 @@ class Figure(NamedTuple):
 
 
 class Snippet(NamedTuple):
-    """Text of a table that is the same in every language: an option, a formula, a source."""
+    """Text of a table that is the same in every language: an option, a formula, a source. style: its look as a
+    remark."""
 
     text: str
+    style: Style = "dim"
 
 
 METER_COLUMNS = 20
@@ -72,10 +74,12 @@ METER_COLUMNS = 20
 
 class Meter(NamedTuple):
     """A bar in a table's cell on a terminal; reports have charts instead. share: its length, of the whole cell; a
-    longer one is cut. limited: whether the end of the cell is a limit, which is marked."""
+    longer one is cut. limited: whether the end of the cell is a limit, which is marked. ink: a family of the palette; a
+    bar with one stands in the last column, and takes the room that a terminal leaves."""
 
     share: float
     limited: bool = False
+    ink: str = ""
 
 
 Cell: TypeAlias = str | Figure | Snippet | Meter
@@ -90,8 +94,8 @@ def make_figure(value: float | None, write: Callable[[Any], str]) -> Figure:
     return Figure(NOTHING if value is None else write(value), value)
 
 
-Look = Literal["", "chosen", "closest", "faded"]
-"""Look of a row: closest marks one where none can be chosen."""
+Look = Literal["", "chosen", "closest", "faded", "strong"]
+"""Look of a row: closest marks one where none can be chosen, strong is bold without a mark."""
 
 
 class Row(NamedTuple):

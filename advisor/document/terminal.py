@@ -37,7 +37,7 @@ from .blocks import (
     Verbatim,
 )
 
-_LOOKS = {"": "", "chosen": "bold green", "closest": "bold", "faded": "dim"}
+_LOOKS = {"": "", "chosen": "bold green", "closest": "bold", "faded": "dim", "strong": "bold"}
 
 _STYLES: Mapping[Style, str] = {
     "": "",
@@ -64,6 +64,9 @@ _LEAST_NAME = 8
 
 _GUTTER = 3
 """Columns between blocks that are beside each other."""
+
+_SHORTEST_METER = 3
+"""Least columns of bars that take the room that is left."""
 
 
 class _Lines:
@@ -157,6 +160,8 @@ def _print_table(table: Table, console: Console) -> None:
             [_text(cell, console) for cell in cells] for cells in (shown.head, *(each.cells for each in shown.rows))
         ]
         widths = _widths(shown, lines, terminal)
+        if any(isinstance(each.cells[-1], Meter) and each.cells[-1].ink for each in shown.rows if each.cells):
+            widths[-1] = _SHORTEST_METER
         is_text = len(widths) > 1 and not shown.is_numeric(len(widths) - 1)
         least = _LEAST_TEXT if terminal >= WIDTH else _LEAST_NARROW_TEXT
         needless = max(0, widths[-1] - least) if is_text else 0
@@ -181,7 +186,8 @@ def _print_table(table: Table, console: Console) -> None:
         if below.strip() and not is_head:
             sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
         for remark in each.remarks:
-            sentence(console, f"    {_text(remark, console)}", style="dim", hang=6)
+            style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"
+            sentence(console, f"    {_text(remark, console)}", style=style, hang=6)
 
 
 def _print_columns(
@@ -198,6 +204,7 @@ def _print_columns(
             sentence(console, mark.lstrip() + name, style=style, hang=4)
         mark, name = " " * indent, ""
     last = others.pop() if others and (len(line) < len(widths) or widths[-1] < 0) else ""
+    bar = each.cells[-1] if each.cells else ""
     figures = [padded(text, width) for text, width in zip((name, *others), widths, strict=False)]
     places = [mark, *(text + " " * gap for text in figures)]
     before = "".join(places)
@@ -208,6 +215,9 @@ def _print_columns(
         if isinstance(cell, Figure) and cell.style:
             begin = len("".join(places[: at + 1]))
             text.stylize(_STYLES[cell.style], begin, begin + len(figures[at]))
+    if isinstance(bar, Meter) and bar.ink:
+        room = min(max(console.width, NARROWEST), WIDTH) - cell_len(before)
+        text = Text(before, style=style) + terminal_charts.meter(bar.share, bar.ink, room, console)
     if cell_len(text.plain) > max(console.width, NARROWEST):
         sentence(console, text[1:], hang=cell_len(before) + len(last) - len(last.lstrip()) - 1)
     elif text.plain:
@@ -238,6 +248,8 @@ def _widths(table: Table, lines: Sequence[Sequence[str]], terminal: int) -> list
 
 def _text(cell: Cell, console: Console) -> str:
     match cell:
+        case Meter(ink=ink) if ink:
+            return ""  # drawn when its room is known
         case Meter(share, limited):
             line, end, cut = ("━", "│", "»") if can_encode(console, "━│»") else ("=", "|", ">")
             drawn = line * min(METER_COLUMNS, round(share * METER_COLUMNS))

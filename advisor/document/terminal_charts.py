@@ -102,6 +102,21 @@ def draw(chart: Drawing | Points, console: Console) -> None:
             _draw_areas(chart, _Pen(console, is_area=True))
 
 
+_EIGHTH_PARTS = " ▏▎▍▌▋▊▉"
+
+_LONGEST_METER = 30
+"""Most columns of a bar in a table."""
+
+
+def meter(share: float, ink: str, columns: int, console: Console) -> Text:
+    """Return a bar of `share` of the columns in the colour of a family."""
+    columns, (_, style) = min(columns, _LONGEST_METER), _Pen(console).fill(ink)
+    if not can_encode(console, _EIGHTH_PARTS):
+        return Text("#" * round(share * columns), style=style)
+    whole, eighths = divmod(round(share * columns * 8), 8)
+    return Text(("█" * whole + _EIGHTH_PARTS[eighths]).rstrip(), style=style)
+
+
 def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
     """Print the bars on one scale and the legend: a lone bar without a label has its figures there, and the limit's at
     its end."""

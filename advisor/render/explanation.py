@@ -1,4 +1,5 @@
-"""The explanation of a plan (each component with formula, numbers and source) or of a ds_config key, as blocks."""
+"""The explanation of a plan (a summary with bars, then each component with formula, numbers and source) or of a
+ds_config key, as blocks."""
 
 from __future__ import annotations
 
@@ -7,28 +8,76 @@ from collections.abc import Iterator, Sequence
 from ...estimators.estimate import MemoryTerm
 from ...validate.lint.values import json_text
 from ..answer.explained_key import KeyExplanation
-from ..answer.explanation import Explanation, Section, Term, head, in_words, number, substituted_formula
-from ..document.blocks import Block, Figure, Gap, Heading, Row, Sentence, Snippet, Table, make_figure
+from ..answer.explanation import (
+    Explanation,
+    Part,
+    Section,
+    Term,
+    head,
+    in_words,
+    number,
+    substituted_formula,
+    term_size,
+)
+from ..document.blocks import Block, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
 from ..search.candidate import chance
-from ..text.labels import checkpointing_title, component_title, phase_title, plan_title
-from ..text.units import capitalised, ended, gib, rate, seconds
+from ..text.labels import (
+    checkpointing_title,
+    component_title,
+    memory_family,
+    phase_title,
+    plan_title,
+    resource_title,
+    time_family,
+)
+from ..text.units import amount, capitalised, counted_noun, ended, gib, rate, seconds, whole_percents
+
+_SMALL = 0.01
+"""Share of a section below which its parts are one row of the summary."""
 
 
-def explanation_blocks(explanation: Explanation) -> Iterator[Block]:
-    """Yield every section of an explanation, its terms in falling order, and the moments of a step."""
+def explanation_blocks(explanation: Explanation, *, details: bool = False) -> Iterator[Block]:
+    """Yield the parts of every section as bars, the rates, then the large parts with their formulas. details: the
+    others too, and the moments of a step."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
+    speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
+    need = f"{gib(memory.device_bytes_per_gpu)} GiB per GPU, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
+    yield Sentence(f"{need}, {speed}.")
     likely = chance(candidate.fit.probability)
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
-        yield Heading(section_title(explanation, section), section.name)
-        yield terms_table(section)
-    if any(section.name == "gpu_memory" for section in explanation.sections):
-        yield Heading("Allocated at each moment of a step; the largest is the peak", "phases")
-        phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
-        yield Table(["", ""], [Row([phase_title(each.name), _gib_figure(each.allocated_bytes)]) for each in phases])
+        if section.name == "gpu_cache":  # one part, which is not in the peak
+            yield Sentence(f"And {section_title(explanation, section)}.", "dim")
+        else:
+            yield Heading(section_title(explanation, section), section.name)
+            yield _summary(section)
+    if explanation.rates:
+        yield Heading("Rates in the formulas", "rates")
+        yield _rates_table(explanation)
+    if details:
+        yield Heading("Allocated on the GPU at each moment of a step; the largest is the peak", "phases")
+        yield _moments(explanation)
+    small = 0
+    for section in explanation.sections:
+        shown = [part for part in section.parts() if details or not _is_small(part, section)]
+        small += len(section.parts()) - len(shown)
+        yield Heading(f"Formulas: {_SUBJECTS[section.name]}", f"{section.name}-formulas")
+        yield _terms_table(shown, section)
+    if small:
+        yield Gap()
+        yield Sentence(f"{counted_noun(small, 'smaller part')}, and the moments of a step: --details.", "dim")
+
+
+_SUBJECTS = {
+    "gpu_memory": "GPU memory",
+    "gpu_cache": "cached GPU memory",
+    "host_memory": "host RAM",
+    "nvme": "NVMe",
+    "time": "time of a step",
+}
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -46,43 +95,116 @@ def section_title(explanation: Explanation, section: Section) -> str:
     }[section.name]
 
 
-def terms_table(section: Section) -> Table:
-    """Return the terms of a section with formula, numbers and source, the largest first."""
+def _summary(section: Section) -> Table:
+    """Return the parts of a section as bars; the small ones are one row."""
+    is_time = section.name == "time"
+    parts = section.parts()
+    large = [part for part in parts if not _is_small(part, section)]
+    rest = parts[len(large) :]
+    shares = whole_percents([part.size / section.total for part in parts])
+    rows = []
+    for part, share in zip(large, shares, strict=False):
+        family = time_family(part.name) if is_time else memory_family(part.name)
+        resource = [_resource(part)] if is_time else []
+        bar = Meter(part.size / parts[0].size, family)
+        rows.append(Row([component_title(part.name), _figure(part.size, is_time), _percent(share), *resource, bar]))
+    if rest:
+        size, share = sum(part.size for part in rest), sum(shares[len(large) :])
+        cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), _percent(share)]
+        rows.append(Row([*cells, *([""] if is_time else []), Meter(size / parts[0].size)], "faded"))
+    return Table([""] * (5 if is_time else 4), rows)
+
+
+def _is_small(part: Part, section: Section) -> bool:
+    return part.size < _SMALL * section.total
+
+
+def _percent(share: int) -> Figure:
+    return Figure(f"{share} %", share / 100)
+
+
+def _resource(part: Part) -> str:
+    term = part.terms[0]
+    return "" if isinstance(term, MemoryTerm) else resource_title(term.resource)
+
+
+def _figure(size: float, is_time: bool) -> Figure:
+    return make_figure(size, seconds) if is_time else Figure(f"{gib(int(size))} GiB", size)
+
+
+def _rates_table(explanation: Explanation) -> Table:
     rows = [
-        (_size(term), Row([component_title(term.name), _figure(term)], remarks=[*map(Snippet, _details(term))]))
-        for term in section.terms
+        Row(
+            [head(rate.meaning), Figure(amount(rate.value, rate.unit))],
+            "strong",
+            [Snippet(f"{number(rate.value)}: {rate.origin}")],
+        )
+        for rate in explanation.rates
     ]
-    rows.sort(key=lambda pair: -pair[0])
-    return Table(["", ""], [row for _, row in rows])
+    return Table(["", ""], rows)
 
 
-def _size(term: Term) -> float:
-    return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds
+def _moments(explanation: Explanation) -> Table:
+    memory = explanation.candidate.memory
+    phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
+    most = memory.peak.allocated_bytes
+    rows = []
+    for each in phases:
+        bar = Meter(each.allocated_bytes / most, "activations")
+        rows.append(Row([phase_title(each.name), _figure(each.allocated_bytes, False), bar]))
+    return Table(["", "", ""], rows)
 
 
-def _figure(term: Term) -> Figure:
-    return _gib_figure(term.size_bytes) if isinstance(term, MemoryTerm) else make_figure(term.seconds, seconds)
+def terms_table(section: Section) -> Table:
+    """Return the parts of a section with formula, numbers and source, the largest first."""
+    return _terms_table(section.parts(), section)
 
 
-def _gib_figure(size_bytes: int) -> Figure:
-    return Figure(f"{gib(size_bytes)} GiB", size_bytes)
+def _terms_table(parts: Sequence[Part], section: Section) -> Table:
+    is_time = section.name == "time"
+    rows = []
+    for part in parts:
+        cells = [component_title(part.name), _figure(part.size, is_time)]
+        rows.append(Row([*cells, *_occupied(part)], "strong", [*_details(part)]))
+    return Table([""] * (3 if is_time else 2), rows)
 
 
-def _details(term: Term) -> list[str]:
-    details = [f"= {in_words(term)}"]
+def _occupied(part: Part) -> Iterator[str]:
+    """Yield the resource that a part of the time occupies, and its time that overlaps with other work."""
+    if resource := _resource(part):
+        hidden = sum(map(_hidden_s, part.terms))
+        yield f"{resource}, {seconds(hidden)} overlapped with other work" if hidden else resource
+
+
+def _hidden_s(term: Term) -> float:
+    return 0.0 if isinstance(term, MemoryTerm) else term.hidden_s
+
+
+def _details(part: Part) -> Iterator[Snippet]:
+    """Yield formula, numbers and source; formulas of one form once, with the numbers of each pass."""
+    words = ""
+    for term in part.terms:
+        if in_words(term) != words:
+            words = in_words(term)
+            yield Snippet(f"= {words}", "")
+        if numbers := _numbers(term):
+            is_one_of_several = len(part.terms) > 1 and numbers.startswith("=")
+            size = term_size(term) + _hidden_s(term)
+            result = f" = {_figure(size, bool(_resource(part))).text}" if is_one_of_several else ""
+            yield Snippet(f"{numbers}{result}", "")
+    for source, not_covered in dict.fromkeys((each.source, each.not_covered) for each in part.terms):
+        found = [f"source: {source}"] * bool(source) + [f"not covered: {not_covered}"] * bool(not_covered)
+        yield Snippet("; ".join(found))
+
+
+def _numbers(term: Term) -> str:
+    """Return the formula with its numbers; those that are known if not all are."""
     if numbers := substituted_formula(term):
-        details.append(f"= {numbers}")
-    elif term.inputs:
-        names = ((head(term.symbols.get(symbol, symbol)), number(value)) for symbol, value in term.inputs)
-        known = [f"{name} {value}" for name, value in names]
-        details.append(f"with {', '.join(known)}")
-    if not isinstance(term, MemoryTerm):
-        busy = f"occupies: {term.resource}"
-        hidden = f"{seconds(term.hidden_s)} overlapped with other work"
-        details.append(", ".join([busy, hidden]) if term.hidden_s else busy)
-    details += [f"source: {term.source}"] if term.source else []
-    details += [f"not covered: {term.not_covered}"] if term.not_covered else []
-    return details
+        return f"= {numbers}"
+    if not term.inputs:
+        return ""
+    names = ((head(term.symbols.get(symbol, symbol)), number(value)) for symbol, value in term.inputs)
+    return f"with {', '.join(f'{name} {value}' for name, value in names)}"
 
 
 def _where_used(stages: Sequence[int]) -> str:

@@ -144,6 +144,11 @@ def component_title(name: str) -> str:
     return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))
 
 
+def resource_title(name: str) -> str:
+    """Return the resource that a part of a step occupies: `gpu links` as `GPU links`."""
+    return name.replace("gpu", "GPU").replace("cpu", "CPU").replace("pcie", "PCIe").replace("nvme", "NVMe")
+
+
 def component_key(name: str) -> str:
     """Return a component's name as a JSON key: `gradient of logits` -> `gradient_of_logits`."""
     return name.lower().replace(" ", "_").replace("-", "_")
