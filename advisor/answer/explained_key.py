@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
-from ...estimators.errors import ConfigFileError
+from ...ds_configs.emit import ds_config
+from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.plan import Plan, key_stages
 from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
-from ...validate.lint import DeepSpeedFacts, load_facts
+from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.key_effects import follows
+from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.values import describe_type, json_text, nearest
 from .config_settings import ConfigSettings
 from .recommendation import Recommendation
@@ -55,8 +57,12 @@ class KeyExplanation:
     """Further conditions, and the source of the value for `auto`, one sentence each."""
     keys: Mapping[str, str]
     """Keys of a block with their meanings."""
+    example: Mapping[str, Any]
+    """A configuration with the key and a value other than the default; {} for a block and if no value is known."""
     plan: str
     """The plan for which the costs are predicted; "" without a question."""
+    recommended: Mapping[str, Any]
+    """The key as the recommended plan's ds_config.json has it; {} if it leaves the key out, or without a question."""
     costs: tuple[KeyCost, ...]
     no_cost: str
     """Why there are no costs; "" if there are some."""
@@ -101,6 +107,7 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         raise ConfigFileError(f"{len(places)} blocks have a key {name!r}", fix=f"pass its path: {paths}")
     (path,) = places
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
+    kind = field.type if field is not None else CODE_TYPES[path][0] if path in CODE_TYPES else None
     if field is not None and field.moves and field.successor:
         acts: list[str] = [f"It is deprecated: write {field.successor} instead."]
     else:
@@ -116,16 +123,58 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         path=path,
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
-        type="a block" if block is not None else describe_type(field.type) if field is not None else "",
+        type="a block" if block is not None else "" if kind is None else describe_type(kind),
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else key_stages(path),
         acts=tuple(acts),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
+        example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan=plan,
+        recommended={} if answer is None else _recommended(path, answer),
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
+    """Return a value that lint's examples have, else the other truth value or another choice, else the default."""
+    default = ConfigSettings({}, facts).default(path).value
+    field = facts.find_field(path)
+    choices: tuple[Any, ...] = (True, False) if isinstance(default, bool) else ()
+    if field is not None:
+        choices = (True, False) if field.type.name == "bool" else field.type.choices
+    written = [_value_at(path, rule.example.good) for rule in RULES if isinstance(rule.example.good, dict)]
+    values = [value for value in (*written, *choices, default) if value not in (None, "auto", "none")]
+    value = next((value for value in values if value != default), default)
+    is_whole = isinstance(value, float) and value.is_integer() and field is not None and field.type.name == "int"
+    return _nested(path, int(value) if is_whole else value)
+
+
+def _recommended(path: str, answer: Recommendation) -> dict[str, Any]:
+    question, chosen = answer.question, answer.shown
+    if chosen is None:
+        return {}
+    workload, cluster = question.workload, question.cluster
+    try:
+        config = ds_config(chosen.plan, question.model, workload, cluster, flavor=workload.framework)
+    except DsAdviseError:  # a swap folder that nobody named
+        return {}
+    return _nested(path, _value_at(path, config))
+
+
+def _value_at(path: str, config: Any) -> Any:
+    """Return the value at a path; None without one."""
+    for key in path.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """Return the configuration that has only this key; {} without a value."""
+    for key in reversed(path.split(".")):
+        value = None if value is None else {key: value}
+    return value or {}
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:

@@ -3,6 +3,7 @@ ds_config key, as blocks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from ...estimators.estimate import MemoryTerm
@@ -19,7 +20,7 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
-from ..document.blocks import Block, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
+from ..document.blocks import Block, Code, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import (
     checkpointing_title,
@@ -234,10 +235,16 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         width = max(map(len, key.keys))
         for name, words in key.keys.items():
             yield Sentence(f"{name:<{width}}  {words}".rstrip(), hang=width + 2)
+    if key.example:
+        yield from (Gap(), Sentence("Example:", "bold"), Code([json.dumps(key.example)]))
     if key.plan:
         yield Gap()
+        if key.recommended:
+            yield from (Sentence(f"Recommended for {key.plan}:", "bold"), Code([json.dumps(key.recommended)]))
+        else:
+            yield Sentence(f"Recommended for {key.plan}: leave it out.", "bold")
         words = key.no_cost or "predicted figures by value"
-        yield Sentence(f"What it costs here ({key.plan}): {words}.")
+        yield Sentence(f"What it costs there: {words}.")
     if len(key.costs) > 1:
         rows = []
         for cost in key.costs:

@@ -8,7 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner
 from ds_advise import advise
-from ds_advise.advisor.answer.explanation import Term, explain, substituted_formula
+from ds_advise.advisor.answer.explanation import Term, explain, explain_plan, substituted_formula
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
@@ -99,16 +99,56 @@ def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation
     assert checked >= RECOMPUTED
 
 
-def test_the_text_names_formula_numbers_and_source() -> None:
+def test_the_text_begins_with_bars_and_has_each_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bars, the rates with their origin, then formula, numbers and source; small parts with `--details`."""
+    monkeypatch.setenv("COLUMNS", "80")
     done = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3"])
     assert done.exit_code == 0
+    bars, _, formulas = done.output.partition("Formulas: ")
     for part in (
-        "optimizer states",
         "= bytes of optimizer states per master weight x one rank's shards",
         "= 8 x 7,385,016,832",
         "source: deepspeed",
     ):
-        assert part in done.output
+        assert part in formulas
+    for name in ("optimizer states", "weight gathering"):
+        assert [len(re.findall(rf"^ {name}  ", text, re.MULTILINE)) for text in (bars, formulas)] == [1, 1]
+    assert re.search(r"^ optimizer states +[\d.]+ GiB +\d+ %  \u2588{20}", bars, re.MULTILINE)
+    assert "76 % of the peak in bf16, 261 TFLOP/s" in bars and "assumed: PCIe 4 x16" in bars
+    gathers = re.search(r"^ weight gathering +([\d.]+) s  .*?, ([\d.]+) s overlapped.*?source", formulas, re.M | re.S)
+    assert gathers is not None
+    passes = [float(number) for number in re.findall(r"= ([\d.]+) s\n", gathers[0])]
+    assert len(passes) == 2 and sum(passes) == pytest.approx(float(gathers[1]) + float(gathers[2]), rel=0.05)
+    longer = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3", "--details"]).output
+    assert "\n rotary tables " in longer and "\n rotary tables " not in done.output
+    assert "the optimizer step" in longer
+
+
+@pytest.mark.parametrize("columns", [40, 64, 120])
+def test_the_bars_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a narrow terminal shares and resources give way to them."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = CliRunner().invoke(program, ["explain", *QUESTION]).output.partition("Rates in")[0]
+    lines = [line for line in output.splitlines() if "\u2588" in line]
+    assert len(lines) > 10 and max(map(len, output.splitlines())) <= columns
+    assert any("GPU compute" in line for line in lines) == (columns > 40)
+    resource = {line[: line.index("\u2588")] for line in lines if "matrix products" in line}
+    assert len(resource) == 1
+
+
+def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]) -> None:
+    """Its share of the known rate, which is multiplied again here, or where a constant stands."""
+    scales = {"T": 1e12, "G": 1e9, "M": 1e6}
+    shares = 0
+    for answer in answers:
+        for candidate in answer.candidates:
+            for rate in explain_plan(candidate, answer.question.cluster, answer.question.workload).rates:
+                assert rate.origin
+                if found := re.match(r"(\d+) % of .*, ([\d.]+) ([TGM])(?:B|FLOP)/s \(.+\)$", rate.origin):
+                    share, value, prefix = found.groups()
+                    assert float(share) / 100 * float(value) * scales[prefix] == pytest.approx(rate.value, rel=0.03)
+                    shares += 1
+    assert shares > 100
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.validate.lint import lint, read_document
 
 from tests.validate.lint.lint_cases import facts
 
@@ -94,6 +95,24 @@ def test_the_cost_is_predicted_by_value() -> None:
     assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)
     assert "NVMe" in explain_key("max_in_cpu", facts=facts(), answer=answer).no_cost
     assert "neither memory nor time" in explain_key("wall_clock_breakdown", facts=facts(), answer=answer).no_cost
+
+
+def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended_plan() -> None:
+    """Each example is read by lint without a finding on the key's value."""
+    examples = {}
+    for block in facts().blocks:
+        for key in block.names():
+            path = block.qualified_path(key)
+            if not path.startswith("bfloat16.") and (example := explain_key(path, facts=facts()).example):
+                examples[path] = example
+    assert len(examples) > 180
+    for path, example in examples.items():
+        report = lint(read_document(json.dumps(example).encode(), name="x"), facts=facts())
+        assert not [each for each in report.findings if each.code in ("DS010", "DS011", "DS020", "DS022")], path
+    answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
+    found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
+    assert found.recommended == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
+    assert explain_key("wall_clock_breakdown", facts=facts(), answer=answer).recommended == {}
 
 
 def test_an_unknown_name_is_refused() -> None:
