@@ -103,6 +103,7 @@ def advise(
     # Imported here: `--help` needs none of it.
     from ..advise import checked_answer
     from ..render.deliver import Destination, deliver
+    from .mistakes import refuse_unknown
 
     if words := users_command():
         return _command_advice(
@@ -127,6 +128,7 @@ def advise(
         raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
+    refuse_unknown(model)
     shows_estimate = output.mode == "json" or details or html is not None
     answer = checked_answer(
         model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **checks, **question

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -90,11 +89,11 @@ def explain(
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..question.workload import named_settings
+    from .mistakes import refuse_unknown
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
-    if "gpus" not in question:
-        _refuse_unknown(model)
+    refuse_unknown(model, f"{model[:60]!r} is neither a model nor a key of a configuration")
     built = build_question(model, **question, say=output.say)
     if settings is not None or strategy in get_args(PlainPyTorch):
         kept, keys = split_settings(named_settings(settings or ""))
@@ -105,21 +104,6 @@ def explain(
     else:
         explanation = explain_answer(answer_question(built), strategy=strategy)
     return _show(explanation, output, details=details)
-
-
-def _refuse_unknown(name: str) -> None:
-    """Raise UnknownModelError for a word that is no model, file or key, before the machine is looked for."""
-    from ...estimators.models import catalogue
-    from ..question.model_source import is_user_module
-
-    if "/" in name or is_user_module(name) or Path(name).exists():
-        return
-    try:
-        catalogue.find(name)
-    except UnknownModelError as error:
-        raise UnknownModelError(
-            f"{name[:60]!r} is neither a model nor a key of a configuration", why=error.why, fix=error.fix
-        ) from None
 
 
 def _explain_file(path: Path, given: dict[str, Any], output: Output, *, details: bool) -> int:

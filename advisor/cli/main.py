@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -105,12 +106,10 @@ class AdviseByDefault(click.Group):
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, function = COMMANDS[name][0].split(":")
         # `main` pauses the collector; commands that train or serve run long and need it.
         if name not in PREDICTING:
             gc.enable()
-        command: click.Command = getattr(import_module(f".{module}", __package__), function)
-        return command
+        return _command(name)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completions: commands, and models for `advise`."""
@@ -127,6 +126,8 @@ class AdviseByDefault(click.Group):
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
             if meant := _misspelled_command(context, args):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
+            if args[0] in _WORDS:
+                raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {_WORDS[args[0]]}")
             args = ["advise", *args]
         return super().parse_args(context, args or ["--help"])
 
@@ -157,6 +158,12 @@ class AdviseByDefault(click.Group):
         formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
 
 
+def _command(name: str) -> click.Command:
+    module, function = COMMANDS[name][0].split(":")
+    command: click.Command = getattr(import_module(f".{module}", __package__), function)
+    return command
+
+
 def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | None:
     """The command that the first word is close to, if it is no model: no path, and no beginning of a name of the
     catalogue unless a second word follows, which only commands take."""
@@ -167,6 +174,9 @@ def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | No
     is_model = not follows and complete_model(context, context.command.params[0], args[0])
     return None if is_model else close[0]
 
+
+_WORDS = {"help": "--help", "version": "--version"}
+"""Words that other programs take as commands -> the option."""
 
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -209,18 +219,8 @@ def run(args: list[str]) -> int:
     except DsAdviseError as error:
         _report(error.what, error.why, error.fix)
         return error.exit_code
-    except click.NoSuchOption as error:
-        what, why, fix = f"no such option {error.option_name}", "", _help_hint(args)
-        if error.option_name == "--lang":
-            why = "only the answer (ds-advise MODEL) and the page have it"
-        elif error.possibilities:
-            what = f"{what}; did you mean {error.possibilities[0]}?"
-        if "--" not in args and error.ctx is not None and error.ctx.command.name == "launch":
-            fix = f"write -- before the command that trains; {fix}"
-        _report(what, why, fix)
     except click.UsageError as error:
-        message = error.format_message().rstrip(".")
-        _report(message[:1].lower() + message[1:], fix=_help_hint(args))
+        _report(*_usage_error(error, args))
     except (click.Abort, KeyboardInterrupt):
         _report("interrupted")
         return INTERRUPTED
@@ -241,6 +241,38 @@ def run(args: list[str]) -> int:
         fault = f"this is an error of ds-advise itself ({type(error).__name__}: {error})"
         _report(fault, fix="run it again with --debug and report the output")
     return UNANSWERED
+
+
+def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
+    """What is wrong, why, and what to type, or where it is listed."""
+    from . import mistakes  # imported here: an answer does not need it
+
+    name = next((word for word in args[:1] if word in COMMANDS), "advise")
+    command = _command(name)
+    known = mistakes.options_of(command)
+    message, why, fix = error.format_message().rstrip("."), "", ""
+    match error:
+        case click.NoSuchOption():
+            message = f"no such option {error.option_name}"
+            if error.option_name == "--lang":
+                why = "only the answer (ds-advise MODEL) and the page have it"
+            elif name == "launch" and "--" not in args:
+                fix = "write -- before the command that trains"
+            else:
+                fix = mistakes.instead_of(error.option_name, args, known)
+        case _ if message.lower().startswith("missing argument"):
+            fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
+        case click.BadOptionUsage():
+            fix = mistakes.no_option_value(error.option_name, command)
+        case click.BadParameter():
+            fix = mistakes.near_choice(error)
+        case _ if extra := re.search(r"unexpected extra arguments? \((\S+)", message):
+            fix = mistakes.instead_of_word(extra[1].rstrip(")"), args[0], known)
+    message = message[:1].lower() + message[1:]
+    if fix.endswith("?"):
+        return f"{message}; {fix}", why, _help_hint(args)
+    is_exact = fix.startswith(("write", "leave"))
+    return message, why, fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
 
 
 def _help_hint(args: Sequence[str]) -> str:

@@ -26,11 +26,19 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
             own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
         elif place is not None and not _has_option(command):
             raise click.UsageError(f"two models: {others[0]} and --model")
+        elif place is None and len(others) > 1 and _has_option(command):  # a key or a file, and its model
+            own = _as_option(own, [each for each in places if is_model(own[each])])
     elif _has_option(command) and "--model" not in own:
-        models = [place for place in places if _is_model(own[place])]
-        if len(models) == 1:
-            own = [*own[: models[0]], *own[models[0] + 1 :], "--model", own[models[0]]]
+        own = _as_option(own, [place for place in places if is_model(own[place])])
     return own + users
+
+
+def _as_option(args: list[str], models: Sequence[int]) -> list[str]:
+    """Return the arguments with the only model behind --model."""
+    if len(models) != 1:
+        return args
+    (place,) = models
+    return [*args[:place], *args[place + 1 :], "--model", args[place]]
 
 
 def _has_option(command: click.Command) -> bool:
@@ -47,7 +55,7 @@ def _arguments(command: click.Command, args: Sequence[str]) -> Iterator[int]:
             yield place
 
 
-def _is_model(word: str) -> bool:
+def is_model(word: str) -> bool:
     try:
         path = Path(word).expanduser()
         if path.exists():

@@ -56,7 +56,7 @@ POSITIVE = click.IntRange(min=1)
 
 def _type(option: Option) -> Any:
     if option.kind == "choice":
-        return click.Choice(option.choices)
+        return click.Choice(option.choices, case_sensitive=False)
     if option.kind.startswith("count"):
         return _Count(kilo=option.kilo, words=option.choices)
     return NUMBER if option.kind == "number" else str

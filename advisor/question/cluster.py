@@ -262,6 +262,10 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         named = _NAME_AND_SIZE.fullmatch(kind.strip())
         if named is not None:
             return _gpu_of_name_and_memory(named[1], float(named[2]))
+        same = {each.strip() for each in gpus.split(",")}
+        if len(same) == 1 and "," in gpus:
+            fix = f"write --gpus {gpus.count(',') + 1}x{same.pop()}"
+            raise ClusterError(f"--gpus {gpus!r} lists the cards one by one", fix=fix) from None
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]

@@ -49,12 +49,16 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
         row(console, Text(" " * (1 + hang if number else 1)) + line)
 
 
+_OPTION, _FILE = r"--?[\w-]*(?: [^\s-]\S*)?", r"[\w./-]*[./][\w./-]*\w|[A-Z_]{4,}"
+_COMMAND = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
+"""A command in a sentence: its first words, then options with their values, files and placeholders."""
+
+
 def wrapped(text: str, columns: int) -> str:
-    """Return a message in lines of the terminal's width. Words and paths are not broken, nor are commands within an
-    option and its value; a longer one overflows, so that it can be copied."""
+    """Return a message in lines of the terminal's width. Words, paths and commands are not broken; a longer one
+    overflows, so that it can be copied."""
     width = min(LONGEST, max(columns, NARROWEST)) - 1
-    command = r"(?:ds-advise|pip install|npm pack) \S+(?: --?[\w-]+(?: [^\s-]\S*)?)*|--[\w-]+ [^\s-]\S*"
-    text = glued(re.sub(command, lambda found: found[0].replace(" ", FIRM), text))
+    text = glued(re.sub(_COMMAND, lambda found: found[0].replace(" ", FIRM), text))
     breaks = _breaks(text, width, width - 2, cuts=False)
     lines = (text[start:end].rstrip() for start, end in pairwise([0, *breaks, len(text)]))
     return "\n  ".join(lines).replace(GLUE, " ").replace(FIRM, " ")

@@ -1,0 +1,60 @@
+"""Names that other tools have for an option of a question, and for what is no option here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_NO_COST = "leave it out: it changes neither memory nor speed"
+_TRIED = "leave it out: every strategy is compared; ds-advise explain MODEL --strategy zero3 shows one"
+
+OTHER_NAMES: Mapping[str, str] = {
+    "--precision {TYPE}": "dtype torch_dtype mixed_precision",
+    "--precision bf16": "bf16 bfloat16",
+    "--precision fp16": "fp16 float16 half",
+    "--precision fp32": "fp32 float32",
+    "--micro-batch {N}": "batch_size bs batch per_device_train_batch_size per_gpu_train_batch_size "
+    "per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size micro_train_batch_size mbs",
+    "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
+    "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
+    "grad_accum grad_accumulation accumulation_steps",
+    "--seq-len {N}": "max_length max_seq_length max_seq_len seq_length sequence_length sequence_len model_max_length "
+    "cutoff_len context_length context_len context ctx block_size max_tokens",
+    "--method lora": "lora use_lora peft use_peft",
+    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit",
+    "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit",
+    "--lora-rank {N}": "lora_r lora_dim rank r",
+    "--lora-targets {NAMES}": "lora_target lora_target_modules target_modules",
+    "--optimizer {NAME}": "optim",
+    "--attention flash": "flash_attn flash_attention flash_attention_2 use_flash_attn use_flash_attention_2 fa2",
+    "--attention {NAME}": "attn_implementation attn",
+    "--kernels liger": "liger use_liger use_liger_kernel",
+    "--gradient-checkpointing on": "activation_checkpointing gradient_checkpointing_enable",
+    "--epochs {N}": "num_train_epochs num_epochs",
+    "--data {FILE}": "dataset dataset_name dataset_path data_path train_file train_data",
+    "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
+    "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model",
+    "--gpus 2x24GB, which is GPUs x memory or kind": "num_gpus n_gpus n_gpu ngpu ngpus gpu_count nproc_per_node "
+    "num_processes vram gpu_memory gpu_type",
+    "--gpus 2x8xH100, which is nodes x GPUs x kind": "nodes num_nodes nnodes num_machines n_nodes",
+    "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
+    "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
+    "--output {FILE}": "output_file out save output_dir",
+    "--details": "verbose v all_details",
+    "--threads {N}": "num_threads omp_num_threads",
+    "--sequence-parallel-size {N}": "sp sp_size ulysses context_parallel_size cp",
+}
+"""What to write -> names that other tools have for it; {N} stands for the given value."""
+
+ADVICE: Mapping[str, str] = {
+    _TRIED: "zero_stage zero stage strategy deepspeed_stage offload cpu_offload offload_optimizer offload_param fsdp",
+    _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
+    "gradient_clipping logging_steps save_steps",
+    "name the file: ds-advise lint FILE, compare FILE FILE or explain FILE": "deepspeed deepspeed_config ds_config "
+    "config config_file",
+}
+"""An answer that is no option -> names."""
+
+
+def other_name(name: str) -> str:
+    """Return what to write for a name of another tool, such as `--micro-batch {N}`; "" for any other name."""
+    return next((written for written, names in OTHER_NAMES.items() if name in names.split()), "")
