@@ -103,7 +103,8 @@ def lint_file(
     known = lint_settings(question.config, model=question.model, **question.options)
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
-    old_text, copy = file.document.text, None
+    loses_mark = report.framework == "hf" and file.document.has_byte_order_mark
+    old_text, copy = "\ufeff" * loses_mark + file.document.text, None
     if correction == "fix" and (
         corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")
     ):

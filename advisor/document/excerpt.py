@@ -13,6 +13,9 @@ Level = Literal["bad", "unsure", "advice"]
 _ELLIPSIS = "..."
 """Stands where a line is cut; ASCII, as the rest of the frame, for any terminal."""
 
+_LEAST_LEFT = 12
+"""Characters after a cut on the left below which a line of the context is left out."""
+
 _MOST_CHANGED = 6
 """Most lines of a change that are shown before and as many after it: the removal of a block may have hundreds."""
 
@@ -48,8 +51,8 @@ class Excerpt(NamedTuple):
         longest = max((len(line.text) for line in self.lines if line.marked or line.sign != "|"), default=0)
         begin = max(0, min(self.column - room // 3, longest - room))
         for line in self.lines:
-            if line.sign == "|" and not line.marked and len(line.text) <= begin:
-                continue  # nothing of a line of the context is left
+            if line.sign == "|" and not line.marked and begin and len(line.text) < begin + _LEAST_LEFT:
+                continue
             text, role = _cut(line.text, begin, room), line.sign if line.sign != "|" else "context"
             yield ExcerptRow(f"{line.number:>{width}} {line.sign} ", text, "marked" if line.marked else role)
             if line.marked:

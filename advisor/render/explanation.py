@@ -20,7 +20,7 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
-from ..document.blocks import Block, Code, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
+from ..document.blocks import Block, Cell, Code, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
 from ..search.candidate import chance
 from ..text.labels import (
     checkpointing_title,
@@ -106,13 +106,12 @@ def _summary(section: Section) -> Table:
     rows = []
     for part, share in zip(large, shares, strict=False):
         family = time_family(part.name) if is_time else memory_family(part.name)
-        resource = [_resource(part)] if is_time else []
-        bar = Meter(part.size / parts[0].size, family)
-        rows.append(Row([component_title(part.name), _figure(part.size, is_time), _percent(share), *resource, bar]))
+        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time), _percent(share)]
+        rows.append(Row([*cells, *[_resource(part)] * is_time, Meter(part.size / parts[0].size, family)]))
     if rest:
         size, share = sum(part.size for part in rest), sum(shares[len(large) :])
         cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), _percent(share)]
-        rows.append(Row([*cells, *([""] if is_time else []), Meter(size / parts[0].size)], "faded"))
+        rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size)], "faded"))
     return Table([""] * (5 if is_time else 4), rows)
 
 
@@ -134,15 +133,11 @@ def _figure(size: float, is_time: bool) -> Figure:
 
 
 def _rates_table(explanation: Explanation) -> Table:
-    rows = [
-        Row(
-            [head(rate.meaning), Figure(amount(rate.value, rate.unit))],
-            "strong",
-            [Snippet(f"{number(rate.value)}: {rate.origin}")],
-        )
-        for rate in explanation.rates
-    ]
-    return Table(["", ""], rows)
+    rows = []
+    for each in explanation.rates:
+        value = f"{amount(each.value, each.unit)} ({number(each.value)})"
+        rows.append(Row([head(each.meaning)], "strong", [Snippet(f"{value}: {each.origin}", "")]))
+    return Table([""], rows)
 
 
 def _moments(explanation: Explanation) -> Table:
@@ -165,7 +160,7 @@ def _terms_table(parts: Sequence[Part], section: Section) -> Table:
     is_time = section.name == "time"
     rows = []
     for part in parts:
-        cells = [component_title(part.name), _figure(part.size, is_time)]
+        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time)]
         rows.append(Row([*cells, *_occupied(part)], "strong", [*_details(part)]))
     return Table([""] * (3 if is_time else 2), rows)
 

@@ -90,19 +90,19 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     name, report = shown_name(answer.path), answer.report
     changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
     nothing = doc.Sentence("Nothing can be corrected without changing the training.")
-    found = finding_blocks(name, report, answer.basis)
+    blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
         would = f"{report.fixable} of {counted_noun(len(report.findings), 'finding')} fixable with --fix."
-        blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")] if answer.text != answer.old_text else [nothing]
+        blocks = [nothing]
+        if answer.text != answer.old_text:
+            blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")]
     elif answer.copy is not None:
         corrected = doc.Sentence(f"Corrected {name}; the original is {answer.copy.name}.", "good")
-        blocks = [corrected, changes, doc.Gap(), doc.Sentence("Remaining findings:"), *found]
+        blocks = [corrected, changes, doc.Gap(), doc.Sentence("Remaining findings:"), *blocks]
     elif answer.correction == "fix":
-        blocks = [nothing, doc.Gap(), *found]
-    else:
-        blocks = found
-        if report.fixable:
-            blocks += [doc.Gap(), doc.Sentence(f" {report.fixable} fixable with --fix.", mark="[*]", mark_style="good")]
+        blocks = [nothing, doc.Gap(), *blocks]
+    elif report.fixable:
+        blocks += [doc.Gap(), doc.Sentence(f" {report.fixable} fixable with --fix.", mark="[*]", mark_style="good")]
     return doc.Document(subject=name, verdict="", tone=None, blocks=blocks, data=lint_figures(answer))
 
 
