@@ -66,7 +66,9 @@ def _base(symbol: str, term: TimeTerm, cluster: Cluster, workload: Workload) -> 
             peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "tf32": gpu.tf32_flops_per_s}
             precision = workload.matmul_precision
             peak = peaks.get(precision) or gpu.fp32_flops_per_s
-            return _Base(peak, f"the peak in {precision}", _known(cluster, "matrix products"))
+            # GeForce cards run above the clock that their data sheets state the peak for.
+            clock = " at its stated clock" * gpu.is_half_rate
+            return _Base(peak, f"the peak in {precision}{clock}", _known(cluster, "matrix products"))
         case "W":
             return _Base(gpu.memory_bytes_per_s, "the memory's bandwidth", _known(cluster, "device memory"))
         case "PCIe":
@@ -76,7 +78,8 @@ def _base(symbol: str, term: TimeTerm, cluster: Cluster, workload: Workload) -> 
             return _Base(network_bytes_per_s(cluster), "a node's network", stated)
         case "link" | "intra_node_link":
             rate = gpu.peer_bytes_per_s if gpu.peer_joins is None else None
-            return _Base(rate, f"a card's {resource_title(gpu.peer_link)} link", _link_known(cluster, "collectives"))
+            link = "the exchange" if gpu.is_cpu else f"a card's {resource_title(gpu.peer_link)}"
+            return _Base(rate, link, _link_known(cluster, "collectives"))
         case "host" if "CPU Adam" in cluster.measured:
             return _Base(None, "", "DeepSpeedCPUAdam, measured on this machine")
         case "host" | "DRAM":

@@ -25,6 +25,7 @@ from ..search.candidate import chance
 from ..text.labels import (
     checkpointing_title,
     component_title,
+    device_label,
     memory_family,
     phase_title,
     plan_title,
@@ -45,7 +46,8 @@ def explanation_blocks(explanation: Explanation, *, details: bool = False) -> It
     size = f"micro batch {plan.micro_batch_size}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
-    need = f"{gib(memory.device_bytes_per_gpu)} GiB per GPU, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
+    device = "GPU" if explanation.cluster is None else device_label(explanation.cluster)
+    need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
     likely = chance(candidate.fit.probability)
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
@@ -102,6 +104,8 @@ def _summary(section: Section) -> Table:
     parts = section.parts()
     large = [part for part in parts if not _is_small(part, section)]
     rest = parts[len(large) :]
+    if len(rest) == 1:
+        large, rest = parts, []
     shares = whole_percents([part.size / section.total for part in parts])
     rows = []
     for part, share in zip(large, shares, strict=False):

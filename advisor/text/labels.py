@@ -146,7 +146,8 @@ def component_title(name: str) -> str:
 
 def resource_title(name: str) -> str:
     """Return the resource that a part of a step occupies: `gpu links` as `GPU links`."""
-    return name.replace("gpu", "GPU").replace("cpu", "CPU").replace("pcie", "PCIe").replace("nvme", "NVMe")
+    words = {"gpu": "GPU", "cpu": "CPU", "pcie": "PCIe", "nvme": "NVMe", "nvlink": "NVLink"}
+    return " ".join(words.get(word, word) for word in name.split(" "))
 
 
 def component_key(name: str) -> str:
