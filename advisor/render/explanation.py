@@ -111,12 +111,12 @@ def _summary(section: Section) -> Table:
     for part, share in zip(large, shares, strict=False):
         family = time_family(part.name) if is_time else memory_family(part.name)
         cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time), _percent(share)]
-        rows.append(Row([*cells, *[_resource(part)] * is_time, Meter(part.size / parts[0].size, family)]))
+        rows.append(Row([*cells, *[_resource(part)] * is_time, Meter(part.size / parts[0].size, ink=family)]))
     if rest:
         size, share = sum(part.size for part in rest), sum(shares[len(large) :])
         cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), _percent(share)]
-        rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size)], "faded"))
-    return Table([""] * (5 if is_time else 4), rows)
+        rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size, ink="other")], "faded"))
+    return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,))
 
 
 def _is_small(part: Part, section: Section) -> bool:
@@ -150,7 +150,7 @@ def _moments(explanation: Explanation) -> Table:
     most = memory.peak.allocated_bytes
     rows = []
     for each in phases:
-        bar = Meter(each.allocated_bytes / most, "activations")
+        bar = Meter(each.allocated_bytes / most, ink="activations")
         rows.append(Row([phase_title(each.name), _figure(each.allocated_bytes, False), bar]))
     return Table(["", "", ""], rows)
 
