@@ -118,9 +118,7 @@ def lint(
     from ..answer.lint_file import lint_file
     from ..render.deliver import show_document
     from ..render.lint import lint_document
-    from .mistakes import refuse_other_file
 
-    refuse_other_file(config_file)
     correction: Correction = "diff" if diff else "fix" if fix else "none"
     answer = lint_file(Path(config_file), correction=correction, say=output.say, **question)
     if answer.unknown_optimizer:

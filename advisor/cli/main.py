@@ -217,7 +217,10 @@ def run(args: list[str]) -> int:
                 traceback.print_exc()
             raise
     except DsAdviseError as error:
-        _report(error.what, error.why, error.fix)
+        from .mistakes import other_reader  # imported here: an answer does not need it
+
+        what, fix = other_reader(error) or (error.what, error.fix)
+        _report(what, error.why if what == error.what else "", fix)
         return error.exit_code
     except click.UsageError as error:
         _report(*_usage_error(error, args))
@@ -256,18 +259,16 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             message = f"no such option {error.option_name}"
             if error.option_name == "--lang":
                 why = "only the answer (ds-advise MODEL) and the page have it"
-            elif name == "launch" and "--" not in args:
-                fix = "write -- before the command that trains"
-            else:
+            elif not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, known)
-        case _ if message.lower().startswith("missing argument"):
+        case _ if message.lower().startswith("missing argument") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
             fix = mistakes.near_choice(error)
         case _ if extra := re.search(r"unexpected extra arguments? \((\S+)", message):
-            fix = mistakes.instead_of_word(extra[1].rstrip(")"), args[0], known)
+            fix = mistakes.instead_of_word(extra[1].rstrip(")"), args, command)
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
         return f"{message}; {fix}", why, _help_hint(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelErr
 from ...validate.lint.rules_types import DTYPES
 from ..question.other_names import ADVICE, other_name
 from .model_argument import is_model
+from .options import CommandWithUsersCommand
 
 
 def instead_of(option: str, args: Sequence[str], known: Mapping[str, Sequence[str]]) -> str:
@@ -59,11 +60,28 @@ def _choice(value: str, choices: Sequence[str]) -> str:
     return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.5)), "")
 
 
-def instead_of_word(word: str, first: str, known: Collection[str]) -> str:
-    """Return what to type in place of a word that a command does not take. first: the first word of the line."""
+_STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
+
+
+def divided_command(args: Sequence[str], command: click.Command) -> str:
+    """Return the line with `--` before the command that trains; "" if there is no such command, or `--` before it."""
+    starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in _STARTERS)
+    at = next(starts, None)
+    if at is None or "--" in args or not isinstance(command, CommandWithUsersCommand):
+        return ""
+    return f"write ds-advise {' '.join(args[:at])} -- {' '.join(args[at:])}"
+
+
+def instead_of_word(word: str, args: Sequence[str], command: click.Command) -> str:
+    """Return what to type in place of a word that a command does not take."""
+    known, gpus = options_of(command), _value("--gpus", args)
+    if divided := divided_command(args, command):
+        return divided
+    if "--gpus" in known and gpus and _is_gpus(f"{gpus}-{word}"):  # `--gpus H100 80GB`
+        return f"write --gpus {gpus}-{word}"
     if "--gpus" in known and _is_gpus(word):
         return f"write --gpus {word}"
-    if is_model(word) and not is_model(first):
+    if is_model(word) and not is_model(args[0]):
         return f"write --model {word}" if "--model" in known else f"write ds-advise {word} --gpus 2x24GB"
     return ""
 
@@ -142,12 +160,11 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def refuse_other_file(name: str) -> None:
-    """Raise ConfigFileError for a file that is no JSON, with the command that reads it."""
-    from ..question.file_question import is_ds_config  # imported here: names need none of it
-
-    if not is_ds_config(Path(name)) and (command := other_command(name)):
-        raise ConfigFileError(f"{name[:80]} is not a DeepSpeed configuration", fix=f"write {command}")
+def other_reader(error: DsAdviseError) -> tuple[str, str] | None:
+    """Return what is wrong and what to type if a file that should be JSON is one that another command reads."""
+    name, colon, _ = error.what.partition(": not JSON")
+    command = other_command(name) if isinstance(error, ConfigFileError) and colon else ""
+    return (f"{name[:80]} is not a DeepSpeed configuration", f"write {command}") if command else None
 
 
 def refuse_unknown(name: str, what: str = "") -> None:

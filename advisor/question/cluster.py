@@ -35,11 +35,11 @@ _NAME_AND_SIZE = re.compile(
 between counts. A longer number, or one before an x (not that of 7900XT), is no name but a wrong count."""
 
 _OTHER_ORDER = re.compile(
-    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<count_first>\d{1,4})\s*[*:]\s*(?P<kind_last>.+)",
+    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<count_first>\d{1,4})(?:\s*[*:]\s*|\s+)(?P<kind_last>.+)",
     re.IGNORECASE,
 )
-"""Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`. The kind has a digit, so that the x in RTX9090 is not
-parsed as a separator."""
+"""Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`, `8 H100`. The kind has a digit, so that the x in
+RTX9090 is not parsed as a separator."""
 
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
@@ -235,10 +235,13 @@ def _described(gpus: str) -> Cluster:
             fix=_GRAMMAR,
         )
     if per_node > MOST_GPUS_PER_NODE:
+        write = f"nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
+        if kind.strip().isdigit():  # 4090x2
+            write = f"--gpus {kind.strip()}xRTX{per_node}"
         raise ClusterError(
             f"--gpus {gpus[:40]!r} has {(second or first)[:40]} GPUs in one node",
             why=f"a node holds at most {MOST_GPUS_PER_NODE}",
-            fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
+            fix=f"write {write}",
         )
     gpu, assumptions = _gpu_of_kind(kind, gpus)
     return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
