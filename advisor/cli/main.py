@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ... import __version__
-from ...estimators.errors import DsAdviseError, error_line
+from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
-from ..text.output import discard, ignore_closed_pipe, to_stderr
+from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .model_argument import with_model
 from .options import complete_model, help_records
 
@@ -299,4 +299,4 @@ def _extra_with(module: str) -> str | None:
 def _report(what: str, why: str = "", fix: str = "") -> None:
     line = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
     with contextlib.suppress(OSError):  # stderr is full
-        to_stderr(error_line(line, why, fix))
+        error_to_stderr(line, why, fix)

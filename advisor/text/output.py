@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
+from ...estimators.errors import error_line
 from ...estimators.json_form import to_json
 from .units import printable
 
@@ -105,6 +106,26 @@ def to_stderr(text: str) -> None:
         line = wrapped(line, Console(stderr=True).width)
     with ignore_closed_pipe(sys.stderr):
         print(line, file=sys.stderr)
+
+
+def error_to_stderr(what: str, why: str = "", fix: str = "") -> None:
+    """Print an error as one line on stderr; on a terminal the fix has a line of its own, whose commands are whole."""
+    if not sys.stderr.isatty():
+        to_stderr(error_line(what, why, fix))
+        return
+    # Imported here: pipes and files need no terminal library.
+    from rich.console import Console
+    from rich.text import Text
+
+    from .lines import wrapped
+
+    console = Console(stderr=True, highlight=False)
+    text = Text(wrapped(f"ds-advise: {printable(error_line(what, why))}", console.width), style="bold")
+    text.stylize("red", 0, len("ds-advise:"))
+    if fix:
+        text.append(f"\n  {wrapped(printable(fix), console.width - 2)}", style="not bold")
+    with ignore_closed_pipe(sys.stderr):
+        console.print(text, soft_wrap=True)
 
 
 _EVERY_S = 5.0

@@ -89,6 +89,23 @@ def test_a_model_after_a_key_is_the_keys_model(capsys: pytest.CaptureFixture[str
     assert "Recommended for openai-community/gpt2" in capsys.readouterr().out
 
 
+def test_an_error_on_a_terminal_has_its_fix_on_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In colours; elsewhere it is one line, however long."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run(["gpt2", "--per-device-train-batch-size", "4"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert run(["gpt2", "--per-device-train-batch-size", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "\x1b[1;31mds-advise:" in error
+    plain = re.sub(r"\x1b\[[\d;]*m", "", error)
+    assert plain == "ds-advise: no such option\n  --per-device-train-batch-size\n  write --micro-batch 4\n"
+
+
 @pytest.mark.parametrize("columns", [40, 64, 80])
 def test_a_command_in_an_error_stays_on_one_line(columns: int) -> None:
     """It can be copied from a terminal of any width."""
