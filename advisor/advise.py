@@ -41,6 +41,7 @@ from .search.search_space import SHAPE_FIELDS
 if TYPE_CHECKING:
     from .answer.comparison import ComparisonContext
     from .question.file_question import FileQuestion
+    from .text.output import Output
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -331,13 +332,13 @@ def checked_answer(
     verify: bool,
     probe: bool,
     budget: str,
-    say: Callable[[str], None],
+    output: Output,
     **options: Unpack[QuestionOptions],
 ) -> Recommendation:
     """The recommendation after the dry runs (`verify`) and probes that the command line asks for."""
     if probe:
         cluster_here(options)  # raises ClusterError before anything is predicted
-    recommendation = answer(build_question(model, say=say, **options), sharding=sharding)
+    recommendation = answer(build_question(model, say=output.say, **options), sharding=sharding)
     # Imported where needed: an answer without checks must not wait for these.
     if verify:
         from .verification.verify import verify as verified
@@ -345,7 +346,7 @@ def checked_answer(
         recommendation = verified(
             recommendation,
             offline=options["offline"],
-            on_start=lambda candidate: say(f"dry run of {candidate.strategy} ..."),
+            output=output,
         )
     if probe:
         from .verification.verify import probe_candidates
@@ -356,6 +357,6 @@ def checked_answer(
             memory_limit_bytes=memory_limit_bytes(options),
             budget=budget,
             offline=options["offline"],
-            say=say,
+            output=output,
         )
     return replace(recommendation, shows_deepspeed_estimate=deepspeed_estimate)

@@ -131,7 +131,7 @@ def advise(
     refuse_unknown(model)
     shows_estimate = output.mode == "json" or details or html is not None
     answer = checked_answer(
-        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, say=output.say, **checks, **question
+        model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, output=output, **checks, **question
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     return deliver(

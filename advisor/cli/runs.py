@@ -287,7 +287,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         subject.run,
         device=chosen["device"],
         memory_limit_bytes=memory_limit_bytes(chosen),
-        on_progress=output.say,
+        output=output,
         **settings,
     )
     show_document(lambda: probe_document(answer, subject.name), output, html=html)
@@ -331,4 +331,4 @@ def _probed_command(
         config_file=file and file.absolute(),
         solo=Solo(rank=rank, world_size=cluster.world_size, ranks_per_node=cluster.gpus_per_node) if solo else None,
     )
-    return compared_command_probe(probe, cluster, offline=offline, on_progress=output.say, **settings)
+    return compared_command_probe(probe, cluster, offline=offline, output=output, **settings)

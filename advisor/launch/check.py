@@ -208,7 +208,7 @@ def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
         device=request.device,
         config_file=request.config_path and request.config_path.absolute(),
     )
-    answer = compared_command_probe(probe, cluster, dry=False, offline=request.offline, on_progress=output.say)
+    answer = compared_command_probe(probe, cluster, dry=False, offline=request.offline, output=output)
     failure = answer.result.failure
     if failure is None:
         return []

@@ -7,54 +7,17 @@ import math
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import psutil
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from ...estimators.errors import DsAdviseError
-from ...probes.machine import memory_groups, query_nvml, read_pairs, visible_handles
-from ...probes.real_run.watch import COMPILERS
+from ...probes.machine import memory_groups, read_pairs
+from ...probes.real_run.sampling import MemorySampler
 from ...validate.checkpoint import write_checksums
-from ..text.units import gib, rate, seconds
+from ..text.display import Display
 from ..verification.prediction import ENGINE_SETTINGS
+from ..verification.run_view import RunView
 from .failures import classify_failure, last_lines
 from .records import Records
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
-
-
-class MemorySample(NamedTuple):
-    """The node's memory at one moment."""
-
-    host_bytes: int
-    """Anonymous and shared memory of the training's processes. Mapped files are excluded, because the kernel can drop
-    them; compilers of extensions too, because they take gigabytes only once."""
-    device_bytes: int | None
-    """Memory of all processes on the fullest visible GPU; None without a GPU."""
-    compiles: bool
-    """Whether an extension of DeepSpeed is being compiled."""
-
-
-def sample_memory(pid: int, *, gpus: bool) -> MemorySample:
-    """The memory of this node. pid: the process whose descendants are the training. gpus: whether to sample the GPUs
-    too."""
-    host_bytes, compiles = 0, False
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(pid).children(recursive=True):
-            status = read_pairs(Path(f"/proc/{process.pid}/status"))
-            if status.get("Name", "").strip() in COMPILERS:
-                compiles = True
-            else:
-                host_bytes += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
-    device = query_nvml(_most_used, None) if gpus else None
-    return MemorySample(host_bytes, device, compiles)
-
-
-def _most_used(nvml: Any) -> int | None:
-    infos = map(nvml.nvmlDeviceGetMemoryInfo, visible_handles(nvml))
-    return max((int(info.used) for info in infos), default=None)
 
 
 def oom_kills() -> dict[str, int]:
@@ -67,8 +30,6 @@ def oom_kills() -> dict[str, int]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-_SAMPLE_S = 1.0
-
 _NAN_STEPS = 5
 """Number of consecutive optimizer steps with a NaN loss after which the training is ended. A step that overflows in
 fp16 has a finite loss; after this number of NaN losses the weights are lost and further steps are wasted."""
@@ -77,81 +38,8 @@ _SILENT_S = 600.0
 """Seconds without a step and without output of any rank. NCCL's watchdog has the same limit (torch 2.13
 `distributed/constants.py` default_pg_nccl_timeout)."""
 
-_RECENT = 20
-"""Number of recent steps over which the shown speed is measured."""
-
-_PRINT_EVERY_S = 30.0
-"""Interval between progress lines if there is no terminal to redraw. The first `_PRINTED_AT_ONCE` steps are printed at
-once."""
-
-_PRINTED_AT_ONCE = 3
-
 _PATIENCE_S = 1.0
 """Time after which the reason for waiting is printed."""
-
-
-class Display:
-    """Progress display: redrawn on a terminal, printed as one line at intervals elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._printed_at = 0.0
-        self._printed_step = 0
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live = Live(Text("starting ..."), console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line that is not redrawn."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def show(self, step: int, progress: str, memory: str) -> None:
-        """Show two lines of at most 80 columns."""
-        now = time.monotonic()
-        if self._live is not None:
-            self._live.update(Text(f"{progress}\n{memory}", overflow="ellipsis", no_wrap=True))
-        elif step != self._printed_step and (step <= _PRINTED_AT_ONCE or now - self._printed_at > _PRINT_EVERY_S):
-            self._printed_at = now
-            self._printed_step = step
-            self.say(f"{progress}  {memory}")
-
-
-def progress_line(
-    step: int, total_steps: int | None, loss: float | None, tokens_per_s: float | None, step_s: float | None
-) -> str:
-    parts = [f"step {step}/{total_steps}" if total_steps else f"step {step}"]
-    if loss is not None:
-        parts.append(f"loss {loss:.4g}")
-    if tokens_per_s is not None:
-        parts.append(f"{rate(tokens_per_s)} tokens/s")
-    if total_steps and step < total_steps and step_s is not None:
-        parts.append(f"{seconds((total_steps - step) * step_s)} left")
-    return "  ".join(parts)
-
-
-MemoryFigures = tuple[int | None, int | None, int | None]
-"""(bytes now, bytes at the peak, predicted bytes); None if unknown."""
-
-
-def memory_line(gpu: MemoryFigures, host: MemoryFigures) -> str:
-    """The memory of the fullest GPU and of this node's processes, as far as known."""
-    if gpu[0] is None:
-        return f"host GiB: {_sizes(host)}"
-    short = ", ".join(gib(size) for size in host if size is not None)
-    return f"GPU GiB: {_sizes(gpu)}; host: {short}"
-
-
-def _sizes(sizes: MemoryFigures) -> str:
-    labels = ("now", "peak", "predicted")
-    return ", ".join(f"{gib(size)} {label}" for size, label in zip(sizes, labels, strict=True) if size is not None)
 
 
 def _write_checksums(checkpoint: Path) -> None:
@@ -160,7 +48,9 @@ def _write_checksums(checkpoint: Path) -> None:
 
 
 class Monitor:
-    def __init__(self, request: LaunchRequest, display: Display) -> None:
+    """pid: the process whose descendants are the training."""
+
+    def __init__(self, request: LaunchRequest, display: Display, pid: int) -> None:
         self.records = Records(request.folder)
         self._request = request
         self._prediction = request.prediction
@@ -168,30 +58,30 @@ class Monitor:
         self._warnings: list[str] = []
         self._began = time.monotonic()
         self._oom_kills_before = oom_kills()
-        self._sampled_at = -math.inf
-        self._peak_host_bytes = 0
-        self._peak_device_bytes = 0
+        self._memory = MemorySampler(pid, gpus=request.device == "cuda")
+        self._view = RunView(request.run.cluster, self._prediction)
         self._output_shown = 0
-        self._said_compiling = False
         self._checksum_threads: dict[str, threading.Thread] = {}
         """The checkpoints of this training -> the threads that write their checksums."""
 
-    def look(self, pid: int) -> None:
-        """Read the records and, once a second, the memory of the descendants of process `pid` and of the machine."""
+    def look(self) -> None:
+        """Read the records and, once a second, the memory of the training and of the machine. An error does not end the
+        training; it is printed once."""
+        try:
+            self._look()
+        except Exception as error:
+            self._warn("the monitor has an error, the training goes on", f"{type(error).__name__}: {error}")
+
+    def _look(self) -> None:
         self.records.read()
         self._start_checksums()
-        now = time.monotonic()
-        if now - self._sampled_at < _SAMPLE_S:
+        if not self._memory.sample():
             return
-        self._sampled_at = now
-        sample = sample_memory(pid, gpus=self._request.device == "cuda")
-        if sample.compiles and not self._said_compiling:
-            self._said_compiling = True
-            self._display.say("ds-advise: compiling DeepSpeed's extensions ...")
-        self._show(sample)
         if differences := self._differences():
+            self._view.prediction = None
             self._warn("the script trains with a different plan than the one that was checked", "; ".join(differences))
-        self._warn_of_silence(now - self.records.heard_at)
+        self._display.show(self._view.view(self.records, self._memory))
+        self._warn_of_silence(time.monotonic() - self.records.heard_at)
 
     def show_output(self) -> None:
         """Print the lines that rank 0 has written since the last call."""
@@ -258,8 +148,8 @@ class Monitor:
             peaks=Peaks(
                 allocated_bytes=records.highest("allocated_peak_bytes"),
                 reserved_bytes=records.highest("reserved_peak_bytes"),
-                device_bytes=self._peak_device_bytes or None,
-                host_bytes=self._peak_host_bytes,
+                device_bytes=self._memory.device_peak_bytes,
+                host_bytes=self._memory.host_peak_bytes,
             ),
             first_step_s=max(first_steps) - self._began if first_steps else None,
             step_s=step_s,
@@ -295,25 +185,6 @@ class Monitor:
             for name, title in ENGINE_SETTINGS.items()
             if engine[name] != planned[name]
         )
-
-    def _show(self, sample: MemorySample) -> None:
-        request, records, predicted = self._request, self.records, self._prediction
-        self._peak_host_bytes = max(self._peak_host_bytes, sample.host_bytes)
-        self._peak_device_bytes = max(self._peak_device_bytes, sample.device_bytes or 0)
-        trainer, losses = records.first("trainer"), records.last_losses(1)
-        tokens, step_s = records.speed(request.run.cluster.world_size, last=_RECENT)
-        progress = progress_line(
-            records.step,
-            int(trainer["total_steps"]) if trainer else None,
-            losses[0] if losses else None,
-            tokens / step_s if tokens and step_s else None,
-            step_s,
-        )
-        memory = memory_line(
-            (sample.device_bytes, self._peak_device_bytes or None, predicted.device_bytes if predicted else None),
-            (sample.host_bytes, self._peak_host_bytes, predicted.host_bytes if predicted else None),
-        )
-        self._display.show(records.step, progress, memory)
 
     def _warn_of_silence(self, silent_s: float) -> None:
         """Warn about silence: the ranks may wait for each other, or for a lost rank until their timeout."""

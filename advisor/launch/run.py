@@ -16,12 +16,13 @@ from ...probes.real_run.supervisor import supervised
 from ...probes.real_run.torchrun import free_port
 from ...probes.real_run.trainer import STOP_FILE
 from ...probes.scratch import signals_collected
+from ..text.display import Display
 from .command import launch_line, observed
-from .monitor import Display, Monitor
+from .monitor import Monitor
 from .records import Records
 from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 
-_POLL_S = 0.1
+_POLL_S = 0.2
 
 
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
@@ -41,14 +42,14 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
             why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
         )
-    display = Display(console or Console(stderr=True, highlight=False))
-    monitor = Monitor(request, display)
+    display = Display(console or Console(stderr=True, highlight=False), "training")
     words, log = launch_line(request, port=None if request.rendezvous else free_port()), request.folder / "launcher.log"
     with (
         signals_collected(signal.SIGINT, signal.SIGTERM) as signals,
         supervised(words, log, observed(request)) as supervisor,
         display,
     ):
+        monitor = Monitor(request, display, supervisor.pid)
         failure = _watch(supervisor, monitor, display, signals, verbose=verbose)
     return monitor.outcome(supervisor.returncode, failure, stopped=bool(signals) and failure is None)
 
@@ -60,7 +61,7 @@ def _watch(
     any."""
     stopping: str | None = None
     while supervisor.poll() is None:
-        monitor.look(supervisor.pid)
+        monitor.look()
         if verbose:
             monitor.show_output()
         if failure := monitor.abort_reason():

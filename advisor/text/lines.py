@@ -21,6 +21,9 @@ LONGEST = 120
 
 NARROWEST = 40
 
+SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+"""Bars of a column from the lowest to the highest, and without block characters."""
+
 _WIDE = "\u3000-\u9fff\uff00-\uffef"
 """Characters of two columns each, between which a line may be broken: Chinese characters and their punctuation."""
 

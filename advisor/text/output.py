@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
@@ -17,6 +15,8 @@ from .units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .display import Display
 
 
 OutputMode = Literal["human", "json", "quiet"]
@@ -34,19 +34,17 @@ class Output(NamedTuple):
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[str], None]]:
-        """Return a function that shows the current phase of a task and the elapsed time: on one line of a terminal,
-        elsewhere on a line for the first phase and every five seconds."""
-        started = time.monotonic()
+        """Return a function that shows the current phase of a task, with the elapsed time, as `display` does."""
+        from .view import View  # imported here: JSON needs no terminal library
 
-        def line(phase: str) -> str:
-            waited = f"{time.monotonic() - started:.0f}"
-            return f"{title}: {phase}, {waited} s"
+        with self.display(title) as display:
+            yield lambda phase: display.show(View(phase=phase))
 
-        if self.mode != "quiet" and sys.stderr.isatty():
-            with self.console(on_stderr=True).status(line("start")) as status:
-                yield lambda phase: status.update(line(phase))
-        else:
-            yield seldom(lambda phase: self.say(line(phase)), first_at_once=True)
+    def display(self, title: str) -> Display:
+        """Return the display of a task on stderr: redrawn on a terminal, elsewhere in lines."""
+        from .display import Display  # as above
+
+        return Display(self.console(on_stderr=True), title)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -78,12 +76,12 @@ class Output(NamedTuple):
 
 
 @contextmanager
-def ignore_closed_pipe(stream: TextIO) -> Iterator[None]:
+def ignore_closed_pipe(stream: TextIO, error: type[OSError] = BrokenPipeError) -> Iterator[None]:
     """Print to a stream, or discard it if its reader is gone."""
     try:
         yield
         stream.flush()
-    except BrokenPipeError:
+    except error:
         discard(stream)
 
 
@@ -104,7 +102,7 @@ def to_stderr(text: str) -> None:
         from .lines import wrapped
 
         line = wrapped(line, Console(stderr=True).width)
-    with ignore_closed_pipe(sys.stderr):
+    with ignore_closed_pipe(sys.stderr, OSError):  # also a full disk or a terminal that is gone: no task ends for it
         print(line, file=sys.stderr)
 
 
@@ -124,22 +122,5 @@ def error_to_stderr(what: str, why: str = "", fix: str = "") -> None:
     text.stylize("red", 0, len("ds-advise:"))
     if fix:
         text.append(f"\n  {wrapped(printable(fix), console.width - 2)}", style="not bold")
-    with ignore_closed_pipe(sys.stderr):
+    with ignore_closed_pipe(sys.stderr, OSError):
         console.print(text, soft_wrap=True)
-
-
-_EVERY_S = 5.0
-"""Seconds between two lines of progress."""
-
-
-def seldom(say: Callable[[str], None], *, first_at_once: bool = False) -> Callable[[str], None]:
-    """Return `say` restricted to one line per five seconds; the first one waits as long, unless `first_at_once`."""
-    last = -math.inf if first_at_once else time.monotonic()
-
-    def say_seldom(line: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _EVERY_S:
-            last = time.monotonic()
-            say(line)
-
-    return say_seldom

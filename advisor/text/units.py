@@ -77,6 +77,11 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
+def whole_seconds(duration_s: float) -> str:
+    """Return a time that is counted while it passes: `3 s`, `2 min 5 s`."""
+    return f"{duration_s:.0f} s" if duration_s < 99.5 else seconds(duration_s)
+
+
 def age(duration_s: float) -> str:
     """Return the time since an event: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
     if duration_s < 60:

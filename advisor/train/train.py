@@ -22,6 +22,7 @@ from ...ds_configs.files import write_config
 from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import TORCH_DTYPES
+from ...probes.real_run.command import STEPS
 from ...probes.run import Run
 from ...validate.checkpoint import checkpoint_step
 from ..answer.recommendation import Recommendation
@@ -36,7 +37,9 @@ from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..verification.past_results import probe_and_keep
+from ..verification.prediction import by_estimate
 from ..verification.probe_order import measured_estimate
+from ..verification.run_view import shown_probe
 from ..verification.verify import by_speed, verify
 from .folder import TrainingFolder, TrainingJob
 from .proposal import Proposal, build_request, proposal_request, propose
@@ -202,21 +205,19 @@ def verify_answer(
     Raises WorkloadError if a probe fails for a reason other than memory, because the training would fail too.
     """
     if settings.check == "dry-run":
-        return verify(
-            answer,
-            offline=settings.offline,
-            on_start=lambda candidate: output.say(f"dry run of {candidate.strategy} ..."),
-        )
+        return verify(answer, offline=settings.offline, output=output)
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has already run on this machine
             return replace(answer, recommended=candidate)
         plan = candidate.plan
         output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
-        result = probe_and_keep(
-            build_run(answer.question, plan, offline=settings.offline),
-            device=settings.device,
-            memory_limit_bytes=memory_limit_bytes,
-        )
+        with shown_probe(output, answer.question.cluster, by_estimate(candidate.estimate), STEPS) as on_progress:
+            result = probe_and_keep(
+                build_run(answer.question, plan, offline=settings.offline),
+                device=settings.device,
+                memory_limit_bytes=memory_limit_bytes,
+                on_progress=on_progress,
+            )
         if result.failure is None:
             output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
             return replace(
@@ -254,7 +255,9 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
     session = run_session(request, fallback=fallback, verbose=verbose, output=output, prepare=keep)
     trained = Trained(session=session, folder=folder)
     if merging and run.workload.method != "full" and trained.finished and trained.is_whole:
-        merge(trained.base, folder.path, folder.merged, dtype=TORCH_DTYPES[run.workload.precision])
+        with output.progress("merging the adapters") as show:
+            show(f"{trained.base.name} on the CPU")
+            merge(trained.base, folder.path, folder.merged, dtype=TORCH_DTYPES[run.workload.precision])
         trained = replace(trained, merged=True)
     return trained
 

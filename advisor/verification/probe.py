@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,10 +21,12 @@ from ...probes.real_run.result import ProbeResult
 from ...probes.recording.result import DryRunResult
 from ...probes.run import Run, check_device
 from ..question.run import read_ds_config
+from ..text.output import Output
 from .command import command_answer
 from .dry_run import no_such_rank
 from .past_results import keep_probe, probe_and_keep
-from .prediction import Prediction, by_dry_run
+from .prediction import Prediction, by_dry_run, by_estimate
+from .run_view import shown_probe
 
 _PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "optimizer"}
 
@@ -162,7 +164,7 @@ def compared_command_probe(
     *,
     dry: bool,
     offline: bool,
-    on_progress: Callable[[str], None],
+    output: Output,
     **settings: Any,
 ) -> ProbeAnswer:
     """Run the first steps of a command, keep the result, and return it with the dry run of the same command.
@@ -182,12 +184,14 @@ def compared_command_probe(
             rank=None if probe.solo is None else probe.solo.rank,
             offline=offline,
         )
-        on_progress("dry run ...")
         try:
-            answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=lambda _: None)
+            with output.progress("dry run") as show:
+                answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=show)
         except DryRunError as error:
-            on_progress(f"no dry run for comparison: {error.what}")
-    result = probe_command(probe, on_progress=lambda step: on_progress(f"probe: {step} ..."), **settings)
+            output.say(f"no dry run for comparison: {error.what}")
+    prediction = by_dry_run(answer) if answer else None
+    with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
+        result = probe_command(probe, on_progress=on_progress, **settings)
     name = next((Path(word).name for word in probe.words if word.endswith(".py")), probe.words[0])
     config = result.config or (answer.run.config if answer else {})
     run = Run(config=config, model={}, cluster=cluster, workload=Workload(), model_name=name)
@@ -198,13 +202,11 @@ def compared_command_probe(
         estimate=None,
         dry_run=answer.result if answer else None,
         command=probe.words,
-        prediction=by_dry_run(answer) if answer else None,
+        prediction=prediction,
     )
 
 
-def compared_probe(
-    run: Run, *, rank: int, steps: int, dry: bool, on_progress: Callable[[str], None], **settings: Any
-) -> ProbeAnswer:
+def compared_probe(run: Run, *, rank: int, steps: int, dry: bool, output: Output, **settings: Any) -> ProbeAnswer:
     """Run a configuration for a few steps, keep the result, and return it with the predictions.
 
     dry: make a dry run for comparison. settings: of `probe`. Weights are loaded if the model is a folder with
@@ -221,21 +223,23 @@ def compared_probe(
     check_device(run, settings.get("device", "cuda"))
     dry_result = None
     if dry:
-        on_progress("dry run ...")
         try:
-            dry_result = dry_run(run, rank=rank, iterations=steps)
+            with output.progress("dry run") as show:
+                dry_result = dry_run(run, rank=rank, iterations=steps, on_progress=show)
         except NeedsValuesError as error:  # the model's code needs real values, which the probe has
-            on_progress(f"no dry run for comparison: {error.what}")
+            output.say(f"no dry run for comparison: {error.what}")
     folder = Path(run.model_name)
     has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
-    result = probe_and_keep(
-        run,
-        rank=rank,
-        steps=steps,
-        checkpoint=str(folder.resolve()) if has_weights else None,
-        on_progress=lambda step: on_progress(f"probe: {step} ..."),
-        **settings,
-    )
+    predicted = None if settings.get("solo") else run.estimate()
+    with shown_probe(output, run.cluster, predicted and by_estimate(predicted), steps) as on_progress:
+        result = probe_and_keep(
+            run,
+            rank=rank,
+            steps=steps,
+            checkpoint=str(folder.resolve()) if has_weights else None,
+            on_progress=on_progress,
+            **settings,
+        )
     filled = result.config or (dry_result.config if dry_result is not None else None)
     estimate = None if filled is None else run.estimate(filled)
     return ProbeAnswer(run=run, result=result, estimate=estimate, dry_run=dry_result)

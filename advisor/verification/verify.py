@@ -15,6 +15,7 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.plan import Plan
+from ...probes.real_run.command import STEPS
 from ...probes.real_run.result import ProbeResult
 from ...probes.run import Device
 from ..answer.dry_run_answer import DryRunAnswer
@@ -25,11 +26,14 @@ from ..question.run import build_run
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
 from ..search.choice import SAME_SPEED, best_of_strategy, fastest_that_fits, other_taken_plans, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
+from ..text.output import Output
 from ..text.units import rate, seconds
 from .dry_run import compared_dry_run
 from .past_results import PastProbes, probe_and_keep
+from .prediction import by_estimate
 from .probe import cpu_rank_bytes
 from .probe_order import ProbeOrder, ProbeVerdict, calibration, measured_estimate
+from .run_view import shown_probe
 
 _JUST_TOO_LARGE = 1.01
 """Utilization assigned to a plan that was predicted to fit and did not."""
@@ -41,21 +45,20 @@ OnProbe = Callable[[Candidate, str, int], None]
 """Function called before each probe with the candidate, the reason, and the number of rivals."""
 
 
-def verify(
-    answer: Recommendation, *, offline: bool = False, on_start: Callable[[Candidate], None] = lambda _candidate: None
-) -> Recommendation:
+def verify(answer: Recommendation, *, offline: bool = False, output: Output) -> Recommendation:
     """Return the answer after dry runs, with all of them: the fastest plan whose dry run also fits.
 
-    on_start: called before each dry run, which takes from ten seconds to a minute. Raises DryRunError if a run fails,
-    DsAdviseError if the model's config.json is not available.
+    Each takes from ten seconds to a minute. Raises DryRunError if a run fails, DsAdviseError if the model's config.json
+    is not available.
     """
     question, least = answer.question, LEAST[answer.question.risk]
     judged: dict[Plan, Candidate] = {}
     dry_runs = list[DryRunAnswer]()
     chosen = try_first = None
     for candidate in (*([answer.try_first] if answer.try_first else []), *by_speed(answer)):
-        on_start(candidate)
-        dry_runs.append(compared_dry_run(build_run(question, candidate.plan, offline=offline)))
+        with output.progress(f"dry run of {candidate.strategy}") as on_progress:
+            run = build_run(question, candidate.plan, offline=offline)
+            dry_runs.append(compared_dry_run(run, on_progress=on_progress))
         checked = judged[candidate.plan] = replace(candidate, fit=dry_runs[-1].fit)
         if checked.fit.probability >= least:
             chosen = checked
@@ -103,7 +106,7 @@ def probe_candidates(
     memory_limit_bytes: int | None,
     budget: str,
     offline: bool,
-    say: Callable[[str], None],
+    output: Output,
 ) -> Recommendation:
     """Return the answer after probes on this machine within the budget. Raises ClusterError if the question is about
     another machine."""
@@ -115,30 +118,33 @@ def probe_candidates(
         )
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
-        return probe_and_keep(
-            build_run(question, candidate.plan, offline=offline),
-            device=device,
-            memory_limit_bytes=memory_limit_bytes,
-            timeout_s=timeout_s,
-            on_progress=lambda phase: say(f"  {phase}"),
-        )
+        with shown_probe(output, question.cluster, by_estimate(candidate.estimate), STEPS) as on_progress:
+            return probe_and_keep(
+                build_run(question, candidate.plan, offline=offline),
+                device=device,
+                memory_limit_bytes=memory_limit_bytes,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+            )
 
     def on_probe(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.plan
-        say(
+        output.say(
             f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_title(plan)}: "
             f"{reason}; plans that may still be faster: {left}"
         )
 
     if answer.past_probes:
-        say(f"{len(answer.past_probes)} plans ran before on this machine and are not run again (ds-advise history)")
+        output.say(
+            f"{len(answer.past_probes)} plans ran before on this machine and are not run again (ds-advise history)"
+        )
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
     outcome, quickest_s = "no plan ran", order.quickest_s()
     if series.best is not None:
         outcome = f"{series.best.candidate.strategy} at {rate(series.best.result.tokens_per_s)} tokens/s"
     elif series.ended == "budget" and quickest_s is not None:
         outcome += f"; the quickest may take {seconds(quickest_s)}, so pass a longer --budget"
-    say(f"{series.ended}: {outcome}")
+    output.say(f"{series.ended}: {outcome}")
     return after_series(answer, series, order)
 
 

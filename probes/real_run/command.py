@@ -58,7 +58,7 @@ def probe_command(
     *,
     stall_s: float = STALL_S,
     timeout_s: float = 1800.0,
-    on_progress: OnProgress = lambda _phase: None,
+    on_progress: OnProgress = lambda _ranks, _memory: None,
 ) -> ProbeResult:
     """Start the command as it is, and end it after its first optimizer steps, on every rank. A failure is also a
     result. What the script writes stays, as without the probe; no process of it remains.
@@ -94,6 +94,7 @@ def probe_command(
             working_folder=probe.folder,
             stall_s=stall_s,
             timeout_s=timeout_s,
+            gpus=probe.device == "cuda",
             on_progress=on_progress,
         )
     reports = [rank.report for rank in ranks if rank.report is not None] if failure is None else []

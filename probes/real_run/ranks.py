@@ -9,13 +9,23 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import psutil
 
 from ..failures.messages import find_message
 from .events import EventLogReader
+
+_STATES = {
+    "T": psutil.STATUS_STOPPED,
+    "t": psutil.STATUS_TRACING_STOP,
+    "Z": psutil.STATUS_DEAD,
+    "X": psutil.STATUS_DEAD,
+}
+"""States of a process in /proc other than running and waiting."""
 
 _LAUNCHERS_SIGNAL = -signal.SIGTERM
 """Exit status of the ranks that a launcher ends after the first failure."""
@@ -109,11 +119,13 @@ class Rank:
 
     @property
     def status(self) -> str:
-        """psutil's status of the process; "dead" if it is gone."""
-        with contextlib.suppress(psutil.Error):
-            found = str(psutil.Process(self.pid).status() if self.pid else psutil.STATUS_RUNNING)
-            return "dead" if found == psutil.STATUS_ZOMBIE else found
-        return "dead"
+        """psutil's status of the process, as far as it matters here; "dead" if it is gone."""
+        if not self.pid:
+            return psutil.STATUS_RUNNING
+        with contextlib.suppress(OSError):  # a process of psutil reads more, and every rank is asked many times
+            state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+            return _STATES.get(state.split()[0], psutil.STATUS_RUNNING)
+        return psutil.STATUS_DEAD
 
     @property
     def obstacle(self) -> str:
@@ -159,6 +171,50 @@ class Ranks:
     def ranks(self) -> list[Rank]:
         """The ranks in their order."""
         return sorted(self._by_file.values(), key=lambda rank: rank.number)
+
+    @property
+    def slowest(self) -> Rank | None:
+        """The rank that has come least far; None before the first one has started."""
+        return min(self.ranks, key=lambda rank: (_progress(rank), rank.number), default=None)
+
+    @property
+    def phase(self) -> str:
+        """The phase of the slowest rank."""
+        return "start" if self.slowest is None else self.slowest.phase
+
+    @property
+    def step(self) -> int:
+        """The last step that all ranks have completed."""
+        return min((rank.step for rank in self.ranks), default=0)
+
+    def first(self, name: str) -> Any:
+        """The last value of a key from the first rank that has the key, such as `engine`, `trainer` or `checkpoint`."""
+        return next((rank.latest[name] for rank in self.ranks if name in rank.latest), None)
+
+    def speed(self, world_size: int, last: int | None = None) -> tuple[float | None, float | None]:
+        """(tokens per step, seconds per step) of the whole job, or (None, None) before the second step.
+
+        Both are medians over the `last` steps, or over all but the first. Tokens: the mean of the ranks, padding
+        included; the ranks of other nodes are assumed to have as many. Seconds: those of the slowest rank.
+        """
+        # One more than `last`: n end times have n - 1 intervals. From the end, so that a long training costs no more.
+        latest = [list(islice(reversed(rank.steps.values()), last and last + 1)) for rank in self.ranks]
+        steps = [each[::-1] for each in latest if len(each) > 1]
+        if not steps:
+            return None, None
+        tokens = fmean(median(count for _, count in each[1:]) for each in steps) * world_size
+        return tokens or None, max(
+            median(after - before for (before, _), (after, _) in pairwise(each)) for each in steps
+        )
+
+
+_PHASES = ("start", "join", "load", "initialize", "step")
+
+
+def _progress(rank: Rank) -> tuple[int, int]:
+    """How far the rank is: (index of the phase, number of the step)."""
+    name, _, number = rank.phase.partition(" ")
+    return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
 
 def first_failed(ranks: Sequence[Rank], lost: Sequence[Rank] = ()) -> Rank | None:

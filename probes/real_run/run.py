@@ -33,7 +33,7 @@ def probe(
     memory_limit_bytes: int | None = None,
     stall_s: float = STALL_S,
     timeout_s: float = 1800.0,
-    on_progress: OnProgress = lambda _phase: None,
+    on_progress: OnProgress = lambda _ranks, _memory: None,
 ) -> ProbeResult:
     """Run a real DeepSpeed job of `run.cluster.world_size` ranks on this machine. A failure is also a result.
 

@@ -21,58 +21,31 @@ from .error_kinds import kind_of_error
 from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
+from .sampling import MemorySampler
 from .supervisor import supervised
 
-_POLL_S = 0.05
-_COMPILER_CHECK_S = 1.0
-"""Interval between checks for compilers, in seconds."""
+_POLL_S = 0.2
 _GRACE_S, _LOST_GRACE_S = 2.0, 25.0
 """Times after the first failure in which the failures of other ranks are awaited (`_Job._await_others`). After 30 s
 torchrun kills ranks that ignore its SIGTERM (torch 2.13 distributed/elastic/multiprocessing/api.py)."""
 _LAUNCHER_LOG = "launcher.log"
 
-COMPILERS = frozenset(
-    ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
-)
-"""Names of processes that build DeepSpeed's extensions at their first use."""
-
-_MAY_COMPILE = ("start", "join", "load", "initialize")
-_PHASES = (*_MAY_COMPILE, "step")
-
-OnProgress = Callable[[str], None]
+OnProgress = Callable[[Ranks, MemorySampler], None]
+"""Function called about once a second, and when the phase of the slowest rank changes."""
 
 
 class _Job:
     """A command that runs, with the ranks that have appeared."""
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(self, supervisor: subprocess.Popen[bytes], folder: Path, *, gpus: bool) -> None:
         self.supervisor, self.records = supervisor, Ranks(folder)
-        self._checked_at = 0.0
-        self._compiles = False
-
-    @property
-    def slowest(self) -> Rank | None:
-        return min(self.records.ranks, key=lambda rank: (_progress(rank), rank.number), default=None)
-
-    @property
-    def phase(self) -> str:
-        return "start" if self.slowest is None else self.slowest.phase
+        self.memory = MemorySampler(supervisor.pid, gpus=gpus)
 
     @property
     def is_done(self) -> bool:
         """Whether every rank has reported."""
         reports = [rank.report for rank in self.records.ranks]
         return bool(reports) and all(each is not None and len(reports) >= each["processes"] for each in reports)
-
-    @property
-    def compiles(self) -> bool:
-        """Whether an extension of DeepSpeed is being built, which takes minutes."""
-        if time.monotonic() - self._checked_at > _COMPILER_CHECK_S:  # it walks through all processes
-            self._checked_at, self._compiles = time.monotonic(), False
-            with contextlib.suppress(psutil.Error):
-                children = psutil.Process(self.supervisor.pid).children(recursive=True)
-                self._compiles = any(child.name() in COMPILERS for child in children)
-        return self._compiles
 
     def failure(self, stall_s: float, deadline: float) -> RankFailure | None:
         """The failure of the rank that failed first; None if no rank has failed."""
@@ -85,12 +58,12 @@ class _Job:
             # The others would wait for it forever.
             if rank.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 return self._failure(rank, "stopped", rank.obstacle)
-        now, slowest = time.monotonic(), self.slowest or Rank(EventLogReader(self.records.folder), 0)
+        now, slowest = time.monotonic(), self.records.slowest or Rank(EventLogReader(self.records.folder), 0)
         if now > deadline:
             message = f"not done in time; rank {slowest.number} was in phase {slowest.phase}"
             return self._failure(slowest, "timeout", message)
         if now - self.records.heard_at > stall_s:
-            if self.compiles:
+            if self.memory.compiles:
                 self.records.heard_at = now
             else:
                 message = slowest.obstacle or f"rank {slowest.number} made no progress for {stall_s:.0f} s"
@@ -153,12 +126,6 @@ class _Job:
         return RankFailure(kind=kind, rank=rank.number, phase=rank.phase, message=message, details=details)
 
 
-def _progress(rank: Rank) -> tuple[int, int]:
-    """How far the rank is: (index of the phase, number of the step)."""
-    name, _, number = rank.phase.partition(" ")
-    return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
-
-
 def watch(
     words: Sequence[str],
     folder: Path,
@@ -167,27 +134,24 @@ def watch(
     working_folder: Path,
     stall_s: float,
     timeout_s: float,
-    on_progress: OnProgress = lambda _phase: None,
+    gpus: bool = False,
+    on_progress: OnProgress = lambda _ranks, _memory: None,
 ) -> tuple[list[Rank], RankFailure | None]:
     """Start the command and wait until every rank has reported. Returns the ranks in their order, and the first
     failure.
 
     folder: of the records. environment: of `observed_environment`. stall_s: maximum time without an event or a line of
-    output of any rank; more is a hang. timeout_s: limit of the whole.
+    output of any rank; more is a hang. timeout_s: limit of the whole. gpus: whether to sample the GPUs' memory too.
     """
     deadline = time.monotonic() + timeout_s
     with supervised(words, folder / _LAUNCHER_LOG, environment, working_folder) as supervisor:
-        job, shown = _Job(supervisor, folder), {"start"}
+        job, shown = _Job(supervisor, folder, gpus=gpus), None
         while True:
             job.records.read()
-            title = job.phase
-            if title in _MAY_COMPILE and job.compiles:
-                title = f"{title}, compiling DeepSpeed's extensions"
-            elif job.slowest is not None and job.slowest.obstacle:
-                title = f"{title}, {job.slowest.obstacle}"
-            if title not in shown:
-                shown.add(title)
-                on_progress(title)
+            if job.memory.sample() or job.records.phase != shown:
+                shown = job.records.phase
+                with contextlib.suppress(Exception):  # who watches must not end the run
+                    on_progress(job.records, job.memory)
             if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
                 return job.records.ranks, None if job.is_done else failure
             time.sleep(_POLL_S)

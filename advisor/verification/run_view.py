@@ -1,0 +1,128 @@
+"""What a display shows of a training that runs: its phase, steps, losses and memory, beside what was predicted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean
+
+from ...estimators.hardware import Cluster
+from ...probes.real_run.ranks import Rank, Ranks
+from ...probes.real_run.sampling import MemorySampler
+from ...probes.real_run.watch import OnProgress
+from ..text.output import Output
+from ..text.view import MemoryUse, View
+from .prediction import Prediction
+
+_PHASES = {
+    "start": "starting the ranks",
+    "load": "loading libraries, data and model",
+    "initialize": "initializing DeepSpeed",
+}
+"""Titles of the phases before the first step; later ones have their own names, such as `evaluation`."""
+
+_RECENT = 20
+"""Number of recent steps over which the shown speed is measured."""
+
+_MOST_LOSSES = 256
+"""Largest number of losses that are kept for the picture: twice the columns of a terminal."""
+
+
+class RunView:
+    """The views of one run. Each costs the same, however long the training is.
+
+    total_steps: None if the Trainer reports them. shows_loss: False for random weights.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        prediction: Prediction | None,
+        *,
+        total_steps: int | None = None,
+        shows_loss: bool = True,
+    ) -> None:
+        self.prediction = prediction
+        self._cluster, self._total_steps, self._shows_loss = cluster, total_steps, shows_loss
+        self._losses = list[float]()
+        self._read, self._per_mean = 0, 1
+
+    def view(self, ranks: Ranks, memory: MemorySampler) -> View:
+        """Return what the records and the last sample show."""
+        trainer, predicted = ranks.first("trainer"), self.prediction
+        tokens, step_s = ranks.speed(self._cluster.world_size, last=_RECENT)
+        total_steps = self._total_steps or (int(trainer["total_steps"]) if trainer else None)
+        losses = min((rank.losses for rank in ranks.ranks), key=len, default=[])
+        self._keep(losses)
+        return View(
+            phase=_phase(ranks, memory),
+            step=ranks.step,
+            total_steps=total_steps,
+            left_s=None if total_steps is None else _left_s(ranks.slowest, total_steps),
+            step_s=step_s,
+            tokens_per_s=tokens / step_s if tokens and step_s else None,
+            predicted_tokens_per_s=predicted.tokens_per_s if predicted else None,
+            losses=tuple(self._losses),
+            loss=losses[-1][1] if losses and self._shows_loss else None,
+            memory=self._memory(memory),
+        )
+
+    def _keep(self, losses: list[tuple[int, float]]) -> None:
+        """Add new losses; once there are too many, each is the mean of two neighbours, then of four, and so on."""
+        while len(losses) - self._read >= self._per_mean:
+            self._losses.append(fmean(loss for _, loss in losses[self._read : self._read + self._per_mean]))
+            self._read += self._per_mean
+            if len(self._losses) == _MOST_LOSSES:
+                self._losses = [fmean(self._losses[index : index + 2]) for index in range(0, _MOST_LOSSES, 2)]
+                self._per_mean *= 2
+
+    def _memory(self, memory: MemorySampler) -> tuple[MemoryUse, ...]:
+        cluster, predicted = self._cluster, self.prediction
+        host = MemoryUse(
+            "host",
+            memory.host_bytes,
+            memory.host_peak_bytes,
+            predicted.host_bytes if predicted else None,
+            cluster.host_memory_bytes_per_node,
+        )
+        if memory.device_bytes is None or memory.device_peak_bytes is None:
+            return (host,)
+        device = MemoryUse(
+            "GPU",
+            memory.device_bytes,
+            memory.device_peak_bytes,
+            predicted.device_bytes if predicted else None,
+            cluster.gpu.memory_bytes,
+        )
+        return device, host
+
+
+@contextmanager
+def shown_probe(output: Output, cluster: Cluster, prediction: Prediction | None, steps: int) -> Iterator[OnProgress]:
+    """Return the function that shows a probe while it runs."""
+    views = RunView(cluster, prediction, total_steps=steps, shows_loss=False)
+    with output.display("probe") as display:
+        yield lambda ranks, memory: display.show(views.view(ranks, memory))
+
+
+def _phase(ranks: Ranks, memory: MemorySampler) -> str:
+    """Return what the slowest rank does, or waits for; "" while it makes steps."""
+    if memory.compiles:
+        return f"building DeepSpeed's extension {memory.extension}" if memory.extension else "compiling"
+    if ranks.slowest is not None and ranks.slowest.obstacle:
+        return ranks.slowest.obstacle
+    name = ranks.phase.partition(" ")[0]
+    if name == "step":
+        return "" if ranks.step else "first step"
+    return _PHASES.get(name, name)
+
+
+def _left_s(rank: Rank | None, total_steps: int) -> float | None:
+    """Return the time left if the remaining steps take as long as those since the first, with what lies between."""
+    if rank is None or len(rank.steps) < 2 or rank.step >= total_steps:
+        return None
+    first, (began, _) = next(iter(rank.steps.items()))
+    last, (ended, _) = next(reversed(rank.steps.items()))
+    left_s = (total_steps - last) * (ended - began) / (last - first)
+    return max(0.0, left_s - max(0.0, time.monotonic() - ended))

@@ -1,0 +1,93 @@
+"""Memory of a running training on this node, and whether it compiles, by the processes that a command has started."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..machine import query_nvml, read_pairs, visible_handles
+
+_COMPILERS = frozenset(
+    ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
+)
+"""Names of processes that build DeepSpeed's extensions at their first use."""
+
+_EVERY_S = 1.0
+"""Least interval between two samples."""
+
+_SHARE = 0.002
+"""Largest share of a core for the samples, and for the search for processes: a busy machine has thousands, and the next
+search waits longer."""
+
+
+class MemorySampler:
+    """The memory of the descendants of process `pid`, and of the GPUs with `gpus`. Bytes are those of the last sample,
+    peaks those of all."""
+
+    def __init__(self, pid: int, *, gpus: bool) -> None:
+        self._pid, self._gpus = pid, gpus
+        self._processes = list[int]()
+        self._search_at = self._sample_at = -math.inf
+        self.host_bytes = 0
+        """Anonymous and shared memory of the training's processes. Mapped files are excluded, because the kernel can
+        drop them; compilers of extensions too, because they take gigabytes only once."""
+        self.host_peak_bytes = 0
+        self.device_bytes: int | None = None
+        """Memory of all processes on the fullest visible GPU; None without a GPU."""
+        self.device_peak_bytes: int | None = None
+        self.compiles = False
+        self.extension = ""
+        """Name of the extension of DeepSpeed that is being compiled; "" if it is not known."""
+
+    def sample(self) -> bool:
+        """Take a sample, unless the last one was taken too recently. Returns whether it was taken."""
+        if time.monotonic() < self._sample_at:
+            return False
+        if time.monotonic() >= self._search_at:
+            began_s = time.thread_time()
+            with contextlib.suppress(psutil.Error):
+                self._processes = [each.pid for each in psutil.Process(self._pid).children(recursive=True)]
+            self._search_at = _next_at(began_s)
+        began_s = time.thread_time()
+        self._read()
+        if self._gpus and (device_bytes := query_nvml(_most_used, None)) is not None:
+            self.device_bytes = device_bytes
+            self.device_peak_bytes = max(self.device_peak_bytes or 0, device_bytes)
+        self._sample_at = _next_at(began_s)
+        return True
+
+    def _read(self) -> None:
+        host_bytes, self.compiles, self.extension = 0, False, ""
+        for process in self._processes:
+            status = read_pairs(Path(f"/proc/{process}/status"))
+            if status.get("Name", "").strip() in _COMPILERS:
+                self.compiles = True
+                self.extension = self.extension or _built_extension(process)
+            else:
+                host_bytes += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+        self.host_bytes = host_bytes
+        self.host_peak_bytes = max(self.host_peak_bytes, host_bytes)
+
+
+def _next_at(began_s: float) -> float:
+    """When what began at this CPU time of the thread may be done again."""
+    return time.monotonic() + max(_EVERY_S, (time.thread_time() - began_s) / _SHARE)
+
+
+def _built_extension(pid: int) -> str:
+    """The extension that a compiler builds: torch starts ninja in the folder of its name (torch 2.13
+    utils/cpp_extension.py `_run_ninja_build`)."""
+    with contextlib.suppress(OSError):
+        folder = Path(f"/proc/{pid}/cwd").readlink()
+        return folder.name if (folder / "build.ninja").exists() else ""
+    return ""
+
+
+def _most_used(nvml: Any) -> int | None:
+    infos = map(nvml.nvmlDeviceGetMemoryInfo, visible_handles(nvml))
+    return max((int(info.used) for info in infos), default=None)

@@ -1,0 +1,289 @@
+"""The monitor of a launch as a terminal, a pipe and a broken stream show it, with ranks that report as trainings do."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from ds_advise.advisor.launch.monitor import Monitor
+from ds_advise.advisor.question.this_machine import cpu_cluster
+from ds_advise.advisor.text.display import Display
+from ds_advise.advisor.text.view import MemoryUse, View, line, rows
+from ds_advise.advisor.verification.prediction import Prediction
+from ds_advise.advisor.verification.run_view import RunView
+from ds_advise.probes.real_run.events import EventLogReader
+from ds_advise.probes.real_run.ranks import Rank, Ranks
+from ds_advise.probes.real_run.sampling import MemorySampler
+from ds_advise.probes.run import Run
+from rich.console import Console
+
+from tests.helpers import launch_request
+
+GIB = 2**30
+LIMIT_S = 120
+
+RANK = """
+import json, os, socket, time
+from pathlib import Path
+from ds_advise.probes.real_run.environment import own_settings
+rank = int(os.environ["LOCAL_NUMBER"])
+log = open(f"{own_settings().folder}/rank{rank}.jsonl", "a", buffering=1)
+held = b"x" * (100 << 20)
+def note(**values):
+    log.write(json.dumps({"time": time.monotonic(), **values}) + "\\n")
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.05)
+note(rank=rank, pid=os.getpid(), host=socket.gethostname())
+note(phase="load")
+wait_for("go")
+note(trainer={"total_steps": 40, "output_dir": "out"})
+for step in range(1, 41):
+    note(phase=f"step {step}")
+    time.sleep(0.01)
+    note(step=step, tokens=100, loss=8.0 / step)
+    if step == 30:
+        wait_for("end")
+note(end=0)
+"""
+COMMAND = """
+for number in 0 1; do LOCAL_NUMBER=$number {python} rank.py & done
+wait
+"""
+
+
+class Screen:
+    """The rows of a terminal that wraps its rows anew when it gets narrower, as most do."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self.rows, self.row, self.column = columns, [""], 0, 0
+
+    def resize(self, columns: int) -> None:
+        folded = [[row[at : at + columns] for at in range(0, max(1, len(row)), columns)] for row in self.rows]
+        self.row = sum(map(len, folded[: self.row + 1])) - 1
+        self.rows, self.columns = [part for row in folded for part in row], columns
+
+    def write(self, text: str) -> None:
+        for code, final, plain in re.findall(r"\x1b\[\??([\d;]*)([A-Za-z])|([^\x1b])", text):
+            if final == "A":
+                self.row = max(0, self.row - int(code or 1))
+            elif final == "K":
+                self.rows[self.row] = ""
+            elif plain == "\r":
+                self.column = 0
+            elif plain == "\n":
+                self._next()
+            elif plain:
+                if self.column == self.columns:
+                    self._next()
+                row = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = row[: self.column] + plain + row[self.column + 1 :]
+                self.column += 1
+
+    def _next(self) -> None:
+        self.row, self.column = self.row + 1, 0
+        self.rows += [""] * (self.row == len(self.rows))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(row.rstrip() for row in self.rows)
+
+
+class Terminal:
+    """A pseudo-terminal with the screen of what is written to it."""
+
+    def __init__(self, columns: int) -> None:
+        self.master, self.slave = pty.openpty()
+        self.screen, self.written = Screen(columns), ""
+        self._lock = threading.Lock()
+        self.resize(columns)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def resize(self, columns: int) -> None:
+        with self._lock:
+            self.screen.resize(columns)
+            fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self.master, 1 << 16):
+                with self._lock:
+                    self.written += data.decode()
+                    self.screen.write(data.decode())
+
+    def wait(self, holds: Callable[[str], object]) -> str:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                text = self.screen.text
+            if holds(text):
+                return text
+            time.sleep(0.05)
+        raise AssertionError(text)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `ds-advise launch` of two ranks that wait for the files `go` and `end`."""
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "run.sh").write_text(COMMAND.format(python=sys.executable))
+    started = []
+
+    def start(stderr: int | IO[Any], **variables: str) -> subprocess.Popen[str]:
+        words = "launch --no-check --device cpu --ranks 2 --log-dir log -- bash run.sh"
+        plain = {
+            name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ds_advise", *words.split()],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=plain | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | variables,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_training_is_drawn_in_place_while_it_runs(start: Start, tmp_path: Path) -> None:
+    """From the start of the ranks: phase and time; then steps, loss and memory as bars. A terminal that becomes
+    narrower keeps one drawing, and nothing of it is left at the end."""
+    terminal = Terminal(80)
+    process = start(terminal.slave)
+    terminal.wait(lambda text: re.search(r"training: loading libraries, data and model, \d+ s +0:\d\d", text))
+    (tmp_path / "go").touch()
+    shown = terminal.wait(lambda text: "step 30/40" in text)
+    for row in (
+        r" training: [\d,]+ tokens/s +0:\d\d",
+        r" step 30/40 +━{20,}─+  0 s left",
+        r" loss 0\.2667 +█+[▁-█]+▁ +from 8",
+        r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+",
+    ):
+        assert re.search(f"^{row}$", shown, re.MULTILINE), shown
+    terminal.resize(40)
+    narrow = terminal.wait(lambda text: re.search(r" host 0\.2\d GiB  peak 0\.2\d\n ━*─+  of [\d.]+", text))
+    assert [narrow.count(each) for each in ("training:", "step 30/40", "loss 0.2667", "host 0.2")] == [1, 1, 1, 1]
+    (tmp_path / "end").touch()
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0 and "Finished after step 40" in out
+    assert "training:" not in terminal.screen.text and "tokens/s" not in terminal.screen.text
+
+
+@pytest.mark.parametrize("place", ["pipe", "dumb terminal"])
+def test_without_a_terminal_to_redraw_there_are_lines(start: Start, tmp_path: Path, place: str) -> None:
+    """The phases and the first steps at once, with the time; no step twice, no control codes, also where colours are
+    forced."""
+    (tmp_path / "go").touch()
+    threading.Timer(5.0, (tmp_path / "end").touch).start()
+    terminal = Terminal(80)
+    process = start(subprocess.PIPE, FORCE_COLOR="1") if place == "pipe" else start(terminal.slave, TERM="dumb")
+    _, printed = process.communicate(timeout=LIMIT_S)
+    printed = printed or terminal.wait(lambda text: "step" in text)
+    assert re.search(r"ds-advise: training, \d s: starting the ranks", printed)
+    lines = [each for each in printed.splitlines() if "step" in each]
+    assert len(lines) <= 3 and re.search(r"training, \d+ s: step \d+/40, loss [\d.]+", lines[0])
+    assert "\x1b" not in (terminal.written or printed)
+
+
+def test_a_stream_that_cannot_be_written_ends_no_training(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    (tmp_path / "end").touch()
+    with Path("/dev/full").open("w") as full:
+        process = start(full)
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0 and "Finished after step 40" in out
+
+
+def test_an_error_of_the_monitor_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path, device="cpu")
+    request.folder.mkdir()
+    (request.folder / "rank0.jsonl").write_text(
+        '{"time": 1.0, "step": 3, "tokens": 5, "trainer": "of another version"}\n'
+    )
+    monitor = Monitor(request, Display(Console(stderr=True), "training"), os.getpid())
+    for _ in range(2):
+        monitor._memory._sample_at = 0.0
+        monitor.look()
+    assert capsys.readouterr().err.count("the monitor has an error, the training goes on (TypeError") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 64, 80, 120])
+def test_memory_above_its_prediction_has_a_sign_and_a_colour(columns: int) -> None:
+    """Behind the mark at the prediction the bar is yellow; near the capacity all of it is red. Lines fit, also without
+    block characters."""
+    uses = [
+        MemoryUse("GPU", 50 * GIB, 60 * GIB, 40 * GIB, 80 * GIB),
+        MemoryUse("host", 8 * GIB, 9 * GIB, 10 * GIB, None),
+    ]
+    full = MemoryUse("GPU", 78 * GIB, 79 * GIB, 40 * GIB, 80 * GIB)
+    view = View(step=123_456, total_steps=200_000, left_s=91_860.0, tokens_per_s=123_456.7, memory=uses)
+    for blocks in (True, False):
+        drawn = rows("training", view, (3_725.0, 5.0), columns, blocks=blocks)
+        text = "\n".join(each.plain for each in drawn)
+        assert max(each.cell_len for each in drawn) < columns and text.isascii() != blocks
+        assert drawn[0].plain.endswith("  1:02:05") and "25 h 31 min left" in text
+        assert "peak 60.0" in text and "predicted 40.0" in text and ("> predicted" in text) == (columns > 40)
+        (over,) = (each for each in drawn if {span.style for span in each.spans} >= {"yellow", "green"})
+        mark = over.plain.index("┃" if blocks else "|")
+        assert all(
+            (span.start > mark) == (span.style == "yellow") for span in over.spans if span.style in ("yellow", "green")
+        )
+    nearly = rows("training", View(step=1, memory=[full]), (1.0, 1.0), columns, blocks=True)
+    assert {"red", "bold red"} <= {span.style for each in nearly for span in each.spans}
+    said = line("training", view, 3_725.0)
+    assert (
+        "training, 62 min 5 s: step 123456/200000, 123,000 tokens/s, 25 h 31 min left; GPU 50.0 GiB, peak 60.0 >"
+        in said
+    )
+
+
+def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: Path) -> None:
+    """Losses are thinned out to means; the time left is that of the steps since the first, with what lies between."""
+    prediction = Prediction(
+        evidence="dry-run",
+        engine={},
+        allocated_bytes=1,
+        reserved_bytes=1,
+        device_bytes=1,
+        host_bytes=10 * GIB,
+        step_s=2.0,
+        tokens_per_step=200.0,
+    )
+    views = RunView(cpu_cluster(1), prediction, total_steps=40_000)
+    rank = Rank(EventLogReader(tmp_path), 0)
+    now = time.monotonic()
+    rank.steps = {step: (now + 0.5 * (step - 20_000), 100) for step in range(1, 20_001)}
+    rank.losses = [(step, 4.0 - step / 10_000) for step in range(1, 20_001)]
+    rank.phase = "step 20001"
+    ranks = Ranks(tmp_path)
+    ranks._by_file[tmp_path] = rank
+    memory = MemorySampler(os.getpid(), gpus=False)
+    view = views.view(ranks, memory)
+    assert 128 <= len(view.losses) < 256 and view.loss == 2.0
+    assert view.losses[0] == pytest.approx(4.0, abs=0.02) and view.losses[-1] == pytest.approx(2.0, abs=0.02)
+    assert view.left_s == pytest.approx(10_000.0, abs=5.0)
+    assert (view.tokens_per_s, view.predicted_tokens_per_s) == (200.0, 100.0)
+    memory.compiles, memory.extension = True, "cpu_adam"
+    assert views.view(ranks, memory).phase == "building DeepSpeed's extension cpu_adam"
