@@ -91,7 +91,9 @@ def train(
             if not options[name]:
                 raise click.UsageError(f"--{name} is missing")
         check_file(Path(options["data"]).expanduser())
-    from ..train.train import TrainingControls, resume_training, show, train_anew
+    with output.progress("train") as on_progress:
+        on_progress("loading libraries")
+        from ..train.train import TrainingControls, resume_training, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()
     # Absolute, so that --resume works from another folder.

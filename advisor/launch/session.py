@@ -270,6 +270,7 @@ def run_session(
     first_folder = request.folder
     while True:
         prepare(request)
+        output.say(f"output of the ranks: {request.folder}/rank*.log")
         outcome = launch(request, verbose=verbose, console=console)
         attempt = Attempt(request=request, outcome=outcome)
         keep_training(attempt)

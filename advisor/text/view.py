@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -25,6 +26,9 @@ _ROOM = 1.25
 
 _NEARLY_FULL = 0.95
 """Share of the capacity from which memory is shown in red."""
+
+_LEAST_SPAN = 0.05
+"""Least height of a line of bars as a share of its highest value: smaller changes are noise, and look flat."""
 
 _SHOWN_S = 3.0
 """Least time in a phase that is shown."""
@@ -76,6 +80,7 @@ class View:
     predicted_tokens_per_s: float | None = None
     losses: Sequence[float] = ()
     """The losses from the first to the last, thinned out if there are many."""
+    first_loss: float | None = None
     loss: float | None = None
     """The last loss."""
     memory: Sequence[MemoryUse] = ()
@@ -177,9 +182,8 @@ def _rows(view: View) -> list[_Row]:
         note = view.left or (f"{seconds(view.step_s)} a step" if view.step_s and not view.total_steps else "")
         found.append(_Row("step", Text(view.steps, "bold"), _Bar(share, share, None, "cyan"), note))
     if view.loss is not None:
-        first = next(iter(view.losses), view.loss)
         style = "bold" if math.isfinite(view.loss) else "bold red"
-        note = f"from {first:.4g}" if len(view.losses) > 1 else ""
+        note = "" if view.first_loss is None else f"from {view.first_loss:.4g}"
         found.append(_Row("loss", Text(f"{view.loss:.4g}", style), _Sparks(view.losses), note))
     for use in view.memory:
         if gib(use.peak_bytes) == gib(0):
@@ -223,20 +227,23 @@ class _Bar(NamedTuple):
 
 
 class _Sparks(NamedTuple):
-    """A line of bars, each of which is the mean of the values in its column."""
-
     values: Sequence[float]
 
     def draw(self, columns: int, *, blocks: bool) -> Text:
-        values = [value for value in self.values if math.isfinite(value)]
-        count = min(columns, len(values))
-        bounds = [index * len(values) // count for index in range(count + 1)] if count else []
-        means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
-        sparks = SPARKS if blocks else PLAIN_SPARKS
-        low, high = min(means, default=0.0), _high(means)
-        levels = (len(sparks) - 1) / (high - low) if high > low else 0.0
-        drawn = "".join(sparks[round((min(mean, high) - low) * levels)] for mean in means)
-        return Text(drawn.ljust(columns), "cyan")
+        return spark_line(self.values, columns, blocks=blocks)
+
+
+def spark_line(values: Sequence[float], columns: int, *, blocks: bool) -> Text:
+    """Return a line of bars, each of which is the mean of the values in its column; infinite ones are left out."""
+    finite = [value for value in values if math.isfinite(value)]
+    count = min(columns, len(finite))
+    bounds = [index * len(finite) // count for index in range(count + 1)] if count else []
+    means = [fmean(finite[a:b]) for a, b in pairwise(bounds)]
+    sparks = SPARKS if blocks else PLAIN_SPARKS
+    low, high = min(means, default=0.0), _high(means)
+    span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
+    levels = ((min(mean, high) - low) / span for mean in means)
+    return Text("".join(sparks[round(level * (len(sparks) - 1))] for level in levels).ljust(columns), "cyan")
 
 
 def _high(values: Sequence[float]) -> float:

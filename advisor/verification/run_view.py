@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice, pairwise
 from statistics import fmean
 
 from ...estimators.hardware import Cluster
@@ -24,6 +26,9 @@ _PHASES = {
 
 _RECENT = 20
 """Number of recent steps over which the shown speed is measured."""
+
+_LATE_S, _LATE = 10.0, 3.0
+"""A step is late after these seconds and this multiple of the longest recent one."""
 
 _MOST_LOSSES = 256
 """Largest number of losses that are kept for the picture: twice the columns of a terminal."""
@@ -64,6 +69,7 @@ class RunView:
             tokens_per_s=tokens / step_s if tokens and step_s else None,
             predicted_tokens_per_s=predicted.tokens_per_s if predicted else None,
             losses=tuple(self._losses),
+            first_loss=losses[0][1] if losses else None,
             loss=losses[-1][1] if losses and self._shows_loss else None,
             memory=self._memory(memory),
         )
@@ -109,13 +115,20 @@ def shown_probe(output: Output, cluster: Cluster, prediction: Prediction | None,
 def _phase(ranks: Ranks, memory: MemorySampler) -> str:
     """Return what the slowest rank does, or waits for; "" while it makes steps."""
     if memory.compiles:
-        return f"building DeepSpeed's extension {memory.extension}" if memory.extension else "compiling"
+        return f"building extension {memory.extension} (first use)" if memory.extension else "compiling"
     if ranks.slowest is not None and ranks.slowest.obstacle:
         return ranks.slowest.obstacle
     name = ranks.phase.partition(" ")[0]
-    if name == "step":
-        return "" if ranks.step else "first step"
-    return _PHASES.get(name, name)
+    if name == "step" and ranks.step:
+        return f"waiting for step {ranks.step + 1}" if _is_late(ranks.slowest) else ""
+    return _PHASES.get(name, "first step" if name == "step" else name)
+
+
+def _is_late(rank: Rank | None) -> bool:
+    """Whether its step takes much longer than those before."""
+    ends = [end for end, _ in islice(reversed(rank.steps.values()), _RECENT)] if rank is not None else []
+    longest_s = max((after - before for after, before in pairwise(ends)), default=math.inf)
+    return bool(ends) and time.monotonic() - ends[0] > max(_LATE_S, _LATE * longest_s)
 
 
 def _left_s(rank: Rank | None, total_steps: int) -> float | None:
