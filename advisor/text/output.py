@@ -38,7 +38,8 @@ class Output(NamedTuple):
         from .view import View  # imported here: JSON needs no terminal library
 
         with self.display(title) as display:
-            yield lambda phase: display.show(View(phase=phase))
+            # A worker has no phase while it loads torch.
+            yield lambda phase: display.show(View(phase="loading libraries" if phase == "start" else phase))
 
     def display(self, title: str) -> Display:
         """Return the display of a task on stderr: redrawn on a terminal, elsewhere in lines."""

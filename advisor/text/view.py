@@ -177,10 +177,12 @@ def _state(view: View, elapsed_s: float, phase_s: float) -> tuple[str, str]:
 
 def _rows(view: View) -> list[_Row]:
     found = []
+    bar: _Bar | _Sparks
     if view.step or view.total_steps:
         share = view.step / view.total_steps if view.total_steps else 0.0
         note = view.left or (f"{seconds(view.step_s)} a step" if view.step_s and not view.total_steps else "")
-        found.append(_Row("step", Text(view.steps, "bold"), _Bar(share, share, None, "cyan"), note))
+        bar = _Bar(share, share, None, "cyan") if view.total_steps else _Sparks(())
+        found.append(_Row("step", Text(view.steps, "bold"), bar, note))
     if view.loss is not None:
         style = "bold" if math.isfinite(view.loss) else "bold red"
         note = "" if view.first_loss is None else f"from {view.first_loss:.4g}"
@@ -194,7 +196,7 @@ def _rows(view: View) -> list[_Row]:
         elif use.capacity_bytes is not None:
             end = use.capacity_bytes
         mark = None if use.predicted_bytes is None else use.predicted_bytes / end
-        bar = _Bar(use.now_bytes / end, use.peak_bytes / end, mark, use.style)
+        bar = _Bar(use.now_bytes / end, use.peak_bytes / end, mark, use.style) if use.notes[1] else _Sparks(())
         style = "bold" if use.style == "green" else f"bold {use.style}"
         detail, note = use.notes
         found.append(_Row(use.title, Text(f"{gib(use.now_bytes)} GiB", style), bar, note, detail))

@@ -231,7 +231,8 @@ def compared_probe(run: Run, *, rank: int, steps: int, dry: bool, output: Output
     folder = Path(run.model_name)
     has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
     predicted = None if settings.get("solo") else run.estimate()
-    with shown_probe(output, run.cluster, predicted and by_estimate(predicted), steps) as on_progress:
+    prediction = None if predicted is None else by_estimate(predicted)
+    with shown_probe(output, run.cluster, prediction, steps) as on_progress:
         result = probe_and_keep(
             run,
             rank=rank,

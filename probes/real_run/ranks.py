@@ -19,13 +19,8 @@ import psutil
 from ..failures.messages import find_message
 from .events import EventLogReader
 
-_STATES = {
-    "T": psutil.STATUS_STOPPED,
-    "t": psutil.STATUS_TRACING_STOP,
-    "Z": psutil.STATUS_DEAD,
-    "X": psutil.STATUS_DEAD,
-}
-"""States of a process in /proc other than running and waiting."""
+_STATES = {"T": "stopped", "t": "tracing-stop", "Z": "dead", "X": "dead"}
+"""States of a process in /proc other than running and waiting -> psutil's names."""
 
 _LAUNCHERS_SIGNAL = -signal.SIGTERM
 """Exit status of the ranks that a launcher ends after the first failure."""
@@ -119,13 +114,13 @@ class Rank:
 
     @property
     def status(self) -> str:
-        """psutil's status of the process, as far as it matters here; "dead" if it is gone."""
+        """The status of the process by psutil's name: running, stopped, or dead if it is gone."""
         if not self.pid:
-            return psutil.STATUS_RUNNING
+            return "running"
         with contextlib.suppress(OSError):  # a process of psutil reads more, and every rank is asked many times
             state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-            return _STATES.get(state.split()[0], psutil.STATUS_RUNNING)
-        return psutil.STATUS_DEAD
+            return _STATES.get(state.split()[0], "running")
+        return "dead"
 
     @property
     def obstacle(self) -> str:
