@@ -91,7 +91,7 @@ def train(
             if not options[name]:
                 raise click.UsageError(f"--{name} is missing")
         check_file(Path(options["data"]).expanduser())
-    with output.progress("train") as on_progress:
+    with output.progress("train", at_once=False) as on_progress:
         on_progress("loading libraries")
         from ..train.train import TrainingControls, resume_training, show, train_anew
 
