@@ -90,7 +90,7 @@ class Monitor:
             whole, newline, _ = stream.read().rpartition(b"\n")
             self._output_shown += len(whole) + len(newline)
             for line in whole.decode(errors="replace").splitlines():
-                self._display.say(line)
+                self._display.echo(line)
 
     def abort_reason(self) -> TrainingFailure | None:
         """The failure for which the training should be ended; None if it should go on."""
@@ -125,7 +125,7 @@ class Monitor:
         for name, thread in self._checksum_threads.items():
             thread.join(_PATIENCE_S)
             if thread.is_alive():
-                self._display.say(f"ds-advise: writing the checksums of {name} ...")
+                self._display.say(f"writing the checksums of {name} ...")
                 thread.join()
         records, request = self.records, self._request
         if exit_code and failure is None and not stopped:
@@ -199,4 +199,4 @@ class Monitor:
         """Print each `warning` once."""
         if not any(earlier.startswith(warning) for earlier in self._warnings):
             self._warnings.append(f"{warning} ({figures})" if figures else warning)
-            self._display.say(f"ds-advise: {self._warnings[-1]}")
+            self._display.say(self._warnings[-1])

@@ -69,9 +69,9 @@ def _watch(
         if signals and stopping is None:
             stopping = _stop(monitor.records)
             if stopping:
-                display.say(f"ds-advise: stopping: {stopping}")
+                display.say(f"stopping: {stopping}")
         if len(signals) > 1 or stopping == "":
-            display.say("ds-advise: ending at once")
+            display.say("ending at once")
             return None
         time.sleep(_POLL_S)
     if verbose:

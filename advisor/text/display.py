@@ -20,6 +20,7 @@ from rich.text import Text
 
 from .language import can_encode
 from .lines import SPARKS, wrapped
+from .units import printable
 from .view import View, line, rows
 
 _PER_S = 2.0
@@ -60,11 +61,15 @@ class Display:
             with suppress(Exception):
                 self._live.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line that is not redrawn."""
+    def say(self, message: str) -> None:
+        """Print a message that is not redrawn, as `Output.say` does."""
+        text = f"ds-advise: {printable(message)}"
+        self.echo(text if self._live is None else wrapped(text, self._console.width))
+
+    def echo(self, text: str) -> None:
+        """Print a line of the task's own output."""
         with suppress(Exception):
-            shown = wrapped(text, self._console.width) if self._live is not None else text
-            self._console.print(Text(shown), soft_wrap=True)
+            self._console.print(Text(text), soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Show the task as it is now."""
@@ -74,7 +79,7 @@ class Display:
         self._view = view
         if self._live is None and now - self._printed_at >= self._interval_s(view):
             self._printed_at, self._printed = now, view
-            self.say(f"ds-advise: {line(self._title, view, now - self._began)}")
+            self.say(line(self._title, view, now - self._began))
 
     def _interval_s(self, view: View) -> float:
         if view.step != self._printed.step:

@@ -77,10 +77,10 @@ class RunView:
     def _keep(self, losses: list[tuple[int, float]]) -> None:
         """Add new losses; once there are too many, each is the mean of two neighbours, then of four, and so on."""
         while len(losses) - self._read >= self._per_mean:
-            self._losses.append(fmean(loss for _, loss in losses[self._read : self._read + self._per_mean]))
+            self._losses.append(_mean([loss for _, loss in losses[self._read : self._read + self._per_mean]]))
             self._read += self._per_mean
             if len(self._losses) == _MOST_LOSSES:
-                self._losses = [fmean(self._losses[index : index + 2]) for index in range(0, _MOST_LOSSES, 2)]
+                self._losses = [_mean(self._losses[index : index + 2]) for index in range(0, _MOST_LOSSES, 2)]
                 self._per_mean *= 2
 
     def _memory(self, memory: MemorySampler) -> tuple[MemoryUse, ...]:
@@ -102,6 +102,12 @@ class RunView:
             cluster.gpu.memory_bytes,
         )
         return device, host
+
+
+def _mean(losses: list[float]) -> float:
+    """Return the mean without steps that overflowed in fp16; NaN if no other is left."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return fmean(finite) if finite else math.nan
 
 
 @contextmanager
