@@ -91,8 +91,7 @@ def train(
             if not options[name]:
                 raise click.UsageError(f"--{name} is missing")
         check_file(Path(options["data"]).expanduser())
-    with output.progress("train", at_once=False) as on_progress:
-        on_progress("loading libraries")
+    with output.waiting("loading libraries"):
         from ..train.train import TrainingControls, resume_training, show, train_anew
 
     folder = Path(output_dir).expanduser().absolute()

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..text.language import can_encode
-from ..text.lines import LONGEST, NARROWEST, WIDTH, padded, row, sentence
+from ..text.lines import LONGEST, NARROWEST, SPARKS, WIDTH, padded, row, sentence
 from ..text.units import FIRM, percent
 from .charts import Drawing, Limit, Lines, Points, StackedBars, Unit
 
@@ -43,8 +43,6 @@ _INKS = {
 _LETTERS = {"generation": "K", "launch": "=", "other": "."}
 """Characters of families whose initial is another family's."""
 
-_EIGHTHS = "▁▂▃▄▅▆▇█"
-
 _LEAST_SHARE = 0.03
 """Families below this share of a lone bar are drawn as one if there are several: a bar has about 68 characters."""
 
@@ -63,7 +61,7 @@ class _Pen:
 
     def __init__(self, console: Console, *, is_area: bool = False) -> None:
         self.console = console
-        self.has_blocks = can_encode(console, "│╌»•" + _EIGHTHS + "".join(pattern for pattern, _ in _INKS.values()))
+        self.has_blocks = can_encode(console, "│╌»•" + SPARKS + "".join(pattern for pattern, _ in _INKS.values()))
         self.is_solid = is_area and self.has_blocks and console.color_system is not None and not console.no_color
         marks = tuple("│╌»▁•" if self.has_blocks else "|->_.")
         self.mark, self.line, self.cut, self.low, self.dot = marks
@@ -241,7 +239,7 @@ def _cell(
     if part >= 1 or (part > 0.5 and not pen.is_solid):
         return filling, style
     if pen.is_solid and part >= 0.125:
-        return _EIGHTHS[int(part * 8) - 1], style
+        return SPARKS[int(part * 8) - 1], style
     return (empty, "dim") if level else (pen.low, style)
 
 

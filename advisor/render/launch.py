@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ from ..launch.command import dry_lines, launch_job
 from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
-from ..text.language import can_encode
-from ..text.lines import SPARKS, WIDTH, copyable, row, sentence
+from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, rate, seconds
-from ..text.view import spark_line
 from ..verification.prediction import PhaseFigures, Prediction
 from .configuration import configuration
 
@@ -174,14 +171,8 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     panel = Panel(title="loss", layers={"weights": losses})
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
-    yield doc.Chart(chart, doc.Table(["step", "loss"], rows), partial(_print_loss, losses))
-
-
-def _print_loss(losses: Sequence[float], console: Console) -> None:
-    ends = f"{losses[0]:.4g} to {losses[-1]:.4g}"
-    sparks = spark_line(losses, min(console.width, WIDTH) - len(ends) - 9, blocks=can_encode(console, SPARKS))
-    sparks.rstrip()
-    row(console, Text.assemble(" loss  ", sparks, f"  {ends}"))
+    yield doc.Sentence(f"Loss {losses[0]:.4g} to {losses[-1]:.4g}.")
+    yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
 
 
 def _end_sentence(outcome: LaunchOutcome) -> str:

@@ -38,11 +38,11 @@ _BLOCKS = f"{SPARKS}━╍─┃…"
 class Display:
     """Display of one task, from entering to leaving its context."""
 
-    def __init__(self, console: Console, title: str, *, at_once: bool = True) -> None:
+    def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
         self._view = View(phase="start")
         self._began = self._phase_at = time.monotonic()
-        self._printed_at = -math.inf if at_once else self._began
+        self._printed_at = -math.inf
         self._printed = self._view
         self._has_blocks = can_encode(console, _BLOCKS)
         # FORCE_COLOR colours a pipe, but nothing can be redrawn there.

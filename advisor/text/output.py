@@ -33,20 +33,19 @@ class Output(NamedTuple):
             to_stderr(text)
 
     @contextmanager
-    def progress(self, title: str, *, at_once: bool = True) -> Iterator[Callable[[str], None]]:
+    def progress(self, title: str) -> Iterator[Callable[[str], None]]:
         """Return a function that shows the current phase of a task, with the elapsed time, as `display` does."""
         from .view import View  # imported here: JSON needs no terminal library
 
-        with self.display(title, at_once=at_once) as display:
+        with self.display(title) as display:
             # A worker has no phase while it loads torch.
             yield lambda phase: display.show(View(phase="loading libraries" if phase == "start" else phase))
 
-    def display(self, title: str, *, at_once: bool = True) -> Display:
-        """Return the display of a task on stderr: redrawn on a terminal, elsewhere in lines. at_once: whether a task of
-        a few seconds has a line, too."""
+    def display(self, title: str) -> Display:
+        """Return the display of a task on stderr: redrawn on a terminal, elsewhere in lines."""
         from .display import Display  # as above
 
-        return Display(self.console(on_stderr=True), title, at_once=at_once)
+        return Display(self.console(on_stderr=True), title)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -229,23 +229,20 @@ class _Bar(NamedTuple):
 
 
 class _Sparks(NamedTuple):
+    """A line of bars, each of which is the mean of the values in its column; infinite ones are left out."""
+
     values: Sequence[float]
 
     def draw(self, columns: int, *, blocks: bool) -> Text:
-        return spark_line(self.values, columns, blocks=blocks)
-
-
-def spark_line(values: Sequence[float], columns: int, *, blocks: bool) -> Text:
-    """Return a line of bars, each of which is the mean of the values in its column; infinite ones are left out."""
-    finite = [value for value in values if math.isfinite(value)]
-    count = min(columns, len(finite))
-    bounds = [index * len(finite) // count for index in range(count + 1)] if count else []
-    means = [fmean(finite[a:b]) for a, b in pairwise(bounds)]
-    sparks = SPARKS if blocks else PLAIN_SPARKS
-    low, high = min(means, default=0.0), _high(means)
-    span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
-    levels = ((min(mean, high) - low) / span for mean in means)
-    return Text("".join(sparks[round(level * (len(sparks) - 1))] for level in levels).ljust(columns), "cyan")
+        finite = [value for value in self.values if math.isfinite(value)]
+        count = min(columns, len(finite))
+        bounds = [index * len(finite) // count for index in range(count + 1)] if count else []
+        means = [fmean(finite[a:b]) for a, b in pairwise(bounds)]
+        sparks = SPARKS if blocks else PLAIN_SPARKS
+        low, high = min(means, default=0.0), _high(means)
+        span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
+        levels = ((min(mean, high) - low) / span for mean in means)
+        return Text("".join(sparks[round(level * (len(sparks) - 1))] for level in levels).ljust(columns), "cyan")
 
 
 def _high(values: Sequence[float]) -> float:
