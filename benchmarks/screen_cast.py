@@ -28,7 +28,7 @@ from .manual_site import spans
 from .shown_output import ROOT, make_files
 
 PICTURE = ROOT / "docs" / "pictures" / "screen_cast.svg"
-COLUMNS, ROWS = 100, 36
+COLUMNS, ROWS = 120, 46
 
 _TRAIN = """\
 import torch
