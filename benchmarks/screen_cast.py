@@ -29,13 +29,15 @@ from .shown_output import ROOT, make_files
 
 PICTURE = ROOT / "docs" / "pictures" / "screen_cast.svg"
 COLUMNS, ROWS = 120, 46
+_WHOLE = 120
+"""Rows of tmux's screen, on which every command's output has room; the picture shows its begin, then its end."""
 
 _TRAIN = """\
 import torch
-from transformers import AutoTokenizer, HfArgumentParser, Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+from transformers import HfArgumentParser, Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-model = Qwen2ForCausalLM(Qwen2Config(hidden_size=256, intermediate_size=704, num_hidden_layers=4, vocab_size=4096))
+model = Qwen2ForCausalLM(Qwen2Config(hidden_size=512, intermediate_size=1408, num_hidden_layers=4, vocab_size=4096))
 tokens = torch.randint(4096, (768, 256)) % torch.arange(2, 258)
 rows = [{"input_ids": row, "labels": row} for row in tokens]
 Trainer(model, arguments, train_dataset=rows).train()
@@ -50,7 +52,7 @@ _ON_CPU = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A command, and how long its last screen stays."""
+    """A command, and how long its output stays."""
 
     command: str
     """As it is typed."""
@@ -60,8 +62,9 @@ class Scene:
 SCENES = (
     Scene(command="ds-advise Qwen2.5-14B --gpus 2x32GB", hold_s=7),
     Scene(
-        command="ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed zero3.json --bf16",
-        hold_s=6,
+        command="ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed zero3.json --bf16 "
+        "--gradient_checkpointing",
+        hold_s=4,
     ),
     Scene(
         command=f"ds-advise launch --device cpu -- torchrun --nproc_per_node 2 tiny.py {_ON_CPU}",
@@ -75,7 +78,7 @@ _SCENE_S = 8
 _WORD_S = 0.12
 """Seconds between the words of a command that is typed."""
 _LIMIT_S = 240
-_FONT, _WIDTH, _HEIGHT, _PAD = 13, 7.83, 17, 14
+_FONT, _WIDTH, _HEIGHT, _PAD = 13, 7.83, 15, 14
 """Font size, advance of a character, height of a line and margin in units of the picture."""
 Screen = tuple[str, ...]
 """Lines as SVG."""
@@ -91,7 +94,10 @@ def frames(scene: Scene, folder: Path) -> Iterator[tuple[float, Screen]]:
     every = max(1, round(len(seen) / (_SCENE_S * _PER_SECOND)))
     for screen, same in groupby(seen[::every]):
         yield min(len([*same]) / _PER_SECOND, _LONGEST_S), screen
-    yield scene.hold_s, seen[-1]
+    last = seen[-1]
+    yield scene.hold_s, last
+    if len(last) > ROWS:  # as one scrolls
+        yield scene.hold_s, last[-ROWS:]
 
 
 def _typed(command: str) -> str:
@@ -111,11 +117,11 @@ def _screens(command: str, folder: Path) -> Iterator[Screen]:
     end.unlink(missing_ok=True)
     tmux = ["tmux", "-L", f"cast-{os.getpid()}"]
     shell = f"tmux set status off; clear; cat typed; {command}; touch ended; sleep 60"
-    size = ["-x", str(COLUMNS), "-y", str(ROWS)]
+    size = ["-x", str(COLUMNS), "-y", str(_WHOLE)]
     subprocess.run(
         [*tmux, "-f", "/dev/null", "new-session", "-d", *size, "sh", "-c", shell],
         cwd=folder,
-        env={**os.environ, "PATH": f"{_program(folder)}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""},
+        env=_environment(folder),
         check=True,
     )
     started = time.monotonic()
@@ -132,14 +138,19 @@ def _screens(command: str, folder: Path) -> Iterator[Screen]:
         subprocess.run([*tmux, "kill-server"], check=False)
 
 
-def _program(folder: Path) -> Path:
-    """Return a folder with a `ds-advise` that runs this checkout."""
+def _environment(folder: Path) -> dict[str, str]:
+    """Return variables with a `ds-advise` that runs this checkout, and a store of measurements for the pictures."""
     place = folder / ".bin"
     place.mkdir(exist_ok=True)
     file = place / "ds-advise"
     file.write_text(f'#!/bin/sh\nexec {sys.executable} -m ds_advise "$@"\n')
     file.chmod(0o755)
-    return place
+    own = {
+        "PATH": f"{place}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ADVISE_CACHE": str(folder / ".cache"),
+    }
+    return {**os.environ, **own}
 
 
 def svg(shown: Sequence[tuple[float, Screen]]) -> str:
@@ -150,7 +161,7 @@ def svg(shown: Sequence[tuple[float, Screen]]) -> str:
     for number, (seconds, screen) in enumerate(shown):
         uses = "".join(
             f'<use href="#{ids.setdefault(line, f"l{len(ids)}")}" y="{_PAD + _HEIGHT * (at + 1) - 4}"/>'
-            for at, line in enumerate(screen)
+            for at, line in enumerate(screen[:ROWS])
             if line.strip()
         )
         drawn.append(f'<g id="f{number}">{uses}</g>')
@@ -187,6 +198,8 @@ def main() -> None:
         make_files(folder)
         (folder / "ds_config.json").unlink()
         (folder / "tiny.py").write_text(_TRAIN)
+        # The training in the picture runs on this machine's CPU, whose speed no data sheet has.
+        subprocess.run(["ds-advise", "bench", "--device", "cpu", "--quiet"], env=_environment(folder), check=True)
         shown = [frame for scene in SCENES for frame in frames(scene, folder)]
     PICTURE.write_text(svg(shown), encoding="utf-8")
     print(f"{len(shown)} frames, {sum(seconds for seconds, _ in shown):.0f} s")
