@@ -56,7 +56,7 @@ class _Job:
             return self._first_failure() if not self.is_done else None
         for rank in self.records.ranks:
             # The others would wait for it forever.
-            if rank.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            if rank.is_suspended:
                 return self._failure(rank, "stopped", rank.obstacle)
         now, slowest = time.monotonic(), self.records.slowest or Rank(EventLogReader(self.records.folder), 0)
         if now > deadline:
@@ -94,10 +94,11 @@ class _Job:
         if first in lost and first.exit_code is None:
             return self._failure(first, "killed", f"rank {first.number} is gone")
         code = (self.supervisor.poll() or 0) if first.exit_code is None else first.exit_code
-        if (first.exit_code or 0) < 0:
+        if code < 0:
             cause = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
             name = signal.Signals(-code).name
-            return self._failure(first, "killed", f"rank {first.number} was killed by {name}{cause}")
+            who = "the launcher" if first.exit_code is None else f"rank {first.number}"
+            return self._failure(first, "killed", f"{who} was killed by {name}{cause}")
         if not code:
             return self._failure(first, "crash", "the command ended without an optimizer step of a DeepSpeed engine")
         return self._failure(first, "crash", f"rank {first.number} ended with exit code {code}")
