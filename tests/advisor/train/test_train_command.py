@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shutil
 import socket
@@ -17,14 +19,19 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.data import counting as defaults
 from ds_advise.advisor.launch.records import nan_from
-from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest
+from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, LaunchRequest
+from ds_advise.advisor.launch.session import Session
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
+from ds_advise.advisor.train.report import Trained, render_trained
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.run import Run
+from rich.console import Console
 
-from tests.helpers import TINY, outcome_of, schema_errors, write_checkpoint
+from tests.helpers import TINY, launch_request, outcome_of, schema_errors, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -306,6 +313,19 @@ def test_checkpoints_with_lost_weights_are_set_aside(tmp_path: Path) -> None:
         *("checkpoint-4", "nan-checkpoint-12", "nan-checkpoint-8")
     ]
     assert "checkpoint-8 may hold weights that are NaN; it is now nan-checkpoint-8" in said
+
+
+def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
+    """The Trainer's log holds nothing else after the first."""
+    folder = TrainingFolder(tmp_path)
+    log = [{"step": step, "loss": 6.26 if step < 3 else math.nan} for step in range(1, 6)]
+    folder.state.write_text(json.dumps({"log_history": log}))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    outcome = outcome_of(tmp_path, None, losses=((1, 6.26), (2, 6.2), (3, None), (4, 6.0), (5, 5.98)))
+    trained = Trained(session=Session(attempts=(Attempt(request=request, outcome=outcome),)), folder=folder)
+    page = io.StringIO()
+    render_trained(trained, Console(file=page, width=120))
+    assert "Finished: 5 steps in 1.0 s, loss 6.26 to 5.98 (NaN in 1 step, first in step 3)." in page.getvalue()
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
