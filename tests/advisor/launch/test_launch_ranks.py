@@ -123,6 +123,8 @@ OUT_OF_MEMORY = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to al
 ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")
 COMPILER = _error(1.0, "RuntimeError", "Error building extension 'fused_adam': cc1plus: Cannot allocate memory")
 ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
+SEMAPHORE = _error(1.0, "OSError", "[Errno 28] No space left on device", 28)
+SEMAPHORE["error"]["details"] = "sl = self._semlock = _multiprocessing.SemLock("
 WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
 BOTH = {"engine_ranks": 2}
 TRAINER = {"trainer": {"output_dir": "/"}}
@@ -139,6 +141,7 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
     "disk": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
     "free space": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "GiB free in /"),
     "torch's archive on a full disk": ([[], [ARCHIVE]], "disk_full", 1, "RuntimeError on rank 1"),
+    "a full /dev/shm": ([[], [SEMAPHORE]], "crash", 1, "/dev/shm is full, not the disk"),
     "NCCL": ([[WATCHDOG], []], "communication_timeout", 0, "DistBackendError on rank 0"),
     "the script's own error": (
         [[_error(1.0, "ValueError", "no such column")], [LOST]],
