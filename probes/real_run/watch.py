@@ -22,6 +22,7 @@ from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
+from .stacks import positions
 from .supervisor import supervised
 
 _POLL_S = 0.2
@@ -66,7 +67,8 @@ class _Job:
             if self.memory.compiles:
                 self.records.heard_at = now
             else:
-                message = slowest.obstacle or f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                message = slowest.obstacle or "; ".join((stalled, *positions(self.records.ranks, self.records.folder)))
                 return self._failure(slowest, "hang", message)
         return None
 
@@ -81,7 +83,10 @@ class _Job:
             last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
             message = f"the command ended with exit code {code} before a rank started" + (f": {last}" if last else "")
             return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
-        first = first or ranks[0]
+        # If the launcher's signal ended all of them, one of them had it from another process, before the others.
+        first = first or min(
+            (rank for rank in ranks if rank.exit_code), key=lambda rank: rank.exit_at, default=ranks[0]
+        )
         if first.error is not None:
             ran_out = kind_of_error(first.error) in ("gpu_out_of_memory", "host_out_of_memory")
             return RankFailure(
