@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from .error_kinds import kind_of_error
 from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed

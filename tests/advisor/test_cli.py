@@ -208,18 +208,6 @@ def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int
     assert "zero_optimization" in json.loads((tmp_path / "ds_config.json").read_text())
 
 
-def test_progress_that_cannot_be_written_ends_nothing() -> None:
-    """A terminal that was closed, or a log on a full disk, while a training runs."""
-    code = (
-        "from ds_advise.advisor.text.output import Output\noutput = Output('human')\n"
-        "output.say('one'); output.console(on_stderr=True).print('two'); print('done')"
-    )
-    with Path("/dev/full").open("w") as full:
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, timeout=900)
-    assert (done.returncode, done.stdout) == (0, b"done\n")
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 9}}')
