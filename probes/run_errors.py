@@ -76,8 +76,10 @@ def crash_error(status: int, phase: str, printed: str) -> DryRunError:
     return DryRunError(what, phase=phase, details=printed, why=last_line, fix="report it with the output of --debug")
 
 
-def worker_error(answer: Mapping[str, Any]) -> DryRunError:
+def worker_error(answer: Mapping[str, Any]) -> DsAdviseError:
     """The error for the subprocess's exception, with its original message and a fix."""
+    if answer["kind"] in ("NoEngine", "NoStep"):
+        return command_error(answer)
     kind, phase, where = answer["kind"], answer["phase"], answer["where"]
     text = " ".join(line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line)
     why = f"raised at {where}" if where else ""

@@ -30,13 +30,15 @@ def signals_collected(*numbers: signal.Signals) -> Iterator[list[int]]:
     """Collect these signals instead of reacting to them.
 
     A signal mask does not suffice: another thread would receive the signal, and Python handles it in the main thread.
-    In other threads nothing is collected.
+    In other threads nothing is collected. A SIGHUP that is ignored (nohup) stays ignored.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
+    kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    collected = [number for number in numbers if number not in kept]
+    before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in collected}
     try:
         yield received
     finally:

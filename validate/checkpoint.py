@@ -37,6 +37,11 @@ _PICKLE_MAGIC, _PICKLES = 0x1950A86A20F9469CFC6C, 5
 """The first of the pickles of such a file, and their number; the tensors follow (torch 2.13 serialization.py
 `_legacy_save`)."""
 
+CHECKPOINT_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
+"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, with or
+without offload (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`). Stage 3 partitions each parameter, stage 0
+partitions nothing, and neither reads the others' states."""
+
 OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 """Name of a rank's file of optimizer states; the group is the rank."""
 
@@ -141,7 +146,11 @@ def write_checksums(folder: Path) -> None:
 
     Raises OSError if a file cannot be read, ConfigFileError if the list cannot be written.
     """
-    write_config({name: _size_and_crc(folder / name) for name in names_in(folder)}, folder / CHECKSUMS, force=True)
+    sums = {name: _size_and_crc(folder / name) for name in names_in(folder)}
+    times = folder.stat()
+    write_config(sums, folder / CHECKSUMS, force=True)
+    # The Trainer removes the folders with the oldest times (`save_total_limit`).
+    os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -241,6 +241,14 @@ def run(args: list[str]) -> int:
             what, fix = f"this needs {error.name}", f'pip install "ds-advise[{extra}]"{size}'
             _report(what, "it is not installed", fix)
             return UNANSWERED
+        if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+            import resource  # not everywhere
+
+            limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+            limited = "" if limit == resource.RLIM_INFINITY else f", which ulimit -v limits to {limit / 2**30:.1f} GiB"
+            why = f"Python and its libraries did not get the address space that they need{limited}"
+            _report("the memory of this process ran out", why, "ulimit -v unlimited, or free memory")
+            return UNANSWERED
         fault = f"this is an error of ds-advise itself ({type(error).__name__}: {error})"
         _report(fault, fix="run it again with --debug and report the output")
     return UNANSWERED

@@ -27,6 +27,8 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         if not tokenizer.is_fast:
             raise ValueError("it does not know the places of its tokens in the text")
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers 5 makes one from config.json alone
+            raise ValueError("its vocabulary is empty")
         return tokenizer
     except Exception as problem:  # many kinds: missing and broken files, code that would need to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]

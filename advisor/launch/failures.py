@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import shutil
 import signal
 from collections.abc import Mapping
@@ -21,6 +22,11 @@ from .request import FailureKind, TrainingFailure
 
 _HELPED_BY_A_PLAN = ("forward", "backward", "reduction", "first_step", "optimizer_step", "loss", "zero_init", "load")
 """Phases in which another plan needs less memory; the next launch proposes it."""
+
+
+MOVED = "was moved or removed while the ranks wrote into it"
+
+_MOVED_BACK = "move it back to this name, and resume"
 
 
 def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
@@ -45,24 +51,31 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
 
     oom_kills: the increase of each counter of the kernel's OOM killer during the training.
     """
+    if not folder.exists():
+        message = f"{folder} {MOVED}"
+        return TrainingFailure(kind="crash", rank=None, step=records.step, message=message, fix=_MOVED_BACK)
     silent = [rank for rank in records.ranks if rank.error is None and not {"end", "exit"} & rank.latest.keys()]
     by_shell = exit_code - 128 if 128 < exit_code <= 128 + 64 else 0
     first, step = first_failed(records.ranks, silent if by_shell else ()), records.step
+    if exit_code < 0 and (first is None or first.lost_another):
+        return _from_signal(None, -exit_code, folder, step, oom_kills, who="the launcher")
     if first is not None and first.error is not None:
         return _from_error(first, step)
     if first is not None and (first in silent or (first.exit_code or 0) < 0):
-        is_alone = first not in silent or len(silent) == 1
-        return _from_signal(first, abs(first.exit_code or by_shell), folder, step, oom_kills, is_alone=is_alone)
+        who = f"rank {first.number}" if first not in silent or len(silent) == 1 else "a rank"
+        return _from_signal(first, abs(first.exit_code or by_shell), folder, step, oom_kills, who=who)
     code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
     first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
-    shown = diagnose_text(tail(log))
+    shown, last = diagnose_text(tail(log)), _last_line(log)
+    # Python ends with 1 or 2 behind the line that says why; `os._exit` ends with any other, whatever stands there.
+    says_why = bool(last) and (code in (1, 2) or shown.message is not None or who == "the launcher")
     return TrainingFailure(
         kind=shown.kind,
         rank=None if first is None else first.number,
         step=step,
-        message=_last_line(log) or f"{who} ended with exit code {code}",
-        evidence=(f"exit code {code} of {who}", *_cause(shown.message)),
+        message=last if says_why else f"{who} ended with exit code {code}",
+        evidence=(f"exit code {code} of {who}", *_last(who, "" if says_why else last), *_cause(shown.message)),
         fix=_fix(shown.message, shown.phase),
     )
 
@@ -76,6 +89,9 @@ def _from_error(rank: Rank, step: int) -> TrainingFailure:
     if kind == "disk_full":
         if number in errno.errorcode:
             evidence.append(f"errno {number} ({errno.errorcode[number]})")
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY:
+            evidence.append(f"every file is limited to {limit / 2**20:,.1f} MiB (ulimit -f)")
         if output_dir := rank.latest.get("trainer", {}).get("output_dir"):
             with contextlib.suppress(OSError):
                 evidence.append(f"{gib(shutil.disk_usage(output_dir).free)} GiB free in {output_dir}")
@@ -116,11 +132,12 @@ def _fix(message: Message | None, phase: MemoryPhase | None) -> str:
 
 
 def _from_signal(
-    first: Rank, killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int], *, is_alone: bool
+    first: Rank | None, killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int], *, who: str
 ) -> TrainingFailure:
-    who = f"rank {first.number}" if is_alone else "a rank"
+    """The failure of what a signal ended: the rank `first`, one of several ("a rank"), or the launcher (None)."""
     kind: FailureKind = "lost_rank"
     fix = ""
+    name = signal.Signals(killed_by).name
     if killed_by == signal.SIGKILL:
         message = f"{who} was killed by SIGKILL"
         counters = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
@@ -130,19 +147,25 @@ def _from_signal(
         cause = counters or ["the kernel's OOM counters did not rise: another process killed it"]
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
-        name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
-        shown = diagnose_text(tail(log))
+        log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
+        shown, last = diagnose_text(tail(log)), _last_line(log)
         kind, fix = (shown.kind, _fix(shown.message, shown.phase)) if shown.message else (kind, "")
-        message = _last_line(log) or f"{who} died of {name}"
-        evidence = [f"exit signal {killed_by} ({name}) of {who}"]
-    rank = first.number if is_alone else None
+        # What aborts says why; for any other signal, the last line has nothing to do with it.
+        says_why = bool(last) and (shown.message is not None or killed_by == signal.SIGABRT)
+        message = last if says_why else f"{who} died of {name}"
+        evidence = [f"exit signal {killed_by} ({name}) of {who}", *_last(who, "" if says_why else last)]
+    rank = first.number if first is not None and who != "a rank" else None
     return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence), fix=fix)
 
 
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
     """The last line of output of each rank that printed anything."""
-    lines = {rank.number: _last_line(folder / f"rank{rank.number}.log") for rank in records.ranks}
-    return tuple(f"last line of rank {number}: {line}" for number, line in lines.items() if line)
+    ranks = ((f"rank {rank.number}", folder / f"rank{rank.number}.log") for rank in records.ranks)
+    return tuple(line for who, log in ranks for line in _last(who, _last_line(log)))
+
+
+def _last(who: str, line: str) -> tuple[str, ...]:
+    return (f"last line of {who}: {line}",) if line else ()
 
 
 def tail(path: Path) -> str:

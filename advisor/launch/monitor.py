@@ -11,12 +11,13 @@ from pathlib import Path
 from ...estimators.errors import DsAdviseError
 from ...probes.machine import memory_groups, read_pairs
 from ...probes.real_run.sampling import MemorySampler
-from ...validate.checkpoint import write_checksums
+from ...probes.real_run.stacks import positions
+from ...validate.checkpoint import checkpoint_step, write_checksums
 from ..text.display import Display
 from ..verification.prediction import ENGINE_SETTINGS
 from ..verification.run_view import RunView
-from .failures import classify_failure, last_lines
-from .records import Records
+from .failures import MOVED, classify_failure, last_lines
+from .records import Records, nan_from
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 
 
@@ -81,6 +82,11 @@ class Monitor:
             self._view.prediction = None
             self._warn("the script trains with a different plan than the one that was checked", "; ".join(differences))
         self._display.show(self._view.view(self.records, self._memory))
+        for rank in self.records.ranks:
+            if rank.is_suspended:
+                self._warn(rank.obstacle)
+        if not self._request.folder.exists():
+            self._warn(f"{self._request.folder} {MOVED}")
         self._warn_of_silence(time.monotonic() - self.records.heard_at)
 
     def show_output(self) -> None:
@@ -113,7 +119,9 @@ class Monitor:
         if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
             message = f"no rank has completed a step or printed a line for {stall_s:.0f} s"
             obstacles = [rank.obstacle for rank in records.ranks if rank.obstacle]
-            return failure("hang", records.step, message, *obstacles, *last_lines(records, self._request.folder))
+            lines = last_lines(records, self._request.folder)  # before the stacks follow them
+            where = positions(records.ranks, self._request.folder)
+            return failure("hang", records.step, message, *obstacles, *where, *lines)
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
@@ -136,7 +144,10 @@ class Monitor:
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
         tokens, step_s = records.speed(request.run.cluster.world_size)
         first_steps = [next(iter(rank.steps.values()))[0] for rank in records.ranks if rank.steps]
-        checkpoint = records.first("checkpoint")
+        losses = tuple((step, loss if math.isfinite(loss) else None) for step, loss in records.losses)
+        before = nan_from(losses) if failure is not None and failure.kind == "nan_loss" and losses else math.inf
+        saved = next(([*map(Path, rank.checkpoints)] for rank in records.ranks if rank.checkpoints), [])
+        checkpoint = next((path for path in reversed(saved) if checkpoint_step(path) < before and path.exists()), None)
         return LaunchOutcome(
             status=status,
             failure=failure,
@@ -155,11 +166,11 @@ class Monitor:
             step_s=step_s,
             tokens_per_step=tokens,
             tokens_per_s=tokens / step_s if tokens and step_s else None,
-            losses=tuple((step, loss if math.isfinite(loss) else None) for step, loss in records.losses),
+            losses=losses,
             phases=records.phases,
             predicted=self._prediction,
             differences=self._differences(),
-            checkpoint=None if checkpoint is None else Path(checkpoint),
+            checkpoint=checkpoint,
             warnings=tuple(self._warnings),
         )
 

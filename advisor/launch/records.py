@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from ...probes.real_run.ranks import Ranks
 from ..verification.prediction import STEP_PHASES, PhaseFigures
+
+
+def nan_from(losses: Sequence[tuple[int, float | None]]) -> int:
+    """The first step after which the weights may be NaN, of (step, loss) that end in losses that are NaN (None): the
+    first of these steps, or the one before it if there is no other, because the training began with such weights."""
+    finite = [step for step, loss in losses if loss is not None]
+    lost = next(step for step, _ in losses if not finite or step > finite[-1])
+    return lost if finite else lost - 1
 
 
 class Records(Ranks):

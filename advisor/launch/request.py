@@ -173,7 +173,7 @@ class LaunchOutcome:
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None
-    """The newest checkpoint that the Trainer saved."""
+    """The newest checkpoint that the Trainer saved, before a loss that is NaN."""
     warnings: tuple[str, ...] = ()
     """Warnings printed during the training."""
 

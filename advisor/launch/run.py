@@ -28,9 +28,9 @@ _POLL_S = 0.2
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
     """Run the training to its end and return its outcome. No process of the training is left in any case.
 
-    The steps and the output of every rank are kept in `request.folder` (`probes/real_run/observe.py`). The first Ctrl-C
-    or SIGTERM is passed on: the Trainer saves and stops after the same step on every rank; the ranks of another script
-    receive SIGTERM. The second ends all at once.
+    The steps and the output of every rank are kept in `request.folder` (`probes/real_run/observe.py`). The first
+    Ctrl-C, SIGTERM or SIGHUP (a closed terminal) is passed on: the Trainer saves and stops after the same step on every
+    rank; the ranks of another script receive SIGTERM. The second ends all at once.
 
     verbose: whether to show rank 0's output. console: where to show the progress, default stderr. Raises
     ConfigFileError if the folder cannot be made or holds another launch's records.
@@ -45,7 +45,7 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
     display = Display(console or Console(stderr=True, highlight=False), "training")
     words, log = launch_line(request, port=None if request.rendezvous else free_port()), request.folder / "launcher.log"
     with (
-        signals_collected(signal.SIGINT, signal.SIGTERM) as signals,
+        signals_collected(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
         supervised(words, log, observed(request)) as supervisor,
         display,
     ):
@@ -82,8 +82,10 @@ def _watch(
 def _stop(records: Records) -> str:
     """Make the training save and stop. Returns the method; "" if no rank runs."""
     if records.first("trainer"):
-        (records.folder / STOP_FILE).touch()
-        return "the Trainer saves a checkpoint within the next steps; press Ctrl-C again to end it now"
+        with contextlib.suppress(OSError):  # the disk is full
+            records.folder.mkdir(parents=True, exist_ok=True)  # it may have been removed
+            (records.folder / STOP_FILE).touch()
+            return "the Trainer saves a checkpoint within the next steps; press Ctrl-C again to end it now"
     running = [rank.pid for rank in records.ranks if rank.pid and rank.status != "dead"]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):

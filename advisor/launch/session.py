@@ -21,7 +21,7 @@ from ...estimators.memory.host_memory import process_terms
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...probes.store import build_record, try_store
-from ...validate.checkpoint import checkpoint_step, checkpoints_in, newest_usable
+from ...validate.checkpoint import CHECKPOINT_LAYOUTS, checkpoint_step, checkpoints_in, newest_usable
 from ..answer.command_answer import CommandAnswer
 from ..command.changes import changed_command
 from ..text.labels import plan_title
@@ -36,11 +36,6 @@ _LESS = (0.95, 0.75, 0.5)
 """Largest memory need of the next plan as a share of the failed plan's need, by the number of earlier failures. A plan
 closer than the first share would also run out, within the accuracy of the closed form. The further shares are smaller,
 so that the last attempt needs an eighth of the first or the least possible."""
-
-_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
-"""Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, with or
-without offload (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`). Stage 3 partitions each parameter, stage 0
-partitions nothing, and neither reads the others' states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +80,8 @@ def reduce_memory(
             description="no other plan with this global batch is predicted to need at least 5 % less memory; try LoRA, "
             "a shorter sequence or a smaller model"
         )
-    layout = _LAYOUTS[failed.plan.zero_stage]
-    readable = [pair for pair in smaller if checkpoint is None or _LAYOUTS[pair[1].plan.zero_stage] == layout]
+    layout = CHECKPOINT_LAYOUTS[failed.plan.zero_stage]
+    readable = [pair for pair in smaller if checkpoint is None or CHECKPOINT_LAYOUTS[pair[1].plan.zero_stage] == layout]
     if not readable:
         return Continuation(
             description=f"{plan_title(smaller[0][1].plan)} would fit, but it cannot load the optimizer states of "

@@ -20,7 +20,7 @@ from ...estimators.workload import Workload
 from ...probes.default_script import words
 from ...probes.run import Device
 from ...probes.scratch import try_lock
-from ...validate.checkpoint import checkpoints_in, newest_usable
+from ...validate.checkpoint import CHECKPOINT_LAYOUTS, checkpoint_step, checkpoints_in, newest_usable
 from ..question.run import read_ds_config
 
 _REPAIR = "start the training without --resume"
@@ -36,6 +36,8 @@ class TrainingJob:
     workload: Workload
     device: Device
     ranks: int
+    zero_stage: int | None = None
+    """Stage of the configuration; None in the folder of an earlier version."""
 
     @property
     def evaluates(self) -> bool:
@@ -76,12 +78,21 @@ class TrainingFolder:
             shutil.copy(words.TRAINER, self.script)
 
     def check_files(self, job: TrainingJob) -> None:
-        """Raise ConfigFileError if a file that the job reads is missing, as in a folder that was copied in part."""
+        """Raise ConfigFileError if a file that the job reads is missing or cut off, as in a folder that was copied in
+        part, or if the configuration cannot read the job's checkpoints."""
         for path in self.script_paths(evaluates=job.evaluates).values():
-            if not path.exists():
+            problem = "is missing" if not path.exists() else "is cut off" if _is_cut_off(path) else ""
+            if problem:
                 raise ConfigFileError(
-                    f"{path} is missing", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"
+                    f"{path} {problem}", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"
                 )
+        stage = read_ds_config(self.ds_config).get("zero_optimization", {}).get("stage", 0)
+        if job.zero_stage is not None and CHECKPOINT_LAYOUTS.get(stage) != CHECKPOINT_LAYOUTS[job.zero_stage]:
+            raise ConfigFileError(
+                f"{self.ds_config} has ZeRO stage {stage}, the training to resume {job.zero_stage}",
+                why="its checkpoints have another layout",
+                fix=f'set "stage": {job.zero_stage} again',
+            )
 
     def new_launch(self) -> Path:
         return self.records / f"launch-{1 + sum(1 for _ in self.records.glob('launch-*'))}"
@@ -108,11 +119,16 @@ class TrainingFolder:
                 fix="start it again with --force instead of --resume",
             )
         for each in damaged:
-            aside = each.folder.with_name(f"damaged-{each.folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            each.folder.rename(aside)
+            aside = _renamed(each.folder, "damaged")
             say(f"{each.folder.name} is damaged: {each.problem}; it is now {aside.name}")
         return usable
+
+    def set_aside(self, step: int, say: Callable[[str], None]) -> None:
+        """Rename the checkpoints of this step and later ones, whose weights may be NaN."""
+        for checkpoint in checkpoints_in(self.path):
+            if checkpoint_step(checkpoint) >= step:
+                aside = _renamed(checkpoint, "nan")
+                say(f"{checkpoint.name} may hold weights that are NaN; it is now {aside.name}")
 
     def claim(self, *, force: bool, inputs: Collection[Path] = ()) -> None:
         """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
@@ -222,6 +238,25 @@ class TrainingFolder:
         return ConfigFileError(
             f"{path}: not a record of a training", why="another version of ds-advise may have written it", fix=_REPAIR
         )
+
+
+def _renamed(checkpoint: Path, why: str) -> Path:
+    """The new path of a checkpoint that no training may resume from."""
+    aside = checkpoint.with_name(f"{why}-{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return checkpoint.rename(aside)
+
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of an Arrow stream, which is the format of `datasets` (Arrow columnar format, IPC streaming format)."""
+
+
+def _is_cut_off(path: Path) -> bool:
+    if path.suffix != ".arrow":
+        return False
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, 2) - len(_END_OF_STREAM)))
+        return stream.read() != _END_OF_STREAM
 
 
 def _unwritable(path: Path, problem: OSError) -> ConfigFileError:

@@ -229,7 +229,11 @@ def _ended(trained: Trained) -> str:
     steps = losses[-1][0] - trained.attempt.request.resumes_after
     made = f"{steps:,} steps" if steps else f"all {losses[-1][0]:,} steps had been made; saved"
     text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}, "
-    text += f"loss {losses[0][1]:.3g} to {losses[-1][1]:.3g}"
+    lost = [step for step, loss in trained.attempt.outcome.losses if loss is None]
+    # Its mean of a NaN and later losses stays NaN, so the Trainer logs nothing else from there on.
+    finite = next((loss for _, loss in reversed(trained.attempt.outcome.losses) if loss is not None), losses[-1][1])
+    text += f"loss {losses[0][1]:.3g} to {finite if lost else losses[-1][1]:.3g}"
+    text += f" (NaN in {counted_noun(len(lost), 'step')}, first in step {lost[0]:,})" if lost else ""
     return text + (f", evaluation {evaluations[-1][1]:.3g}." if evaluations else ".")
 
 

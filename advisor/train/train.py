@@ -29,6 +29,7 @@ from ..answer.recommendation import Recommendation
 from ..data.tokenizing import weights_folder
 from ..importers.script_arguments import ScriptArguments
 from ..launch.check import disk_objections, predict_run
+from ..launch.records import nan_from
 from ..launch.request import LaunchRequest
 from ..launch.session import run_session
 from ..question.cluster import build_cluster, cluster_here, memory_limit_bytes
@@ -246,6 +247,7 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
             workload=run.workload,
             device=request.device,
             ranks=run.cluster.world_size,
+            zero_stage=attempt.run.config["zero_optimization"]["stage"],
         )
         folder.write_job(job)
         folder.state.unlink(missing_ok=True)
@@ -253,6 +255,9 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
     fallback, verbose, output = controls.fallback, controls.verbose, controls.output
     request = replace(request, stall_s=controls.stall_s)
     session = run_session(request, fallback=fallback, verbose=verbose, output=output, prepare=keep)
+    outcome = session.attempts[-1].outcome
+    if outcome.failure is not None and outcome.failure.kind == "nan_loss":
+        folder.set_aside(nan_from(outcome.losses), output.say)
     trained = Trained(session=session, folder=folder)
     if merging and run.workload.method != "full" and trained.finished and trained.is_whole:
         with output.progress("merging the adapters") as show:

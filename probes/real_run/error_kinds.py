@@ -27,7 +27,7 @@ def kind_of_error(error: Mapping[str, Any]) -> ErrorKind:
     if is_compilers(error):
         return "crash"
     message = known_error(error)
-    return _KINDS_BY_ERRNO.get(error.get("errno")) or ("crash" if message is None else message.kind)
+    return _KINDS_BY_ERRNO.get(error.get("errno"), "crash") if message is None else message.kind
 
 
 def phase_of_error(error: Mapping[str, Any]) -> MemoryPhase | None:

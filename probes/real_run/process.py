@@ -15,6 +15,7 @@ from typing import Any
 from . import environment
 from .environment import Settings
 from .events import EventLog, description, note_exit
+from .stacks import show_on_signal
 
 
 class ObservedProcess:
@@ -46,7 +47,8 @@ class ObservedProcess:
             self.folder.mkdir(parents=True, exist_ok=True)
             _redirect_output(self.folder / f"rank{number}.log")
         self._events = EventLog(self.folder / f"rank{number}.jsonl")
-        self.note({"rank": number, "pid": self._pid, "host": socket.gethostname()})
+        host = socket.gethostname()
+        self.note({"rank": number, "pid": self._pid, "host": host, "stacks": show_on_signal()})
         hook = sys.excepthook
 
         def noted(kind: Any, error: BaseException, frames: Any) -> None:

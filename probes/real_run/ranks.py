@@ -31,6 +31,7 @@ class Rank:
     """State of one rank, from the events in its file. Keys of the events:
 
     rank, pid, host   of the rank; the first event.
+    stacks        whether it shows its stack on a signal (`stacks.py`).
     phase         the phase that begins.
     engine_ranks  the ranks that train together, with `engine`.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
@@ -123,9 +124,13 @@ class Rank:
         return "dead"
 
     @property
+    def is_suspended(self) -> bool:
+        return self.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    @property
     def obstacle(self) -> str:
         """Why it cannot go on, as far as its process shows; "" for nothing."""
-        if self.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+        if self.is_suspended:
             return f"rank {self.number} was suspended (SIGSTOP)"
         if lock := self.latest.get("waits_for"):
             return f"rank {self.number} waits until another process has built {Path(lock).parent.name} ({lock})"
@@ -217,7 +222,8 @@ def first_failed(ranks: Sequence[Rank], lost: Sequence[Rank] = ()) -> Rank | Non
 
     A killed rank reports nothing, and the others then fail because it is lost. A rank that raises an error reports it,
     and the launcher then ends the others, which report nothing. The first failure is therefore the earliest error that
-    is not the loss of another rank; else the earliest death by a signal that is not the launcher's; else the earliest
+    is not the loss of another rank; else the earliest death by a signal that is not the launcher's; else the rank that
+    was gone before any other had ended, in whatever way, if all ranks of the training are known; else the earliest
     error or exit code. lost: ranks that are gone without a report; one of them is the first unless another has exited
     by itself, after which the rest are ended.
     """
@@ -226,4 +232,7 @@ def first_failed(ranks: Sequence[Rank], lost: Sequence[Rank] = ()) -> Rank | Non
     own = [rank for rank in raised if not rank.lost_another]
     killed = [rank for rank in ended if (rank.exit_code or 0) < 0 and rank.exit_code != _LAUNCHERS_SIGNAL]
     exited = [rank for rank in ended if (rank.exit_code or 0) > 0]
-    return next(iter((*own, *killed, *(() if exited else lost), *raised, *exited)), None)
+    gone = sorted((rank for rank in ranks if rank.exit_code is not None), key=lambda rank: rank.exit_at)[:1]
+    # With ranks of other nodes, the launcher may have ended this one because of them.
+    left = [rank for rank in gone if rank.error is None and rank.latest.get("engine_ranks") == len(ranks)]
+    return next(iter((*own, *killed, *(() if exited else lost), *(left if raised else ()), *raised, *exited)), None)

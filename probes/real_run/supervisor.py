@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -50,7 +51,12 @@ def main() -> NoReturn:
             if (settings := own_settings()) is not None:
                 code = note_exit(Path(settings.folder), ended, code)
             _kill_all()
-            os._exit(code if code >= 0 else 128 - code)  # like a shell: 128 + signal
+            if code < 0:  # by the same signal: 128 + signal is how a shell reports the end of one of its ranks
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                with contextlib.suppress(OSError):  # SIGKILL has no handler
+                    signal.signal(-code, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
+            os._exit(code)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ def add_callback(module: Any, note: Note, folder: Path) -> None:
     class Launched(TrainerCallback):  # its methods receive the Trainer's arguments
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             self.stop = _Stop(folder)
+            if args.should_save:
+                date_back(Path(args.output_dir))
             note({"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}})
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -45,6 +49,17 @@ def add_callback(module: Any, note: Note, folder: Path) -> None:
             note({"checkpoint": str(checkpoint)})
 
     module.DEFAULT_CALLBACKS.append(Launched)
+
+
+def date_back(output_dir: Path) -> None:
+    """Give checkpoints from the future (another machine's clock, or a clock that was set back) the present time. The
+    Trainer would take them for the newest ones and remove each new one at once (`save_total_limit`; transformers 5.23
+    trainer.py `_save_checkpoint` sorts by the time of the folders)."""
+    now = time.time()
+    for path in output_dir.glob("checkpoint-*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime > now:
+                os.utime(path, (now, now))
 
 
 class _Stop:

@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from .error_kinds import kind_of_error
 from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
+from .stacks import positions
 from .supervisor import supervised
 
 _POLL_S = 0.2
@@ -56,7 +55,7 @@ class _Job:
             return self._first_failure() if not self.is_done else None
         for rank in self.records.ranks:
             # The others would wait for it forever.
-            if rank.status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            if rank.is_suspended:
                 return self._failure(rank, "stopped", rank.obstacle)
         now, slowest = time.monotonic(), self.records.slowest or Rank(EventLogReader(self.records.folder), 0)
         if now > deadline:
@@ -66,7 +65,8 @@ class _Job:
             if self.memory.compiles:
                 self.records.heard_at = now
             else:
-                message = slowest.obstacle or f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
+                message = slowest.obstacle or "; ".join((stalled, *positions(self.records.ranks, self.records.folder)))
                 return self._failure(slowest, "hang", message)
         return None
 
@@ -81,7 +81,10 @@ class _Job:
             last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
             message = f"the command ended with exit code {code} before a rank started" + (f": {last}" if last else "")
             return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
-        first = first or ranks[0]
+        # If the launcher's signal ended all of them, one of them had it from another process, before the others.
+        first = first or min(
+            (rank for rank in ranks if rank.exit_code), key=lambda rank: rank.exit_at, default=ranks[0]
+        )
         if first.error is not None:
             ran_out = kind_of_error(first.error) in ("gpu_out_of_memory", "host_out_of_memory")
             return RankFailure(
@@ -94,10 +97,11 @@ class _Job:
         if first in lost and first.exit_code is None:
             return self._failure(first, "killed", f"rank {first.number} is gone")
         code = (self.supervisor.poll() or 0) if first.exit_code is None else first.exit_code
-        if (first.exit_code or 0) < 0:
+        if code < 0:
             cause = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
             name = signal.Signals(-code).name
-            return self._failure(first, "killed", f"rank {first.number} was killed by {name}{cause}")
+            who = "the launcher" if first.exit_code is None else f"rank {first.number}"
+            return self._failure(first, "killed", f"{who} was killed by {name}{cause}")
         if not code:
             return self._failure(first, "crash", "the command ended without an optimizer step of a DeepSpeed engine")
         return self._failure(first, "crash", f"rank {first.number} ended with exit code {code}")

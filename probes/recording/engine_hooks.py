@@ -216,9 +216,11 @@ class EngineHooks:
         @functools.wraps(method)
         def step(engine: Any, *arguments: Any, **options: Any) -> Any:
             self.call(self.enter, "step")
-            is_boundary = engine.is_gradient_accumulation_boundary()
+            before = engine.global_steps
             result = method(engine, *arguments, **options)
-            if is_boundary:
+            if (
+                engine.global_steps > before
+            ):  # an accumulation ended, or the caller decides when (0.19.8 engine.py `step`)
                 self._end_step(engine)
             else:
                 self.call(self.on_called, engine)

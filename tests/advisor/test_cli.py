@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,22 @@ def test_a_fault_of_the_program_is_one_line_too(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
     assert "ZeroDivisionError" in err and "--debug" in err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object")]
+)
+def test_a_limit_of_memory_is_no_error_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ds_advise.advisor.advise.predict_all", fail)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 << 29, -1))
+    assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2
+    err = capsys.readouterr().err
+    assert "ran out" in err and "ulimit -v limits to 1.5 GiB" in err and "itself" not in err
 
 
 @pytest.mark.parametrize(

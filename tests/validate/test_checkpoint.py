@@ -92,8 +92,10 @@ def test_a_damaged_file_is_named(
 ) -> None:
     """Written by torch and safetensors themselves. Without checksums a flipped byte in safetensors is not seen."""
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    saved_ns = folder.stat().st_mtime_ns
     if summed:
         write_checksums(folder)
+        assert folder.stat().st_mtime_ns == saved_ns, "the Trainer removes the oldest by it"
     before = read_checkpoint(folder, ranks=2)
     assert before.is_whole and before.evidence == ("checksums" if summed else "structure")
     assert {file.name: file.size_bytes for file in before.files}[STATES] == (folder / STATES).stat().st_size

@@ -240,6 +240,19 @@ _contiguous = when.is_on(f"{_BLOCK}.contiguous_memory_optimization")
 _partitioned = when.is_on(f"{_BLOCK}.partition_activations")
 _CHECKPOINTING = "runtime/activation_checkpointing/checkpointing.py configure"
 
+_WRITER = "checkpoint.writer"
+_BUFFER_BYTES = 64 * 2**20
+"""Default of io_buffer_size (0.19.8 runtime/model_checkpointing/constants.py)."""
+
+
+def _write_buffer(config: LintedConfig, path: str) -> str:
+    if config.text(f"{path}.type").lower() not in ("", "fast"):
+        return "torchrun and accelerate do not start it"
+    size = config.get(f"{path}.io_buffer_size")
+    mib = (size if isinstance(size, int | float) else _BUFFER_BYTES) / 2**20
+    return f"each rank takes {mib:,.0f} MiB of host memory for its buffer"
+
+
 _MONITOR_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Block -> package that it imports (monitor/utils.py)."""
 
@@ -275,6 +288,27 @@ LOGGING_RULES = section(
         why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
         fix='set "partition_activations": true and "number_checkpoints"',
         source=_CHECKPOINTING,
+    ),
+    error_rule(
+        "DS807 a checkpoint writer without data_parallel",
+        at(
+            _WRITER,
+            when.truthy & when.stages(0, 1, 2) & when.is_missing(f"{_WRITER}.data_parallel"),
+            "data_parallel is missing",
+        ),
+        why="below stage 3, the engine stops at a field that it does not have (dp_rank)",
+        fix='set "data_parallel": "replica" in checkpoint.writer, or remove the block',
+        since="0.19",
+        source="runtime/model_checkpointing/data_parallel_writer_factory.py _get_data_parallel_config",
+    ),
+    advice_rule(
+        "DS808 a checkpoint writer",
+        at(_WRITER, when.truthy, _write_buffer),
+        why="writers read CROSS_SIZE and CROSS_RANK, which only the deepspeed launcher sets; the predicted host memory "
+        "leaves out the fast one's buffer, which is page-locked",
+        fix="start it by deepspeed, or set CROSS_SIZE (nodes) and CROSS_RANK (of each node)",
+        since="0.19",
+        source="runtime/model_checkpointing/utils.py, writer_factory.py _setup_for_aio",
     ),
     advice_rule(
         "DS852 profiling in a training",

@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -29,7 +30,9 @@ from ds_advise.advisor.text.display import Display
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.real_run.sampling import MemorySampler
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
+from ds_advise.probes.real_run.trainer import STOP_FILE
 from ds_advise.probes.run import Run
+from ds_advise.probes.scratch import signals_collected
 from ds_advise.validate.checkpoint import CHECKSUMS
 from rich.console import Console
 
@@ -37,7 +40,7 @@ from tests.helpers import launch_request
 
 
 def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
-    """The exit code, a signal as in a shell, and nothing of the command stays."""
+    """The exit code, or the same signal, and nothing of the command stays."""
 
     def code(*command: str) -> int:
         return subprocess.run(
@@ -47,7 +50,7 @@ def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
             capture_output=True,
         ).returncode
 
-    assert [code("sh", "-c", "exit 3"), code("sh", "-c", "kill -9 $$"), code("true")] == [3, 137, 0]
+    assert [code("sh", "-c", "exit 3"), code("sh", "-c", "kill -9 $$"), code("true")] == [3, -9, 0]
     seconds = str(100_000 + os.getpid())  # of no other process
     assert code("sh", "-c", f"setsid sleep {seconds} & exit 0") == 0
     assert not any(seconds in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
@@ -120,7 +123,10 @@ OUT_OF_MEMORY = _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried to al
 ALLOCATOR = _error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")
 COMPILER = _error(1.0, "RuntimeError", "Error building extension 'fused_adam': cc1plus: Cannot allocate memory")
 ARCHIVE = _error(1.0, "RuntimeError", "basic_ios::clear: iostream error")
+SEMAPHORE = _error(1.0, "OSError", "[Errno 28] No space left on device", 28)
+SEMAPHORE["error"]["details"] = "sl = self._semlock = _multiprocessing.SemLock("
 WATCHDOG = _error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")
+BOTH = {"engine_ranks": 2}
 TRAINER = {"trainer": {"output_dir": "/"}}
 OOM_KILLER = "the kernel's OOM killer"
 
@@ -135,12 +141,23 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
     "disk": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
     "free space": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "GiB free in /"),
     "torch's archive on a full disk": ([[], [ARCHIVE]], "disk_full", 1, "RuntimeError on rank 1"),
+    "a full /dev/shm": ([[], [SEMAPHORE]], "crash", 1, "/dev/shm is full, not the disk"),
     "NCCL": ([[WATCHDOG], []], "communication_timeout", 0, "DistBackendError on rank 0"),
     "the script's own error": (
         [[_error(1.0, "ValueError", "no such column")], [LOST]],
         *("crash", 0, "ValueError on rank 0"),
     ),
     "exit code": ([[{"end": 0}, _exit(1.0, 3)], []], "crash", 0, "exit code 3 of rank 0"),
+    # The others are ended only after a rank has ended: the first end is the cause.
+    "SIGTERM to a rank": (
+        [[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, -15)]],
+        "lost_rank",
+        1,
+        "15 (SIGTERM) of rank 1",
+    ),
+    "a rank leaves": ([[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, 3)]], "crash", 1, "exit code 3 of rank 1"),
+    "a rank is done early": ([[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, 0)]], "crash", 1, "exit code 0 of rank 1"),
+    "another node's rank": ([[LOST, _exit(3.0, 1)], [_exit(2.0, -15)]], "crash", 0, "RuntimeError on rank 0"),
 }
 """Name -> events of the ranks, kind, rank, evidence."""
 
@@ -311,6 +328,73 @@ def _stopped(request: LaunchRequest) -> LaunchOutcome:
         stopper.join()
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_closed_terminal_stops_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool) -> None:
+    """SIGHUP asks for a checkpoint as SIGTERM does, but not under nohup; also where the records were removed."""
+    request = _request(tmp_path, STEPPING, str(tmp_path / "log"), ranks=1)
+    stop = request.folder / STOP_FILE
+
+    def hang_up() -> None:
+        while not (request.folder / "rank0.jsonl").exists():
+            time.sleep(0.05)
+        with (request.folder / "rank0.jsonl").open("a") as stream:
+            stream.write(json.dumps({"time": 0.0, "trainer": {"total_steps": 9, "output_dir": "/"}}) + "\n")
+        time.sleep(1.0)  # it is read
+        if removed:
+            request.folder.rename(tmp_path / "elsewhere")
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not stop.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=hang_up)
+    thread.start()
+    outcome = launch(request)
+    thread.join()
+    assert outcome.status == "stopped" and stop.exists()
+    assert any("was moved or removed" in each for each in outcome.warnings) <= removed
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
+    with signals_collected(signal.SIGHUP) as received:
+        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) == signal.SIG_DFL and received == []
+
+
+def test_a_moved_folder_is_the_cause(tmp_path: Path) -> None:
+    """The ranks fail because they cannot write there, and their records are elsewhere."""
+    records = _notes(tmp_path, [_step(4, 1.0)], [_step(5, 1.0)])
+    failure = classify_failure(records, tmp_path / "gone", 1, {})
+    assert (failure.kind, failure.rank, failure.step) == ("crash", None, 4)
+    assert "gone was moved or removed" in failure.message and "move it back" in failure.fix
+
+
+@pytest.mark.parametrize("ranks", [[[], []], [[LOST, _exit(3.0, 1)], [_exit(3.0, -15)]]])
+def test_a_launcher_that_is_killed_is_named(tmp_path: Path, ranks: list[list[dict[str, Any]]]) -> None:
+    """Not a rank, which at most lost its connection to it."""
+    failure = classify_failure(_notes(tmp_path, *ranks), tmp_path, -9, {})
+    assert (failure.kind, failure.rank) == ("lost_rank", None)
+    assert failure.message == "the launcher was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "evidence"),
+    [
+        (-11, "rank 1 died of SIGSEGV", "last line of rank 1: a warning"),
+        (-6, "a warning", "exit signal 6 (SIGABRT) of rank 1"),  # what aborts says why
+        (3, "rank 1 ended with exit code 3", "last line of rank 1: a warning"),
+        (2, "a warning", "exit code 2 of rank 1"),
+    ],
+)
+def test_the_last_line_of_a_log_is_no_cause_by_itself(tmp_path: Path, status: int, message: str, evidence: str) -> None:
+    (tmp_path / "rank1.log").write_text("a warning\n")
+    failure = classify_failure(_notes(tmp_path, [], [_exit(2.0, status)]), tmp_path, 1, {})
+    assert failure.message == message and evidence in failure.evidence
+
+
+def test_a_limit_of_file_sizes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _limit: (300 << 10, -1))
+    failure = classify_failure(_notes(tmp_path, [], [ARCHIVE]), tmp_path, 1, {})
+    assert "every file is limited to 0.3 MiB (ulimit -f)" in failure.evidence
+
+
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     """A resumed training goes on until it is stopped. A script that goes on after SIGTERM is ended by the next one,
     with all its processes."""
@@ -381,7 +465,14 @@ def test_a_useless_training_is_ended(
     request.folder.mkdir()
     monitor = _monitor(request)
     monitor.records = _notes(request.folder, notes, notes)
+    for step in (4, 8, 9):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for rank in monitor.records.ranks:
+            rank.checkpoints.append(str(tmp_path / f"checkpoint-{step}"))
     failure = monitor.abort_reason()
+    checkpoint = monitor.outcome(0, failure, stopped=False).checkpoint
+    # Losses that begin with NaN come from the checkpoint of the step before.
+    assert checkpoint == (None if kind == "nan_loss" else tmp_path / "checkpoint-9")
     assert (failure.kind if failure else None) == kind and message in (failure.message if failure else "")
 
 
@@ -423,6 +514,15 @@ def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest
     assert (failure.kind, failure.evidence) == ("hang", ("last line of rank 1: waiting for rank 0",))
 
 
+def test_a_rank_that_hangs_is_named_by_its_line(tmp_path: Path) -> None:
+    """A call of C included; a rank that cannot show its stack is left out."""
+    script = "import time\ndef load_rows():\n    time.sleep(10_000)\nload_rows()\n"
+    request = _request(tmp_path, script, stall_s=2.0)
+    failure = launch(request).failure
+    assert failure is not None and failure.kind == "hang"
+    assert [f"rank {rank} is in load_rows ({tmp_path}/train.py, line 3)" for rank in range(2)] == list(failure.evidence)
+
+
 def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Path) -> None:
     request = _request(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
@@ -438,6 +538,7 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
         monitor.records.heard_at -= 10.0
         failure = monitor.abort_reason()
         suspended.kill()
+    assert monitor.outcome(0, None, stopped=True).warnings == ("rank 0 was suspended (SIGSTOP)",)  # at once
     assert failure is not None and failure.evidence == (
         "rank 0 was suspended (SIGSTOP)",
         "rank 1 waits until another process has built cpu_adam (/cache/cpu_adam/lock)",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shutil
 import socket
@@ -16,14 +18,20 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.data import counting as defaults
-from ds_advise.advisor.launch.request import FailureKind, LaunchOutcome, LaunchRequest
+from ds_advise.advisor.launch.records import nan_from
+from ds_advise.advisor.launch.request import Attempt, FailureKind, LaunchOutcome, LaunchRequest
+from ds_advise.advisor.launch.session import Session
+from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
+from ds_advise.advisor.train.report import Trained, render_trained
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.run import Run
+from rich.console import Console
 
-from tests.helpers import TINY, outcome_of, schema_errors, write_checkpoint
+from tests.helpers import TINY, launch_request, outcome_of, schema_errors, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -178,6 +186,8 @@ def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> No
         ("training/tokenizer", "training/tokenizer is missing"),
         ("ds_config.json", "ds_config.json is missing"),
         ("options", "asked.json: not a record of a training"),
+        ("data", "training/train.arrow is cut off"),
+        ("stage", "has ZeRO stage 3, the training to resume 2"),
     ],
 )
 def test_a_folder_copied_in_part_is_refused_before_the_start(
@@ -189,6 +199,12 @@ def test_a_folder_copied_in_part_is_refused_before_the_start(
     assert ask("--strategy zero2")[0] == 1
     if damage == "options":
         folder.options.write_text("{}")
+    elif damage == "data":
+        os.truncate(folder.records / "train.arrow", 100)
+    elif damage == "stage":
+        config = json.loads(folder.ds_config.read_text())
+        config["zero_optimization"]["stage"] = 3
+        folder.ds_config.write_text(json.dumps(config))
     elif (folder.path / damage).is_dir():
         shutil.rmtree(folder.path / damage)
     else:
@@ -276,6 +292,40 @@ def test_models_that_cannot_be_trained(ask: Ask, model: Path, file: str, content
     (model / file).write_text(json.dumps(content))
     code, _, error = ask()
     assert code == 2 and message in error
+
+
+def test_a_model_without_a_tokenizer_is_refused(ask: Ask, model: Path) -> None:
+    """transformers 5 makes an empty one from config.json."""
+    for path in (*model.glob("tokenizer*"), *model.glob("chat_template*")):
+        path.unlink()
+    code, _, error = ask()
+    assert code == 2 and "no tokenizer that can be read (its vocabulary is empty)" in error
+
+
+def test_checkpoints_with_lost_weights_are_set_aside(tmp_path: Path) -> None:
+    """They stay, but the next --resume takes the one before."""
+    for step in (4, 8, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    said: list[str] = []
+    finite = [(step, 2.0) for step in range(5, 8)]
+    TrainingFolder(tmp_path).set_aside(nan_from([*finite, *((step, None) for step in range(8, 13))]), said.append)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoint-4", "nan-checkpoint-12", "nan-checkpoint-8")
+    ]
+    assert "checkpoint-8 may hold weights that are NaN; it is now nan-checkpoint-8" in said
+
+
+def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
+    """The Trainer's log holds nothing else after the first."""
+    folder = TrainingFolder(tmp_path)
+    log = [{"step": step, "loss": 6.26 if step < 3 else math.nan} for step in range(1, 6)]
+    folder.state.write_text(json.dumps({"log_history": log}))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    outcome = outcome_of(tmp_path, None, losses=((1, 6.26), (2, 6.2), (3, None), (4, 6.0), (5, 5.98)))
+    trained = Trained(session=Session(attempts=(Attempt(request=request, outcome=outcome),)), folder=folder)
+    page = io.StringIO()
+    render_trained(trained, Console(file=page, width=120))
+    assert "Finished: 5 steps in 1.0 s, loss 6.26 to 5.98 (NaN in 1 step, first in step 3)." in page.getvalue()
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:

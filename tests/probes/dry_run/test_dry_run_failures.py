@@ -13,6 +13,7 @@ from ds_advise.probes.dry_run.run import DryRunError, dry_run
 from ds_advise.probes.model_recorder.process import answer
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
+from ds_advise.probes.run_errors import worker_error
 
 from tests.helpers import SMALL_LLAMA, fork_outcomes, h100s
 
@@ -45,6 +46,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function,
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
     "auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
     "dropped_auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
+    "own_boundaries": (
+        *("own.py", "net", {"managed_gradient_accumulation": False, "zero_optimization": {"stage": 2}}),
+    ),
     "typo": ("own.py", "net", {"zero_optimization": {"stage": 1, "overlap_com": True}}),
 }
 
@@ -81,6 +85,12 @@ def test_one_failure_leaves_the_others_alone(outcomes: Outcomes) -> None:
     result = outcomes["works"]
     assert isinstance(result, DryRunResult) and result.parameters == 20
     assert isinstance(outcomes["dropped_auto"], DryRunResult)
+    assert isinstance(outcomes["own_boundaries"], DryRunResult)  # every step() makes an optimizer step
+
+
+def test_a_training_without_a_step_is_an_error() -> None:
+    error = worker_error({"error": "", "kind": "NoStep", "phase": "forward", "trained": False})
+    assert "ended before an optimizer step (during forward)" in error.what
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.probes.real_run.environment import Settings, observed_environment
+from ds_advise.probes.real_run.trainer import date_back
 
 PRINTS = """
 import json, os, sys
@@ -99,7 +101,7 @@ def test_an_abort_after_the_end_of_the_script_is_ignored(tmp_path: Path) -> None
     (tmp_path / "early.py").write_text(text + "libc.abort()")
     words = [sys.executable, "-m", "ds_advise.probes.real_run.supervisor", str(os.getpid()), sys.executable]
     assert observe(tmp_path, *words, "late.py", RANK="3").returncode == 0
-    assert observe(tmp_path, *words, "early.py", RANK="4").returncode == 128 + 6
+    assert observe(tmp_path, *words, "early.py", RANK="4").returncode == -6
     assert told(events(tmp_path, 3)) == [("rank", 3), ("end", 0), ("exit", 0)]
     assert told(events(tmp_path, 4)) == [("rank", 4), ("exit", -6)]
 
@@ -116,3 +118,17 @@ def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str)
     done = observe(tmp_path, sys.executable, "train.py", RANK="3")
     output = done.stdout if case == "no folder" else (tmp_path / "log" / "rank3.log").read_text()
     assert (done.returncode, output) == (0, "done\n"), done.stderr
+
+
+def test_the_trainer_keeps_new_checkpoints_where_earlier_ones_are_from_the_future(tmp_path: Path) -> None:
+    """A clock that was set back, or a folder of another machine: the Trainer removes those with the oldest times."""
+    from transformers.trainer_utils import rotate_checkpoints
+
+    future = time.time() + 10_000
+    for step in (4, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        os.utime(tmp_path / f"checkpoint-{step}", (future + step, future + step))
+    date_back(tmp_path)
+    (tmp_path / "checkpoint-12").mkdir()
+    rotate_checkpoints(output_dir=str(tmp_path), save_total_limit=2, use_mtime=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-8"]

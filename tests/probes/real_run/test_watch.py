@@ -4,6 +4,7 @@ Ctrl-C at any moment, which leaves nothing."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
     _, failure = watched(tmp_path, body, ranks=2, stall_s=4)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "4 s" in failure.message
+    assert re.search(r"; rank 1 is in <module> \(\S+rank\.py, line \d+\)", failure.message)
 
 
 def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
@@ -127,6 +129,7 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
     ("body", "kind", "message"),
     [
         ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 15)", "killed", "rank 1 was killed by SIGTERM"),
         ("os.kill(os.getpid(), 19)", "stopped", "rank 1 was suspended"),
         ("time.sleep(3600)", "timeout", "not done in time"),
         ("raise MemoryError", "out_of_memory", "MemoryError"),
