@@ -25,7 +25,8 @@ def threads_setting(cluster: Cluster) -> str:
     node's shell counts them. A value set by the user takes precedence."""
     if cluster.cpu_cores_per_node is not None:
         return f"OMP_NUM_THREADS={threads_per_rank(cluster)}"
-    return f"OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$(($(nproc) / {cluster.gpus_per_node}))}}"
+    cores = "$(nproc)" if cluster.gpus_per_node == 1 else f"$(($(nproc) / {cluster.gpus_per_node}))"
+    return f"OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{cores}}}"
 
 
 def unset_threads(launcher: Launcher, cluster: Cluster) -> int:

@@ -241,17 +241,15 @@ def need_sentence(question: Question, chosen: Candidate) -> str:
     text = f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
     if chosen.fit.fits and chosen.device_bytes > cluster.gpu.memory_bytes:
         text = f"{text} (PyTorch's cache can release some of it)"
-    if have is None and not in_headline:
-        text = f"{text} and {host} GiB of host RAM"
-    elif have is not None:
-        text = f"{text} and {host} of {gib(have)} GiB of host RAM"
+    of_have = "" if have is None else f" of {gib(have)}"
+    text = f"{text} and {host}{of_have} GiB of host RAM"
     if memory.nvme_bytes_per_node:
         text = f"{text}, {gib(memory.nvme_bytes_per_node)} GiB of NVMe"
-    if cluster.nodes > 1 and (memory.nvme_bytes_per_node or not in_headline):
+    if cluster.nodes > 1:
         text = f"{text} per node"
-    if have is None and not in_headline:
-        return f"{text} (--ram checks it)."
-    return f"{text}."
+    if in_headline:  # which has the RAM with the margin for the error of this figure
+        return f"{text}, plus a margin."
+    return f"{text}." if have is not None else f"{text} (--ram checks it)."
 
 
 def loading_peak(plan: Candidate) -> tuple[str, ...]:

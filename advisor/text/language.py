@@ -49,7 +49,7 @@ _FIGURES = ("gib", "low", "high")
 
 _FIELD_PATTERNS = {
     **dict.fromkeys(_TEXTS, _TEXT),
-    **dict.fromkeys(_LISTS, ".+?"),
+    **dict.fromkeys(_LISTS, r"(?:(?!\. ).)+?"),  # within a sentence
     **dict.fromkeys(_FIGURES, r"[\d.,]+(?: [MBT]\b)?"),
 }
 """What a field of this name matches; any other field is a `_WORD`. Without kinds, `{speed}, {each} per {device}` would

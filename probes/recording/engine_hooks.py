@@ -218,9 +218,8 @@ class EngineHooks:
             self.call(self.enter, "step")
             before = engine.global_steps
             result = method(engine, *arguments, **options)
-            if (
-                engine.global_steps > before
-            ):  # an accumulation ended, or the caller decides when (0.19.8 engine.py `step`)
+            # An accumulation ended, or the caller decides when it does (0.19.8 engine.py `step`).
+            if engine.global_steps > before:
                 self._end_step(engine)
             else:
                 self.call(self.on_called, engine)

@@ -331,6 +331,7 @@ def _stopped(request: LaunchRequest) -> LaunchOutcome:
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_closed_terminal_stops_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool) -> None:
     """SIGHUP asks for a checkpoint as SIGTERM does, but not under nohup; also where the records were removed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     request = _request(tmp_path, STEPPING, str(tmp_path / "log"), ranks=1)
     stop = request.folder / STOP_FILE
 
@@ -351,11 +352,12 @@ def test_a_closed_terminal_stops_the_trainer(tmp_path: Path, monkeypatch: pytest
     thread.start()
     outcome = launch(request)
     thread.join()
+    signal.signal(signal.SIGHUP, before)
     assert outcome.status == "stopped" and stop.exists()
     assert any("was moved or removed" in each for each in outcome.warnings) <= removed
     monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
     with signals_collected(signal.SIGHUP) as received:
-        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) == signal.SIG_DFL and received == []
+        assert signal.signal(signal.SIGHUP, before) == before and received == []
 
 
 def test_a_moved_folder_is_the_cause(tmp_path: Path) -> None:

@@ -48,15 +48,15 @@ class Engine:
     def __init__(self, observer: EngineObserver, accumulation: int = 1) -> None:
         self.module = torch.nn.Linear(1, 1)
         self.optimizer = None
-        self.accumulation, self.micro_steps = accumulation, 0
+        self.accumulation, self.micro_steps, self.global_steps = accumulation, 0, 0
         observer.engines.append(self)
         self.forward = lambda: observer._forward(lambda _: None)(self)
         self.backward = lambda: observer._backward(lambda _: None)(self)
-        self.step = lambda: observer._step(lambda _: None)(self)
+        self.step = lambda: observer._step(Engine.end_micro_step)(self)
 
-    def is_gradient_accumulation_boundary(self) -> bool:
+    def end_micro_step(self) -> None:
         self.micro_steps += 1
-        return self.micro_steps % self.accumulation == 0
+        self.global_steps += self.micro_steps % self.accumulation == 0
 
     def train(self) -> None:
         self.forward()
