@@ -11,6 +11,7 @@ from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import to_json
 from ...estimators.objectives import LIGER_LAYERS_ALONE
 from ...probes.command.observed import CommandResult, Observed, ObservedArguments, ObservedEngine, ObservedTraining
+from ..text.units import gib
 from .dry_run_answer import DryRunAnswer
 
 _WORTH = 0.02
@@ -66,10 +67,11 @@ class CommandAnswer(DryRunAnswer):
 
     @property
     def best_change(self) -> Change | None:
-        """The change that takes most off the peak; None if none takes `_WORTH` of it."""
+        """The change that takes most off the peak; None if none takes `_WORTH` of it, or a size that is shown as 0."""
         found = max(self._changes(), key=lambda change: change.saved_bytes, default=None)
         worth = _WORTH * self.result.peak.allocated_bytes_per_gpu
-        return None if found is None or found.saved_bytes < worth else found
+        is_small = found is None or found.saved_bytes < worth or gib(found.saved_bytes) == gib(0)
+        return None if is_small else found
 
     @property
     def _liger_has_its_loss(self) -> bool:

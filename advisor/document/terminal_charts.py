@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, log, log10
 
 from rich.cells import cell_len
@@ -51,6 +51,9 @@ _LEAST_BAR = 24
 
 _LEAST_ROWS, _MOST_ROWS = 6, 16
 """Height of areas: a higher terminal shows more, up to a height above which the shape does not become clearer."""
+
+_LEAST_STRETCH = 3
+"""Columns of the shortest stretch of a run that is named."""
 
 _OTHER_LINES = 14
 """Lines of a terminal that are left for what stands around a chart."""
@@ -244,20 +247,36 @@ def _cell(
 
 
 def _stretch_names(chart: Lines, columns: int) -> tuple[str, dict[str, str]]:
-    """Return the names of the stretches, `forward 2`, at their columns, and the words of the used initials. A name
-    without room is shortened to its word, or to its initial, with its number if that is new, or left out."""
-    marks, free, seen, words = [" "] * columns, 0, "", dict[str, str]()
+    """Return the names of the stretches, `forward 2`, at their columns, and the words of the used initials.
+
+    A name stands within its stretch, with a space behind it: whole, or as its word, or from `_LEAST_STRETCH` columns
+    as its initial, with its number if that is new; else it is left out. A number that no name shows stands alone where
+    it begins."""
+    marks, words, alone = [" "] * columns, dict[str, str](), list[str]()
     begins = [_column(x, chart.xs, columns) for x, _ in chart.spans]
-    for (_, name), begin, end in zip(chart.spans, begins, [*begins[1:], columns], strict=True):
-        word, _, number = name.partition(" ")
-        initial, column = word[:1] + number * (number != seen), max(begin, free)
-        label = next((text for text in (name, word) if column + cell_len(text) < end), initial)
-        if name and column <= begin + 3 and column + cell_len(label) <= columns:
-            marks[column : column + cell_len(label)] = [*label, *[""] * (cell_len(label) - len(label))]
-            free, seen = column + cell_len(label), number
-            if label == initial:
-                words[word[:1]] = word
-    return "".join(marks).rstrip(), words
+    spans = [
+        (*name.partition(" ")[::2], begin, end)
+        for (_, name), begin, end in zip(chart.spans, begins, [*begins[1:], columns], strict=True)
+        if name
+    ]
+
+    def write(label: str, at: int) -> None:
+        marks[at : at + cell_len(label)] = [*label, *[""] * (cell_len(label) - len(label))]
+
+    for number, group in groupby(spans, key=lambda span: span[1]):
+        own, is_shown = list(group), not number
+        for word, _, begin, end in own:
+            whole, initial = f"{word} {number}".strip(), word[:1] + number * (not is_shown)
+            label = next((text for text in (whole, word) if begin + cell_len(text) < end), "")
+            if not label and end - begin >= max(_LEAST_STRETCH, cell_len(initial) + 1):
+                label, words[word[:1]] = initial, word
+            write(label, begin)
+            is_shown = is_shown or label.endswith(number)
+        first, last = own[0][2], min(columns, own[0][2] + len(number) + 1)
+        if not is_shown and first + len(number) < own[-1][3] and not "".join(marks[max(0, first - 1) : last]).strip():
+            write(number, first)
+            alone.append(number)
+    return "".join(marks).rstrip(), words | ({" ".join(alone): "iterations"} if alone else {})
 
 
 def _draw_points(chart: Points, pen: _Pen) -> None:

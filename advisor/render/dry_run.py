@@ -58,7 +58,7 @@ def dry_run_document(
     micro_batch = result.config["train_micro_batch_size_per_gpu"]
     blocks: list[doc.Block] = [
         doc.Sentence(
-            f"Rank {result.rank} of {result.world_size} on {cluster_title(cluster)}; micro batch {micro_batch}"
+            f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}; micro batch {micro_batch}"
         ),
         *_advice(answer),
         *_figures(answer),
@@ -219,7 +219,10 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
 
 def _timeline(answer: DryRunAnswer) -> Lines:
     """Return GPU memory by family over allocations and frees, with the phases."""
-    points, limit = answer.result.timeline, answer.run.cluster.gpu.memory_bytes
+    points, limit = [*answer.result.timeline], answer.run.cluster.gpu.memory_bytes
+    # The script goes on for a moment after the observed steps, and repeats them.
+    while points[-1].iteration > answer.result.iterations and points[-1].phase in (*_PHASES, BETWEEN):
+        points.pop()
     sizes = [memory_by_family(point.by_category) for point in points]
     present = {family for each in sizes for family in each}
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]

@@ -78,11 +78,11 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
 
 
 def _place(answer: ProbeAnswer) -> str:
-    """Return `2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, or `rank 3 of 8, alone, of 8 x
-    H100-SXM5`."""
+    """Return `2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, or `rank 3 (of 8), alone, of 8
+    x H100-SXM5`."""
     result, place = answer.result, cluster_title(answer.run.cluster)
     if result.solo:
-        return f"rank {result.ranks[0].rank} of {result.world_size}, alone, of {place}"
+        return f"rank {result.ranks[0].rank} (of {result.world_size}), alone, of {place}"
     return place if answer.run.cluster.gpu.is_cpu else f"{counted_noun(result.world_size, 'rank')} on {place}"
 
 

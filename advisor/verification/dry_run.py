@@ -104,7 +104,7 @@ def trace(answer: DryRunAnswer) -> dict[str, Any]:
     points = result.timeline
     end = points[-1].event + 1
     events: list[dict[str, Any]] = [
-        _named(1, f"memory of rank {result.rank} of {result.world_size}"),
+        _named(1, f"memory of rank {result.rank} (of {result.world_size})"),
         _named(1, "iterations", thread=1),
         _named(1, "phases", thread=2),
         *_spans(points, end, 1, lambda point: f"iteration {point.iteration}" if point.iteration else "before training"),

@@ -25,6 +25,7 @@ from .follow import Relaunch, hooks
 from .words import (
     RANK_VARIABLES,
     Program,
+    check_script,
     is_python,
     is_training,
     launcher_of,
@@ -311,8 +312,7 @@ def _resolved(words: Sequence[str], folder: Path) -> Program:
             raise DsAdviseError(f"there is no module {name}", fix=f"install it for {sys.executable}, or set PYTHONPATH")
         return program
     if by_python or target.endswith(".py") or os.sep in target:
-        if not (folder / target).exists():
-            raise DsAdviseError(f"there is no file {target}", fix=f"give its path from {folder}")
+        check_script(words, folder)
         if not by_python and not target.endswith(".py") and shebang(folder / target) is None:
             raise _no_python(target, "its first line names no Python")
         return program

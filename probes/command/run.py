@@ -24,7 +24,7 @@ from .files import environment as files_environment
 from .limits import STACKS, last_line
 from .observed import CommandResult
 from .request import CommandRequest
-from .words import interpreter_of
+from .words import check_script, interpreter_of
 
 _MOST_STARTS = 5
 """Most processes in a chain: a tool's command starts a launcher, which starts a script."""
@@ -56,6 +56,8 @@ def dry_run_command(
     or does not end in time.
     """
     asked = request
+    if not request.files:  # they may have the script
+        check_script(request.words, request.folder)
     with scratch("command") as folder:
         (folder / "ds_advise").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         view = View(folder)

@@ -245,6 +245,25 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
                 command.append(os.path.expandvars(token))
 
 
+def check_script(words: Sequence[str], folder: Path) -> None:
+    """Errors: the script that a command names, itself or behind a launcher, is not in `folder`."""
+    while layer := peel(words):
+        words = layer.words
+    program = program_of(words)
+    target, is_script = (
+        program.target,
+        is_python(words[0]) or program.target.endswith(".py") or os.sep in program.target,
+    )
+    if launcher := launcher_of(program):
+        # No launcher has an option whose value is a .py file.
+        target = next((word for word in launcher[1] if word.endswith(".py") and word[:1] != "-"), "")
+        is_script = {"-m", "--module", "--no-python", "--no_python"}.isdisjoint(launcher[1])
+    elif program.is_module:
+        return
+    if target and is_script and not (folder / target).exists():
+        raise DsAdviseError(f"there is no file {target}", fix=f"give its path from {folder}")
+
+
 _TOOLS: Mapping[str, Sequence[str]] = {
     "llamafactory-cli": ("train",),
     "lmf": ("train",),

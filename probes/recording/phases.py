@@ -15,6 +15,7 @@ import torch
 from ...estimators.hardware import Cluster
 from .allocation_classifier import AllocationClassifier, owners
 from .allocator import CachingAllocator
+from .engine_hooks import BETWEEN
 from .ledger import Ledger, StorageLife, gpu_bytes
 from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, Reserved, TimelinePoint
 from .schedule import ScheduleRecorder
@@ -53,7 +54,8 @@ class PhaseRecorder:
     def begin(self, iteration: int, name: str) -> None:
         """Begin a phase; the one before it has ended."""
         ledger = self.ledger
-        self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
+        shown = "preparation" if name == BETWEEN else name
+        self.current = f"{shown} of iteration {iteration}" if iteration else shown
         self.on_phase(self.current)
         self.schedule.begin(iteration, name)
         self.classifier.begin(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +13,12 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.advisor.document.charts import Lines
+from ds_advise.advisor.document.terminal_charts import _stretch_names
+from ds_advise.advisor.text.labels import memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
+from ds_advise.probes.recording.allocation_classifier import _BIRTHPLACES, _OWNED
 from ds_advise.probes.run_errors import NeedsValuesError
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
@@ -137,8 +142,40 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     chart = lines[lines.index(" Memory over the run") + 1 :]
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
-    assert "f1" in chart[height] and "f2" in chart[height] and "f forward" in chart[height + 1]
+    assert "backward 1" in chart[height] and "backward 2" in chart[height] and "backward 3" not in chart[height]
     assert "W weights" in " ".join(chart)
+
+
+@pytest.mark.parametrize(
+    ("widths", "names", "words"),
+    [
+        ((2, 3, 9), "  b1 step 1    b2 step 2    b3 step 3", {"b": "backward"}),
+        ((1, 1, 1), "1  2  3", {"1 2 3": "iterations"}),
+        ((10, 11, 6), "forward   backward 1 step  forward   backward 2 step  forward   backward 3 step", {}),
+    ],
+)
+def test_stretches_are_named_where_a_name_is_readable(
+    widths: tuple[int, ...], names: str, words: dict[str, str]
+) -> None:
+    spans, at = list[tuple[float, str]](), 0
+    for number in (1, 2, 3):
+        for width, word in zip(widths, ("forward", "backward", "step"), strict=True):
+            spans.append((at, f"{word} {number}"))
+            at += width
+    chart = Lines(title="", x_title="", xs=[*range(at + 1)], panels=(), spans=spans)
+    assert _stretch_names(chart, at) == (names, words)
+
+
+def test_the_buckets_of_the_engine_are_buffers(folder: Path) -> None:
+    """Whoever sees its 1 GiB as activations would look for it in the batch."""
+    peak = json.loads((folder / "answer.json").read_text())["peak"]["by_category"]
+    assert peak["buckets"] >= 2 * 500_000_000, "reduce_bucket_size elements of 16 bits"
+    assert memory_by_family(peak)["buffers"] == peak["buckets"] + peak["temporaries"]
+    legend = (folder / "printed.txt").read_text().split(" at the peak (", 1)[1]
+    shown = re.search(r"B buffers ([\d.]+)", legend)
+    assert shown and float(shown[1]) == pytest.approx(memory_by_family(peak)["buffers"] / 2**30, abs=0.05)
+    recorded = {category for *_, category in _BIRTHPLACES} | set(_OWNED)
+    assert "activations" not in map(memory_family, recorded), "the family of whatever has no other"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_training_without_a_step_is_an_error() -> None:
     [
         ("raises", "load", ("KeyError: 'missing'", "load", "own.py:")),
         ("auto", "start", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
-        ("bad_batch", "between", ("RuntimeError", "between", "batch.py:")),
+        ("bad_batch", "preparation", ("RuntimeError", "preparation", "batch.py:")),
         ("unknown_optimizer", "initialize", ("Adamm", "DeepSpeed rejects")),
         ("wrong_batch", "load", ("accumulation steps", "DeepSpeed rejects")),
         ("typo", "load", ("overlap_com", "DeepSpeed rejects")),
