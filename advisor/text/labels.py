@@ -210,8 +210,8 @@ _MEMORY: Final[Mapping[str, str]] = _by_name(
     loss="logits_and_loss logits log_softmax gradient_of_log_softmax gradient_of_logits soft_cap_of_logits "
     "logits_of_one_chunk",
     generation="keys_and_values keys_and_values_of_a_layer logits_of_the_next_token vllm",
-    buffers="temporaries buckets reduce_buckets offload_staging communication_buffers pinned_cache optimizer_swap_buffers "
-    "parameter_swap_buffers",
+    buffers="temporaries buckets reduce_buckets offload_staging communication_buffers pinned_cache "
+    "optimizer_swap_buffers parameter_swap_buffers",
     runtime="cuda_context nccl_buffers allocator_overhead library_workspace",
     other="other processes loading_the_model",
 )

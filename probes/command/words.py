@@ -250,10 +250,8 @@ def check_script(words: Sequence[str], folder: Path) -> None:
     while layer := peel(words):
         words = layer.words
     program = program_of(words)
-    target, is_script = (
-        program.target,
-        is_python(words[0]) or program.target.endswith(".py") or os.sep in program.target,
-    )
+    target = program.target
+    is_script = is_python(words[0]) or target.endswith(".py") or os.sep in target
     if launcher := launcher_of(program):
         # No launcher has an option whose value is a .py file.
         target = next((word for word in launcher[1] if word.endswith(".py") and word[:1] != "-"), "")

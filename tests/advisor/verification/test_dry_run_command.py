@@ -149,9 +149,9 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("widths", "names", "words"),
     [
-        ((2, 3, 9), "  b1 step 1    b2 step 2    b3 step 3", {"b": "backward"}),
+        ((2, 3, 9), "  b1 step 1     b2 step 2     b3 step 3", {"b": "backward"}),
         ((1, 1, 1), "1  2  3", {"1 2 3": "iterations"}),
-        ((10, 11, 6), "forward   backward 1 step  forward   backward 2 step  forward   backward 3 step", {}),
+        ((8, 11, 6), "forward backward 1 step  forward backward 2 step  forward backward 3 step", {}),
     ],
 )
 def test_stretches_are_named_where_a_name_is_readable(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.models.model_shape import Input
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.command.request import CommandRequest
+from ds_advise.probes.command.run import dry_run_command
 from ds_advise.probes.dry_run.run import DryRunError, dry_run
 from ds_advise.probes.model_recorder.process import answer
 from ds_advise.probes.recording.result import DryRunResult
@@ -130,6 +134,15 @@ def test_a_missing_file_is_reported_before_torch_is_imported(monkeypatch: pytest
     monkeypatch.setattr("ds_advise.probes.command.run.start", None)
     with pytest.raises(DryRunError, match="no such file"):
         dry_run(Run(config=PLAIN, model="nowhere.py:net", cluster=h100s(2)))
+    for launcher in (
+        [],
+        ["python"],
+        ["env", "A=1", "torchrun", "--nproc_per_node", "2"],
+        ["deepspeed", "--num_gpus=2"],
+    ):
+        request = CommandRequest(words=(*launcher, "nowhere.py", "own.py"), folder=Path.cwd(), cluster=h100s(2))
+        with pytest.raises(DsAdviseError, match=r"there is no file nowhere.py; give its path from"):
+            dry_run_command(request)
 
 
 def test_kernels_that_are_not_known_are_refused() -> None:
