@@ -26,7 +26,7 @@ from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds
-from ..verification.prediction import PhaseFigures, Prediction
+from ..verification.prediction import UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
 
 _TAIL_LINES = 12
@@ -218,6 +218,9 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     yield _figures_table(outcome, prediction)
     if outcome.phases:
         yield _phases_table(outcome, prediction.phases if prediction else ())
+    is_dry_on_cpu = prediction is not None and prediction.evidence == "dry-run" and attempt.request.device == "cpu"
+    if is_dry_on_cpu and prediction.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
+        yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
