@@ -218,8 +218,9 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     yield _figures_table(outcome, prediction)
     if outcome.phases:
         yield _phases_table(outcome, prediction.phases if prediction else ())
-    is_dry_on_cpu = prediction is not None and prediction.evidence == "dry-run" and attempt.request.device == "cpu"
-    if is_dry_on_cpu and prediction.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
+    is_dry = prediction is not None and prediction.evidence == "dry-run"
+    on_cpu = prediction if is_dry and attempt.request.device == "cpu" else None
+    if on_cpu is not None and on_cpu.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
         yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
