@@ -111,7 +111,7 @@ def checkpoint_tag(folder: Path) -> str:
 
 def newest_usable(
     checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
-) -> tuple[Path | None, list[Checkpoint]]:
+) -> tuple[Checkpoint | None, list[Checkpoint]]:
     """(the newest intact checkpoint, or None; the damaged checkpoints that are newer). Arguments as in
     `read_checkpoint`."""
     damaged: list[Checkpoint] = []
@@ -119,7 +119,7 @@ def newest_usable(
         say(f"checking {folder.name} ...")
         checkpoint = read_checkpoint(folder, ranks=ranks)
         if checkpoint.is_whole:
-            return folder, damaged
+            return checkpoint, damaged
         damaged.append(checkpoint)
     return None, damaged
 

@@ -25,7 +25,6 @@ from .checkpoint import (
     OPTIMIZER_STATES,
     SHARDED_MODEL_STATES,
     checkpoint_tag,
-    checkpoints_in,
     file_size,
     names_in,
     ranks_in,
@@ -97,12 +96,7 @@ def read_contents(folder: Path) -> CheckpointContents:
     """The contents of a checkpoint folder; no file is read. Raises ConfigFileError if it is not a checkpoint."""
     files = (name for name in names_in(folder) if name.count("/") < 2)  # deeper ones belong to other checkpoints
     names = {name: size for name in files if (size := _size_bytes(folder / name))}
-    tag, inside = checkpoint_tag(folder), checkpoints_in(folder)
-    if inside and not tag:
-        raise ConfigFileError(
-            f"{folder} contains {len(inside)} checkpoints",
-            fix=f"name one of them, such as {inside[-1]}",
-        )
+    tag = checkpoint_tag(folder)
     states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
     models = [match for name in names if (match := _MODEL.search(name))]
     step = re.search(r"(\d+)$", tag or folder.name)
@@ -140,8 +134,9 @@ def write_model(
     force: bool,
     say: Callable[[str], None],
 ) -> Conversion:
-    """Write the weights of an intact ZeRO checkpoint as safetensors into a new folder, with the checkpoint's
-    configuration and tokenizer. The folder appears when everything is written.
+    """Write the weights of an intact checkpoint as safetensors into a new folder, with the checkpoint's configuration
+    and tokenizer. The folder appears when everything is written. ZeRO's fp32 weights are merged; without ZeRO the
+    Trainer's safetensors are read.
 
     dtype: "auto" for the type in config.json. say: prints the needed RAM and the progress. Raises ConfigFileError for a
     checkpoint that `zero_to_fp32` cannot merge or that must not be loaded, and if the folder cannot be written, exists
@@ -156,9 +151,10 @@ def write_model(
             why="it holds other folders, such as checkpoints, which --force would delete",
             fix="name another folder",
         )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
     folder = Path(contents.folder)
     config = _json(folder / "config.json")
-    tensors = _merged(contents)
+    tensors = _merged(contents) if _has_zero_states(contents) else _whole(contents)
     _keep_own_tensors(folder, tensors, config)
     own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     conversion = _conversion(contents, tensors, own if dtype == "auto" else TORCH_DTYPES[dtype])
@@ -184,24 +180,33 @@ def write_model(
     return conversion
 
 
+def _has_zero_states(contents: CheckpointContents) -> bool:
+    return contents.stage in ("1 or 2", "3")
+
+
 def _check_convertible(contents: CheckpointContents) -> None:
     reason, fix = "", "name the folder that holds `latest`"
-    if contents.stage == "none":
-        foreign = "it holds no states of DeepSpeed"
-        reason = f"{foreign}; from_pretrained reads its weights" if contents.weights else foreign
+    if contents.is_model:
+        reason = "it holds no states of DeepSpeed; from_pretrained reads its weights"
     elif contents.model_ranks > 1:
         reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
         fix = "load it with the training script, and save it by engine.save_16bit_model"
-    elif contents.stage == "0":
+    elif contents.stage == "0" and not contents.weights:
         reason = "without ZeRO the weights are whole in mp_rank_00_model_states.pt"
         fix = "load them with the training script: engine.load_checkpoint, then model.save_pretrained"
     if reason:
         raise ConfigFileError(f"{contents.folder} cannot be converted", why=reason, fix=fix)
 
 
+def _whole(contents: CheckpointContents) -> dict[str, Any]:
+    """The weights in the safetensors files, mapped into memory."""
+    from safetensors.torch import load_file
+
+    return {name: each for file in contents.weights for name, each in load_file(f"{contents.folder}/{file}").items()}
+
+
 def _merged(contents: CheckpointContents) -> dict[str, Any]:
     """The fp32 weights, each merged on access. Raises ConfigFileError for a checkpoint that names foreign classes."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
@@ -259,14 +264,17 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
 def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype: str) -> Conversion:
     sizes = [tensor.shape.numel() for tensor in tensors.values()]
     written = (4 if dtype == "float32" else 2) * sum(sizes)
-    files = (Path(contents.folder) / contents.tag).glob("*model_states.pt")
-    needs = [*(path.stat().st_size for path in files), min(written, _SHARD_BYTES) + 8 * max(sizes)]
-    if contents.stage != "3":
-        needs = [*needs, 8 * sum(sizes), 4 * sum(sizes) + needs[-1]]
+    read, needs = 4 * sum(sizes), [min(written, _SHARD_BYTES) + 8 * max(sizes)]
+    if not _has_zero_states(contents):
+        read = sum(each.nbytes for each in tensors.values())
+    else:
+        needs += [path.stat().st_size for path in (Path(contents.folder) / contents.tag).glob("*model_states.pt")]
+    if contents.stage == "1 or 2":
+        needs += [8 * sum(sizes), 4 * sum(sizes) + needs[0]]
     return Conversion(
         parameters=sum(sizes),
         dtype=dtype,
-        read_bytes=4 * sum(sizes),
+        read_bytes=read,
         written_bytes=written,
         peak_bytes=PROCESS_BYTES + max(needs),
     )

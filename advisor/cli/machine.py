@@ -11,6 +11,7 @@ import click
 from ...estimators.errors import DsAdviseError
 from ..text.language import Language, language_of_environment
 from ..text.output import Output
+from ..text.units import counted_noun
 from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
 
 
@@ -170,7 +171,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     """Show the contents of a checkpoint of DeepSpeed or the Trainer, check its files, and export its weights.
 
     Every file is read once. Archives must be complete; files written under `launch` or `train` must match their
-    checksums. DeepSpeed's zero_to_fp32 assembles the weights.
+    checksums. Of a training's output folder, the newest usable checkpoint is taken. DeepSpeed's zero_to_fp32 assembles
+    the weights.
 
     \b
     ds-advise checkpoint output/checkpoint-500
@@ -178,7 +180,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 
     Exit code: 0 if it is intact, 1 if it is damaged, 2 if it cannot be read.
     """
-    from ...validate.checkpoint import read_checkpoint
+    from ...validate.checkpoint import checkpoint_tag, checkpoints_in, newest_usable, read_checkpoint
     from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, checkpoint_document
     from ..render.deliver import show_document
@@ -187,8 +189,16 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
         raise click.UsageError(f"{folder} is not a folder")
-    contents = read_contents(folder)
-    found = read_checkpoint(folder, is_model=contents.is_model)
+    if (inside := checkpoints_in(folder)) and not checkpoint_tag(folder):
+        usable, damaged = newest_usable(inside, say=output.say)
+        for each in damaged:
+            output.say(f"{each.folder.name} is damaged: {each.problem}")
+        found = usable or damaged[0]
+        contents = read_contents(found.folder)
+        output.say(f"{folder} contains {counted_noun(len(inside), 'checkpoint')}; {found.folder.name} is taken")
+    else:
+        contents = read_contents(folder)
+        found = read_checkpoint(folder, is_model=contents.is_model)
     conversion = None
     if to_hf and found.is_whole:
         conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice

@@ -129,7 +129,8 @@ def next_launch(
     checkpoint = None
     if uses_trainer and (last := outcome.checkpoint) is not None:
         earlier = [path for path in checkpoints_in(last.parent) if checkpoint_step(path) <= checkpoint_step(last)]
-        checkpoint, _ = newest_usable(earlier, say=say)
+        usable, _ = newest_usable(earlier, say=say)
+        checkpoint = usable.folder if usable else None
     following = reduce_memory(request, outcome, checkpoint, folder)
     if following.request is None or following.request.estimate is None:
         return following

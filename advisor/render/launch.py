@@ -25,11 +25,14 @@ from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchReque
 from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
-from ..text.units import capitalised, ended, gib, rate, seconds
-from ..verification.prediction import PhaseFigures, Prediction
+from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds
+from ..verification.prediction import UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
 
 _TAIL_LINES = 12
+
+_LEAST_REST = 0.05
+"""Least part of a step outside its phases that is printed: medians and means of the same steps differ by less."""
 
 _TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "unsure", "failed": "bad"}
 
@@ -167,11 +170,11 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     steps, losses = zip(*points, strict=True)
     rows = []
     for step, loss in points[-20:]:
-        rows.append(doc.Row([doc.Figure(f"{step}", step), doc.make_figure(loss, "{:.4g}".format)]))
+        rows.append(doc.Row([doc.Figure(f"{step}", step), doc.make_figure(loss, loss_figure)]))
     panel = Panel(title="loss", layers={"weights": losses})
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
-    yield doc.Sentence(f"Loss {losses[0]:.4g} to {losses[-1]:.4g}.")
+    yield doc.Sentence(f"Loss {loss_figure(losses[0])} to {loss_figure(losses[-1])}.")
     yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
 
 
@@ -214,7 +217,11 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     prediction = None if outcome.differences else outcome.predicted
     yield _figures_table(outcome, prediction)
     if outcome.phases:
-        yield _phases_table(outcome.phases, prediction.phases if prediction else ())
+        yield _phases_table(outcome, prediction.phases if prediction else ())
+    is_dry = prediction is not None and prediction.evidence == "dry-run"
+    on_cpu = prediction if is_dry and attempt.request.device == "cpu" else None
+    if on_cpu is not None and on_cpu.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
+        yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
@@ -246,10 +253,13 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
     return doc.Table(["", "measured", "predicted"], rows)
 
 
-def _phases_table(measured: Sequence[PhaseFigures], predicted: Sequence[PhaseFigures]) -> doc.Table:
-    """Return time and memory of each phase of a step, measured and predicted; on the CPU the time alone."""
+def _phases_table(outcome: LaunchOutcome, predicted: Sequence[PhaseFigures]) -> doc.Table:
+    """Return time and memory of each phase of a step, measured and predicted; on the CPU the time alone. What remains
+    of the step's time is a phase of its own, because the data and the Trainer may take more than the computation."""
     unknown = PhaseFigures(name="", seconds=None, peak_bytes=None)
-    by_name, rows = {phase.name: phase for phase in predicted}, []
+    by_name, rows, measured, step_s = {phase.name: phase for phase in predicted}, [], [*outcome.phases], outcome.step_s
+    if step_s and (rest_s := step_s - sum(phase.seconds or 0.0 for phase in measured)) > _LEAST_REST * step_s:
+        measured.append(PhaseFigures(name="between steps", seconds=rest_s, peak_bytes=None))
     has_gpu = any(phase.peak_bytes for phase in measured)
     for phase in measured:
         pair = (phase, by_name.get(phase.name, unknown))

@@ -11,7 +11,8 @@ from ...probes.failures.diagnosis import diagnose_text
 from ...probes.real_run.result import ProbeResult
 from ..document import blocks as doc
 from ..text.labels import cluster_title, versions_label
-from ..text.units import counted_noun, gib, percent, rate, seconds, whole_percents
+from ..text.units import counted_noun, gib, percent, rate, seconds, times, whole_percents
+from ..verification.prediction import UNWRITTEN, UNWRITTEN_BUFFERS
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
 from .known_cause import cause_and_fix
@@ -64,6 +65,9 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         cells = [*known[:2], next(errors), known[2], next(errors)]
         rows.append(doc.Row([figure.name, *(cells[:1] + cells[3:] if answer.command else cells)]))
     yield doc.Table(["", *(columns[:1] + columns[3:] if answer.command else columns)], rows)
+    memory = answer.figures[0].dry_run_error
+    if result.device == "cpu" and memory is not None and memory >= UNWRITTEN - 1:
+        yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     yield doc.Gap()
     yield doc.Sentence(_step_parts(result))
     rows = []
@@ -95,7 +99,9 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _signed(error: float | None) -> str:
-    """Return a relative error such as `+3 %`; "" for none."""
+    """Return a relative error such as `+3 %`, or the ratio from twice the measured figure; "" for none."""
+    if error is not None and error >= 0.995:
+        return times(1 + error)
     return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 
 

@@ -64,6 +64,11 @@ def rough_rate(per_s: float) -> str:
     return rate(float(f"{per_s:.2g}"))
 
 
+def loss_figure(loss: float) -> str:
+    """Return a loss with four significant digits: `6.000`."""
+    return f"{loss:#.4g}".removesuffix(".")
+
+
 def seconds(duration_s: float) -> str:
     """Return `3.2 s`, `48 ms`, `2 min 5 s`, `25 h 31 min`."""
     if duration_s >= 2 * 3600 - 0.5:

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from .lines import LONGEST, PLAIN_SPARKS, SPARKS
-from .units import gib, printable, rate, seconds, whole_seconds
+from .units import gib, loss_figure, printable, rate, seconds, whole_seconds
 
 _LEAST_PICTURE = 14
 """Least columns of a bar next to its figures; on a narrower terminal it stands below them."""
@@ -102,7 +102,7 @@ class View:
 
 def line(title: str, view: View, elapsed_s: float) -> str:
     """Return the view in one line: `training, 3 min 12 s: step 60/600, loss 2.3, 28 min left; host 9.1 GiB, ...`."""
-    loss = "" if view.loss is None else f"loss {view.loss:.4g}"
+    loss = "" if view.loss is None else f"loss {loss_figure(view.loss)}"
     parts = [view.phase, f"step {view.steps}" if view.step else "", loss, view.speed, view.left]
     memory = [f"{use.title} {gib(use.now_bytes)} GiB, {' '.join(use.notes)}" for use in view.memory if use.peak_bytes]
     what = "; ".join((", ".join(filter(None, parts)), *(memory if view.step else ())))
@@ -185,8 +185,8 @@ def _rows(view: View) -> list[_Row]:
         found.append(_Row("step", Text(view.steps, "bold"), bar, note))
     if view.loss is not None:
         style = "bold" if math.isfinite(view.loss) else "bold red"
-        note = "" if view.first_loss is None else f"from {view.first_loss:.4g}"
-        found.append(_Row("loss", Text(f"{view.loss:.4g}", style), _Sparks(view.losses), note))
+        note = "" if view.first_loss is None else f"from {loss_figure(view.first_loss)}"
+        found.append(_Row("loss", Text(loss_figure(view.loss), style), _Sparks(view.losses), note))
     for use in view.memory:
         if gib(use.peak_bytes) == gib(0):
             continue

@@ -121,7 +121,7 @@ class TrainingFolder:
         for each in damaged:
             aside = _renamed(each.folder, "damaged")
             say(f"{each.folder.name} is damaged: {each.problem}; it is now {aside.name}")
-        return usable
+        return usable.folder
 
     def set_aside(self, step: int, say: Callable[[str], None]) -> None:
         """Rename the checkpoints of this step and later ones, whose weights may be NaN."""

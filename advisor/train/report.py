@@ -23,7 +23,7 @@ from ..launch.session import Session
 from ..render.launch import render_failure, render_figures
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
-from ..text.units import capitalised, counted_noun, ended, percent, seconds
+from ..text.units import capitalised, counted_noun, ended, loss_figure, percent, seconds, whole_seconds
 from .folder import TrainingFolder
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
+    takes = f"about {whole_seconds(proposed.training_s)}" if proposed.training_s >= 1 else "less than 1 s"
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
@@ -181,7 +182,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         need_sentence(question, chosen),
         speed_sentence(question, chosen),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
-        f"{proposed.learning_rate:g}: about {seconds(proposed.training_s)}"
+        f"{proposed.learning_rate:g}: {takes} without the start"
         + (f"; a checkpoint every {every} steps." if every else "."),
     ]
 
@@ -232,9 +233,9 @@ def _ended(trained: Trained) -> str:
     lost = [step for step, loss in trained.attempt.outcome.losses if loss is None]
     # Its mean of a NaN and later losses stays NaN, so the Trainer logs nothing else from there on.
     finite = next((loss for _, loss in reversed(trained.attempt.outcome.losses) if loss is not None), losses[-1][1])
-    text += f"loss {losses[0][1]:.3g} to {finite if lost else losses[-1][1]:.3g}"
+    text += f"loss {loss_figure(losses[0][1])} to {loss_figure(finite if lost else losses[-1][1])}"
     text += f" (NaN in {counted_noun(len(lost), 'step')}, first in step {lost[0]:,})" if lost else ""
-    return text + (f", evaluation {evaluations[-1][1]:.3g}." if evaluations else ".")
+    return text + (f", evaluation {loss_figure(evaluations[-1][1])}." if evaluations else ".")
 
 
 def _resume_command(trained: Trained, console: Console) -> None:

@@ -37,6 +37,7 @@ from ..question.model_source import load_model
 from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
+from ..text.units import rate
 from ..verification.past_results import probe_and_keep
 from ..verification.prediction import by_estimate
 from ..verification.probe_order import measured_estimate
@@ -220,7 +221,7 @@ def verify_answer(
                 on_progress=on_progress,
             )
         if result.failure is None:
-            output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
+            output.say(f"it ran, {rate(result.tokens_per_s)} tokens/s with full sequences")
             return replace(
                 answer, recommended=candidate.replace_estimate(measured_estimate(candidate.estimate, result))
             )

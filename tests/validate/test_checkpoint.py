@@ -139,5 +139,5 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     _cut(folder / STATES)
     (tmp_path / "checkpoint-8" / "trainer_state.json").write_text(json.dumps({"global_step": 7}))
     usable, damaged = newest_usable(checkpoints_in(tmp_path), ranks=2, say=lambda _: None)
-    assert usable == tmp_path / "checkpoint-4"
+    assert usable is not None and usable.folder == tmp_path / "checkpoint-4"
     assert [each.folder.name for each in damaged] == ["checkpoint-12", "checkpoint-8"]

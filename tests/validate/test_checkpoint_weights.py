@@ -181,10 +181,31 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     for path, says in (
         ("empty", "empty holds no checkpoint"),
         ("absent", "absent is not a folder"),
-        (".", ". contains 1 checkpoints; name one of them, such as checkpoint-8"),
     ):
         assert run(["checkpoint", path]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest whole checkpoint of the output folder; its safetensors are the model's weights, to the bit."""
+    from safetensors.torch import load_file
+
+    for step in (4, 8, 12):
+        folder = write_checkpoint(tmp_path / "out" / f"checkpoint-{step}", ranks=1)
+        next(folder.glob("*/*optim_states.pt")).unlink()  # stage 0 keeps no shards
+    (folder / "model.safetensors").write_bytes(b"{}")
+    for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        assert run(["checkpoint", "out", "--to-hf", dtype, "--dtype", dtype]) == 0
+        printed = capsys.readouterr()
+        assert printed.out.startswith(" out/checkpoint-8 is a ZeRO-0 checkpoint")
+        assert "checkpoint-12 is damaged: model.safetensors is cut off" in printed.err
+        assert "out contains 3 checkpoints; checkpoint-8 is taken" in printed.err
+        weights = load_file(tmp_path / dtype / "model.safetensors")
+        assert torch.equal(weights["weight"], torch.arange(4096.0).to(kind))
+    for folder in (tmp_path / "out").iterdir():
+        (folder / "model.safetensors").write_bytes(b"{}")
+    assert run(["checkpoint", "out"]) == 1
+    assert "out/checkpoint-12 is" in capsys.readouterr().out
 
 
 def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_a_training_is_drawn_in_place_while_it_runs(start: Start, tmp_path: Path
     for row in (
         r" training: [\d,]+ tokens/s +0:\d\d",
         r" step 30/40 +━{20,}─+  0 s left",
-        r" loss 0\.2667 +█+[▁-█]+▁ +from 8",
+        r" loss 0\.2667 +█+[▁-█]+▁ +from 8\.000",
         r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+",
     ):
         assert re.search(f"^{row}$", shown, re.MULTILINE), shown

@@ -25,6 +25,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import Trained, render_trained
+from ds_advise.advisor.verification.prediction import PhaseFigures
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
@@ -316,16 +317,21 @@ def test_checkpoints_with_lost_weights_are_set_aside(tmp_path: Path) -> None:
 
 
 def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
-    """The Trainer's log holds nothing else after the first."""
+    """The Trainer's log holds nothing else after the first. A loss keeps its zeros, and a step its time outside the
+    phases."""
     folder = TrainingFolder(tmp_path)
     log = [{"step": step, "loss": 6.26 if step < 3 else math.nan} for step in range(1, 6)]
     folder.state.write_text(json.dumps({"log_history": log}))
     request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
-    outcome = outcome_of(tmp_path, None, losses=((1, 6.26), (2, 6.2), (3, None), (4, 6.0), (5, 5.98)))
+    losses = ((1, 6.26), (2, 6.2), (3, None), (4, 6.0), (5, 5.9999))
+    times = {"forward": 0.003, "backward": 0.020, "step": 0.002}
+    phases = tuple(PhaseFigures(name=name, seconds=took_s, peak_bytes=None) for name, took_s in times.items())
+    outcome = outcome_of(tmp_path, None, losses=losses, last_step=5, step_s=0.083, phases=phases)
     trained = Trained(session=Session(attempts=(Attempt(request=request, outcome=outcome),)), folder=folder)
     page = io.StringIO()
     render_trained(trained, Console(file=page, width=120))
-    assert "Finished: 5 steps in 1.0 s, loss 6.26 to 5.98 (NaN in 1 step, first in step 3)." in page.getvalue()
+    assert "Finished: 5 steps in 1.0 s, loss 6.260 to 6.000 (NaN in 1 step, first in step 3)." in page.getvalue()
+    assert "between steps 58 ms -" in " ".join(page.getvalue().split())
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:

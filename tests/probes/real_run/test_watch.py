@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.this_machine import cpu_cluster
+from ds_advise.advisor.text.view import View
 from ds_advise.advisor.verification.run_view import RunView
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.machine import search_path
@@ -106,6 +107,16 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
     assert failure is not None
     assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "4 s" in failure.message
     assert re.search(r"; rank 1 is in <module> \(\S+rank\.py, line \d+\)", failure.message)
+
+
+def test_the_shown_loss_is_the_mean_of_the_ranks(tmp_path: Path) -> None:
+    """Of the steps that every rank has reported, as the Trainer logs it."""
+    body = "note(step=1, loss=6.2 + 0.2 * int(rank))\nnote(step=2, loss=5.0 + int(rank))\n"
+    body += 'if rank == "0": note(step=3, loss=1.0)\ntime.sleep(2)'
+    views, shown = RunView(cpu_cluster(2), None), list[View]()
+    watched(tmp_path, body, ranks=2, on_progress=lambda ranks, memory: shown.append(views.view(ranks, memory)))
+    assert shown[-1].first_loss == pytest.approx(6.3) and shown[-1].losses == pytest.approx((6.3, 5.5))
+    assert shown[-1].loss == pytest.approx(5.5)
 
 
 def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
