@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,7 +109,9 @@ def lint_file(
         corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")
     ):
         file, copy = corrected
+        assumed = report.framework_is_assumed
         report = lint(file.document, facts=facts, **known | {"framework": report.framework})
+        report = replace(report, framework_is_assumed=assumed)
     workload, batch = known["workload"], known.get("batch")
     basis = None
     if workload is not None and batch is not None:

@@ -90,7 +90,9 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
-    memory = f"{fit.reason}, {gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
+    memory = f"{gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
+    if fit.reason != "fits":  # the requirement's name
+        memory = f"{fit.reason}, {memory}"
     notes = [side.filled] * bool(side.filled)
     if side.unpredicted:
         names = ", ".join(feature.name for feature in side.unpredicted)

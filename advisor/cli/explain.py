@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -83,6 +84,7 @@ def explain(
         return _explain_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output, details=details)
     if costs_of is not None or is_key(model):
         return show_key(model, costs_of, question, output)
+    from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
     from ..answer.explained_key import split_settings, without_effect
@@ -93,6 +95,8 @@ def explain(
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
+    if any(rule.code == model.upper() for rule in RULES):
+        raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
     refuse_unknown(model, f"{model[:60]!r} is neither a model nor a key of a configuration")
     built = build_question(model, **question, say=output.say)
     if settings is not None or strategy in get_args(PlainPyTorch):

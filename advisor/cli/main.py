@@ -168,7 +168,7 @@ def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | No
     """The command that the first word is close to, if it is no model: no path, and no beginning of a name of the
     catalogue unless a second word follows, which only commands take."""
     close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.7)
-    if not close or Path(args[0]).exists():
+    if not close or args[0].endswith(".py") or Path(args[0]).exists():
         return None
     follows = args[1:] and not args[1].startswith("-")
     is_model = not follows and complete_model(context, context.command.params[0], args[0])
@@ -262,6 +262,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     command = _command(name)
     known = mistakes.options_of(command)
     message, why, fix = error.format_message().rstrip("."), "", ""
+    message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
         case click.NoSuchOption():
             message = f"no such option {error.option_name}"

@@ -132,10 +132,11 @@ def other_command(name: str) -> str:
     path = Path(name)
     if is_ds_config(path):
         return f"ds-advise explain {name} --model MODEL --gpus 2x24GB"
+    if path.suffix.lower() == ".py":
+        return f"ds-advise --gpus 2x24GB -- torchrun {name}"
     if not _is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     by_suffix = {
-        ".py": f"ds-advise --gpus 2x24GB -- torchrun {name}",
         **dict.fromkeys((".yaml", ".yml", ".toml"), f"ds-advise from {name} --gpus 2x24GB"),
         **dict.fromkeys((".log", ".txt", ".out", ".err"), f"ds-advise why {name}"),
         **dict.fromkeys((".jsonl", ".csv", ".parquet"), f"ds-advise MODEL --gpus 2x24GB --data {name}"),

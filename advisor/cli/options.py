@@ -39,6 +39,19 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(f"{', or '.join([error.args[0], *self._words])}", param, ctx)
 
 
+class _WithChoices(click.Option):
+    """An option whose choices take several lines of the help if they need them."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record, room = super().get_help_record(ctx), ctx.make_formatter().width - 2
+        if record is None or len(record[0]) <= room:
+            return record
+        import textwrap  # imported here: only the help needs it
+
+        lines = textwrap.wrap(record[0].replace("|", "| "), room, subsequent_indent=" " * 4, break_on_hyphens=False)
+        return "\n  ".join(lines).replace("| ", "|"), record[1]
+
+
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     name = "float"
 
@@ -130,6 +143,7 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
+        cls=_WithChoices,
         type=_type(option),
         default=option.default,
         metavar=option.metavar or None,

@@ -32,7 +32,7 @@ class Sentence(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that is never wrapped, so that logs can be searched for it."""
+    """A line that only a terminal wraps, so that logs can be searched for it."""
 
     text: str
     style: Style = ""

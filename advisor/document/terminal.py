@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..text.language import can_encode
-from ..text.lines import LONGEST, NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence
+from ..text.lines import LONGEST, NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence, wrapped
 from . import terminal_charts
 from .blocks import (
     METER_COLUMNS,
@@ -106,7 +106,9 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 marked = Text.assemble((mark, _STYLES[mark_style]), (text, _STYLES[style]))
                 sentence(console, marked, hang=hang)
             case Line(text, style):
-                row(console, text, style=_STYLES[style])
+                is_screen = isinstance(console, Console) and console.file.isatty()
+                for line in wrapped(text, console.width).splitlines() if is_screen else [text]:
+                    row(console, line, style=_STYLES[style])
             case Heading(title, printed=printed, gap=gap):
                 if gap:
                     blank(console)
@@ -123,8 +125,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):
                     row(console, Text.assemble("   ", (gutter, "bright_blue"), (text, styles.get(role, ""))))
             case Diff():
-                for line in block.lines():
-                    row(console, Text(f"   {line}", style=_DIFF_STYLES.get(line[:1], "dim")))
+                for line in block.lines():  # not indented, so that it can be applied
+                    row(console, Text(line, style=_DIFF_STYLES.get(line[:1], "dim")))
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))
@@ -150,8 +152,8 @@ def _print_beside(block: Beside, console: Console) -> None:
 
 def _print_table(table: Table, console: Console) -> None:
     """Print a table in columns, without the optional ones if there is no room. Text in the last column is wrapped, or
-    on a narrow terminal stands below its row; a longer name in the first column stands above its figures. On a terminal
-    too narrow for the other columns, each row becomes a sentence."""
+    on a narrow terminal stands below its row if it is long; a longer name in the first column stands above its figures.
+    On a terminal too narrow for the other columns, each row becomes a sentence."""
     terminal = max(console.width, NARROWEST)
     indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
     for count in range(len(table.optional) + 1):
@@ -168,7 +170,7 @@ def _print_table(table: Table, console: Console) -> None:
         room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
         if room >= widths[0]:
             break
-    table, is_below = shown, is_text and room < min(_LEAST_NAME, widths[0])
+    table, is_below = shown, is_text and widths[-1] > _LEAST_TEXT and room < min(_LEAST_NAME, widths[0])
     if is_below:
         room += widths[-1] + table.gap - needless
     widths[0] = min(widths[0], room)

@@ -135,13 +135,15 @@ def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
         end = f"{at_end} {exact(limit.value) if exact else chart.unit.write(limit.value)} {chart.unit.title}"
     whole = min(WIDTH, max(pen.console.width, NARROWEST)) - 4 - len(end)
     label, note = (max(cell_len(getattr(bar, text)) for bar in chart.bars) for text in ("label", "note"))
-    room = whole - label - note - 4
+    gap = "" if all(bar.note[:1] in ("", " ") for bar in chart.bars) else " "
+    room = whole - label - note - 4 - len(gap)
     beside = not alone and room >= _LEAST_BAR
     for bar, parts in zip(chart.bars, sizes, strict=True):
         style = "dim" if bar.faded else "bold green" if bar.chosen else ""
         drawn = _bar(parts, scale, room if beside else whole, limit, pen, style="dim" if bar.faded else "")
         if beside:
-            row(pen.console, Text.assemble("  ", (padded(bar.label, -label), style), "  ", drawn, (bar.note, style)))
+            name, figure = (padded(bar.label, -label), style), (f"{gap}{bar.note}", style)
+            row(pen.console, Text.assemble("  ", name, "  ", drawn, figure))
             continue
         if not alone:
             row(pen.console, f"  {bar.label}  {bar.note}", style=style)

@@ -230,10 +230,7 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         yield Sentence(_where_used(key.stages))
     yield from map(Sentence, key.acts)
     if key.keys:
-        yield Gap()
-        width = max(map(len, key.keys))
-        for name, words in key.keys.items():
-            yield Sentence(f"{name:<{width}}  {words}".rstrip(), hang=width + 2)
+        yield from (Gap(), Table(["", ""], [Row([Snippet(name), words]) for name, words in key.keys.items()]))
     if key.example:
         yield from (Gap(), Sentence("Example:", "bold"), Code([json.dumps(key.example)]))
     if key.plan:

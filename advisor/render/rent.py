@@ -157,20 +157,20 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
         duration_h = job.duration_s / 3600
         digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0
         cells = (
-            f"{letter} {_title(offer)}",
+            f"{letter} {_title(offer)}{'' if job.meets_limits else ' *'}",
             Figure(f"{duration_h:,.{digits}f}", job.duration_s),
             Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
             job.plan.strategy,
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "hours", "cost", "RAM GiB", "plan"), rows, optional=(3, 4))
+    return Table(("  machines", "hours", "cost", "RAM GiB needed", "plan"), rows, optional=(3, 4))
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
-    units = f"cost in {table.currency}; RAM: the plan's need of what a machine has (?: not in the table)"
-    yield f"{units}; dimmed rows miss your limits" if _limits(advice) else units
+    units = f"cost in {table.currency}"
+    yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:

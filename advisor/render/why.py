@@ -180,7 +180,7 @@ def why_document(
 
 def _no_cause(report: WhyReport) -> str:
     if report.error is None:
-        return f"No error was found in {report.lines:,} lines." if report.lines else "The log is empty."
+        return f"No error was found in {counted_noun(report.lines, 'line')}." if report.lines else "The log is empty."
     return "The cause is not known." if not report.effects else "The cause is not known: the log shows its effects."
 
 

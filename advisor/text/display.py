@@ -48,15 +48,15 @@ class Display:
         # FORCE_COLOR colours a pipe, but nothing can be redrawn there.
         redraws = console.is_interactive and console.file.isatty()
         self._live = _Redrawn(console, _Lines(self._drawn)) if redraws else None
+        self._is_awaited = False  # whether the first view starts the lines: a task may end without one
 
     def __enter__(self) -> Display:
         self._began = self._phase_at = time.monotonic()
-        if self._live is not None:
-            with suppress(Exception):
-                self._live.start()
+        self._is_awaited = self._live is not None
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_awaited = False
         if self._live is not None:
             with suppress(Exception):
                 self._live.stop()
@@ -77,6 +77,10 @@ class Display:
         if view.phase != self._view.phase:
             self._phase_at = now
         self._view = view
+        if self._is_awaited and self._live is not None:
+            self._is_awaited = False
+            with suppress(Exception):
+                self._live.start()
         if self._live is None and now - self._printed_at >= self._interval_s(view):
             self._printed_at, self._printed = now, view
             self.say(line(self._title, view, now - self._began))

@@ -78,14 +78,21 @@ def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list
             room, filled = following, 0
         start = piece.start()
         while cuts and columns > room:
-            start += room
+            part = _part(text, start, room)
+            start += part
             breaks.append(start)
-            columns, room = columns - room, following
+            columns, room = columns - part, following
         filled += cell_len(text[start : piece.end()])
         if "\n" in piece[0]:
             breaks.append(piece.end())
             room, filled = following, 0
     return breaks
+
+
+def _part(text: str, start: int, room: int) -> int:
+    """Return the characters of a longer path, URL or name that a line takes: up to a slash, else up to another mark."""
+    ends = (text.rfind(marks, start + 1, start + room) + 1 - start for marks in "/=,_.-")
+    return next((part for part in ends if part > room // 2), room)
 
 
 def padded(text: str, width: int) -> str:
@@ -115,6 +122,10 @@ def commands(console: Console, lines: Sequence[str]) -> None:
             row(console, Text(part, style="bold"))
 
 
+_WITH_VALUE = r"(?<=\s)--?\w[\w-]* [^\s-]\S*"
+"""An option and its value, between which a command is not broken unless they are longer than a line."""
+
+
 def _continued(command: str, columns: int) -> list[str]:
     """Return the lines of a command, broken at a space; a word longer than a line is broken after `=`, a comma or a
     parenthesis.
@@ -125,6 +136,9 @@ def _continued(command: str, columns: int) -> list[str]:
     while len(indent) + len(rest) > columns:
         room = columns - len(indent) - 2
         open_text = re.sub(r"'[^']*'|\"[^\"]*\"|\s#.*|^\s+", lambda found: "_" * len(found[0]), rest)
+        for found in re.finditer(_WITH_VALUE, open_text):
+            if len(found[0]) < room:
+                open_text = open_text.replace(found[0], found[0].replace(" ", "_"))
         at = open_text.rfind(" ", 1, room + 1)
         if len(open_text[at + 1 :].partition(" ")[0]) > columns - len("     "):
             at = max(at, 1 + max(open_text.rfind(mark, 1, room) for mark in "=(),"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,10 +15,13 @@ import click
 import pytest
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
+from ds_advise.advisor.document import blocks as doc
+from ds_advise.advisor.document.terminal import print_blocks
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
-from ds_advise.advisor.text.lines import wrapped
+from ds_advise.advisor.text.lines import commands, sentence, wrapped
 from ds_advise.estimators.models import catalogue
 from rich.cells import cell_len
+from rich.console import Console
 
 from tests.helpers import TINY
 
@@ -155,6 +159,25 @@ def test_a_message_on_a_terminal_is_wrapped_without_breaking_a_command_or_a_path
     assert any("--output FILE" in line for line in lines) and any("ds-advise doctor --json" in line for line in lines)
     chinese = "ds-advise: 没有叫 'GTX9999' 的显卡: 猜不出它的显存和速度; 相近的有 RTX 3090, 或只写显存"
     assert all(cell_len(line) < 40 for line in wrapped(chinese, 40).splitlines())
+
+
+def test_narrow_lines_break_at_the_marks_of_paths_and_never_between_an_option_and_its_value() -> None:
+    console = Console(file=(printed := io.StringIO()), width=40)
+    sentence(console, "see https://example.org/organization/repository/blob/main/some_folder/CamelCaseFile.cpp")
+    commands(console, ["ds-advise launch ds_config.json --optimizer adamw_8bit --model Qwen/Qwen2.5-7B -- train.py"])
+    lines = printed.getvalue().splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    at = next(place for place, line in enumerate(lines) if "launch" in line)
+    assert all(line.endswith("/") for line in lines[1 : at - 1]), lines
+    assert any("--optimizer adamw_8bit" in line for line in lines) and any("--model Qwen" in line for line in lines)
+    console = Console(file=io.StringIO(), width=40)
+    rows = [
+        doc.Row(["80 % of runs", "19,000-30,000", "28,000-44,000"]),
+        doc.Row(["GPU", "19.9 of 79.1", "53.8 of 79.1"]),
+    ]
+    print_blocks([doc.Table(["", "as it is", "better"], rows)], console)
+    head, *others = console.file.getvalue().splitlines()
+    assert [head.index(title) for title in ("as it is", "better")] == [others[-1].index(f) for f in ("19.9", "53.8")]
 
 
 def test_an_error_is_one_line_and_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,6 +359,7 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out
     assert [option.flag for option in OPTIONS.values() if f"\n  {option.flag}" not in long] == []
+    assert [line for line in long.splitlines() if len(line) > 80 and "  ds-advise " not in line] == []
     assert [title for title in GROUPS if f"\n{title}:\n" not in long] == []
 
 

@@ -7,6 +7,7 @@ up by name; optimizers and schedulers their arguments.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
@@ -18,6 +19,9 @@ from .values import FieldType
 
 UNKNOWN = object()
 """A value that is known only by running the code."""
+
+_MARKUP = r"(?::\w+:|`)`([^`]*)`+"
+"""reStructuredText in descriptions: a role, or code."""
 
 CLASSES = {
     "zero_optimization": ("runtime/zero/config.py", "DeepSpeedZeroConfig"),
@@ -273,7 +277,7 @@ class _Sources:
             type=replace(kind, bounds=bounds) if bounds else kind,
             default=None if is_block or value is UNKNOWN else value,
             default_known=value is not UNKNOWN,
-            description=" ".join(str(words).split()),
+            description=re.sub(_MARKUP, r"\1", " ".join(str(words).split())),
             block=f"{path}.{alias or name}" if is_block else "",
             deprecated=bool(extra.get("deprecated")),
             successor=successor,

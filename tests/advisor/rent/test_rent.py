@@ -190,7 +190,9 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     code, printed = _printed("--deadline 100h", prices, capsys)
     assert code == 0 and "The cheapest that ends within 100 h: Two 1 x RTX 4090." in printed
     assert re.search(r"[\d.]+ of the machine's [\d.]+ GiB of RAM", printed)
-    assert "dimmed rows miss your limits" in printed
+    assert "miss your limits" not in printed
+    _, late = _printed("--deadline 10h --all", prices, capsys)
+    assert "rows with * miss your limits" in late and re.search(r" \* +[\d.]+ +[\d.]+", late)
     code, printed = _printed("--deadline 1m", prices, capsys)
     assert code == 1 and "No machine ends within" in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
     code, printed = _printed("--budget 1000 --all", prices, capsys)
