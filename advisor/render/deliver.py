@@ -55,8 +55,8 @@ def deliver(
     emit: job files to write next to the configuration. script: path of the training script.
     html, plot: paths of the report and of its chart.
 
-    A file with other content is refused before anything is written or shown. If writing fails, the answer is shown
-    before the error is raised.
+    Raises ConfigFileError as `check_write` does, before anything is written or shown. If writing fails, the answer is
+    shown before the error is raised.
     """
     files, line = list[tuple[Path, str]](), ""
     if isinstance(destination, Path):
