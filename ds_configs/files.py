@@ -82,8 +82,24 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
     A file with the same content is not changed; one with other content is replaced only with `force`. Symbolic links
     are followed and kept. The folder must exist.
 
-    Raises ConfigFileError if a file with other content exists, or the path is not a regular file or cannot be written.
+    Raises ConfigFileError as `check_write` does, and if the path cannot be written.
     """
+    target = check_write(text, path, force=force)
+    if target.exists() and not differs(text, target):
+        return
+    try:
+        replace_file(target, text)
+    except OSError as error:
+        raise ConfigFileError(
+            f"cannot write {path}: {error.strerror}",
+            why="the configuration was not written",
+            fix="pass a path in a folder that you may write to with -o, or --no-write",
+        ) from error
+
+
+def check_write(text: str, path: Path, *, force: bool) -> Path:
+    """Return the file that `write_text` would write, with links followed. Raises ConfigFileError if a file with other
+    content exists and `force` is not set, or the path is not a regular file."""
     try:
         target = path.resolve()
         if target.is_symlink():  # Python 3.13 returns a loop of links, older ones raise a RuntimeError
@@ -94,29 +110,25 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
             why="a link points to itself, or its folder does not exist",
             fix="pass another path with -o",
         ) from error
-    if target.exists():
-        if not target.is_file():
-            raise ConfigFileError(
-                f"{path} is not a regular file",
-                why="the configuration cannot replace it",
-                fix="pass another path with -o",
-            )
-        if read_file(target, len(text.encode()), fix="pass another path with -o") == text.encode():
-            return
-        if not force:
-            raise ConfigFileError(
-                f"{path} exists and differs",
-                why="it may be the configuration of a training",
-                fix="pass --force to overwrite it, or another path with -o",
-            )
-    try:
-        replace_file(target, text)
-    except OSError as error:
+    if target.exists() and not target.is_file():
         raise ConfigFileError(
-            f"cannot write {path}: {error.strerror}",
-            why="the configuration was not written",
-            fix="pass a path in a folder that you may write to with -o, or --no-write",
-        ) from error
+            f"{path} is not a regular file",
+            why="the configuration cannot replace it",
+            fix="pass another path with -o",
+        )
+    if not force and differs(text, target):
+        raise ConfigFileError(
+            f"{path} exists and differs",
+            why="it may be the configuration of a training",
+            fix="pass --force to overwrite it, or another path with -o",
+        )
+    return target
+
+
+def differs(text: str, path: Path) -> bool:
+    """Whether `path` is a regular file with other content than `text`."""
+    content = text.encode()
+    return path.is_file() and read_file(path, len(content), fix="pass another path with -o") != content
 
 
 def replace_file(target: Path, content: str | bytes) -> None:

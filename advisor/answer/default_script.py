@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.files import write_text
 from ...ds_configs.launch_commands import Rendezvous, launcher_words, shell_line
 from ...probes.default_script import words
 from ...probes.run import Run
@@ -15,11 +14,10 @@ _LEFT_OUT = ("report_to", "save_strategy", "disable_tqdm")
 """Arguments of a dry run that a training leaves at their defaults."""
 
 
-def write_script(answer: Recommendation, path: Path, config_path: str, *, force: bool) -> tuple[list[str], str]:
-    """Write the script that trains the recommended plan. Returns (written files, the shell line that starts it).
+def script_files(answer: Recommendation, path: Path, config_path: str) -> tuple[list[tuple[Path, str]], str]:
+    """Return the paths and texts of the script that trains the recommended plan, and the shell line that starts it.
 
-    Under plain DeepSpeed `trainer.py` loads a transformers model and makes adapters; it is written beside the script.
-    Raises ConfigFileError for files that exist, without `force`.
+    Under plain DeepSpeed `trainer.py` loads a transformers model and makes adapters; it stands beside the script.
     """
     assert answer.recommended is not None, "a plan fits"
     question = answer.question
@@ -31,12 +29,10 @@ def write_script(answer: Recommendation, path: Path, config_path: str, *, force:
         question.cluster,
         description=module.factory if module else None,
     )
-    script, files = words.script_of(run), [str(path)]
-    write_text(script.read_text("utf-8"), path, force=force)
+    script = words.script_of(run)
+    files = [(path, script.read_text("utf-8"))]
     if script.name == "engine.py" and (module is None or question.workload.method != "full"):
-        beside = path.with_name(words.TRAINER.name)
-        write_text(words.TRAINER.read_text("utf-8"), beside, force=force)
-        files.append(str(beside))
+        files.append((path.with_name(words.TRAINER.name), words.TRAINER.read_text("utf-8")))
     arguments: dict[str, Any] = {} if module else {"model_name_or_path": question.model.name}
     arguments |= {name: value for name, value in words.script_arguments(run).items() if name not in _LEFT_OUT}
     for name in ("deepspeed", "deepspeed_config"):

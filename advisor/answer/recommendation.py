@@ -136,6 +136,8 @@ class Recommendation:
     """Files that were written for the answer."""
     job_files: tuple[JobFile, ...] = ()
     """The job files among `files`."""
+    kept_config: str = ""
+    """The default file, if it is another configuration and this answer's has a numbered name; "" otherwise."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self.question.model.name}: {self.recommended or 'nothing fits'}>"

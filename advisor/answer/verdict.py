@@ -141,13 +141,14 @@ def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
 def _cards_of_this_size(question: Question, chosen: Candidate) -> tuple[str, ...]:
     """Return the speeds of the plan on the slowest and the fastest card, if only a memory size was given."""
     cluster, workload = question.cluster, question.workload
-    speeds = dict[str, float]()
+    predicted = estimate_time(question.model, workload, cluster, chosen.plan)
+    factor, speeds = chosen.tokens_per_s / predicted.tokens_per_s, dict[str, float]()  # the factor of a run of the plan
     for gpu in same_size_gpus(cluster.gpu):
         if question.free_precision and workload.precision != "fp32":
             workload = replace(workload, precision=gpu.half_precision)
         if workload.precision != "bf16" or gpu.has_bf16:
             time = estimate_time(question.model, workload, replace(cluster, gpu=gpu), chosen.plan)
-            speeds[gpu.name] = time.tokens_per_s
+            speeds[gpu.name] = factor * time.tokens_per_s
     if len(speeds) < 2:
         return ()
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)

@@ -139,6 +139,7 @@ def advise(
         place,
         output,
         force=force,
+        numbered="destination" not in passed_options(),
         all_candidates=all_candidates,
         details=details,
         markdown=markdown,

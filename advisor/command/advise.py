@@ -209,7 +209,7 @@ def _proved(
             if found.recommended is not None and found.recommended.plan != candidate.plan:
                 overtaken = "another plan is faster for that model"
         answer = _compared(answer, found.question, candidate)
-        checked = judged[candidate.plan] = replace(candidate, fit=answer.fit)
+        checked = judged[candidate.plan] = _observed(candidate, answer)
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
         problem = f"the changed command still has {_listed(differing)}" if differing else overtaken
@@ -260,6 +260,14 @@ def _compared(answer: CommandAnswer, question: Question, candidate: Candidate) -
         gradient_checkpointing=candidate.plan.gradient_checkpointing,
     )
     return replace(answer, run=run, analytic=candidate.memory, analytic_time=candidate.time)
+
+
+def _observed(candidate: Candidate, answer: CommandAnswer) -> Candidate:
+    """The candidate with the verdict, the device memory and the time of its dry run."""
+    if answer.step is not None:
+        time = replace(answer.step.time, spread=candidate.time.spread)
+        candidate = candidate.replace_estimate(replace(candidate.estimate, time=time))
+    return replace(candidate, fit=answer.fit, measured_bytes=answer.required_device_bytes_per_gpu)
 
 
 def _next(found: CommandAdvice, tried: Sequence[Candidate], kept: Mapping[str, Any]) -> Candidate | None:

@@ -174,7 +174,8 @@ def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: 
     steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
     first = next(steps, None)
     if isinstance(first, Sentence):
-        written = f"Wrote {', '.join(answer.files)}. " if answer.files else ""
+        kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
+        written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps

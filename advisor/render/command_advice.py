@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...ds_configs.files import write_text
+from ...ds_configs.files import check_write, write_text
 from ...ds_configs.read import offload_device_in
 from ...estimators.errors import DsAdviseError
 from ..answer.command_answer import CommandAnswer
@@ -155,12 +155,14 @@ def _title(proof: Proof) -> str:
 def deliver_command_advice(
     answer: CommandAdvice, folder: Path, output: Output, *, writes: bool, force: bool, details: bool = False
 ) -> int:
-    """Write the new files, show the advice, and return the exit code. If a file cannot be written, the advice is shown
-    before the error is raised."""
+    """Write the new files, show the advice, and return the exit code. A file with other content is refused before
+    anything is written or shown. If writing fails, the advice is shown before the error is raised."""
     from dataclasses import replace
 
     failure: DsAdviseError | None = None
     if writes and answer.changed is not None:
+        for path, text in answer.changed.files.items():
+            check_write(text, folder / path, force=force)
         try:
             for path, text in answer.changed.files.items():
                 write_text(text, folder / path, force=force)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...ds_configs.files import CONFIG_NAME, config_text, write_config, write_text
+from ...ds_configs.files import CONFIG_NAME, check_write, config_text, differs, write_text
 from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
@@ -38,6 +39,7 @@ def deliver(
     output: Output,
     *,
     force: bool,
+    numbered: bool = False,
     all_candidates: bool,
     details: bool = False,
     markdown: bool = False,
@@ -49,17 +51,31 @@ def deliver(
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code. JSON and files are English.
 
+    numbered: write to ds_config-2.json, ds_config-3.json and so on if `destination` is another configuration.
     emit: job files to write next to the configuration. script: path of the training script.
     html, plot: paths of the report and of its chart.
 
-    If a file cannot be written, the answer is shown before the error is raised.
+    Raises ConfigFileError as `check_write` does, before anything is written or shown. If writing fails, the answer is
+    shown before the error is raised.
     """
+    files, line = list[tuple[Path, str]](), ""
+    if isinstance(destination, Path):
+        if numbered and not force:
+            answer, destination = _free(answer, destination)
+        answer, files, line = _files(answer, destination, emit, script)
+        for file, text in files:
+            check_write(text, file, force=force)
     path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)
-    failure, line = None, ""
-    if isinstance(destination, Path):
-        answer, line, failure = _written(answer, destination, emit, script, force=force)
+    failure = None
+    try:
+        for file, text in files:
+            write_text(text, file, force=force)
+            answer = replace(answer, files=(*answer.files, str(file)))
+    except DsAdviseError as error:
+        failure, line = error, ""
+        answer = replace(answer, job_files=tuple(job for job in answer.job_files if str(job.path) in answer.files))
     if destination == "-" and answer.recommended is not None:
         print(config_text(written_config(answer, answer.recommended)), end="")
 
@@ -131,31 +147,36 @@ def _write_report(
     write_report(translated(document, language), html, output.say, plot=plot)
 
 
-def _written(
-    answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], script: Path | None, *, force: bool
-) -> tuple[Recommendation, str, DsAdviseError | None]:
-    """Return the answer with the written files, the script's command, and the error if a file could not be written."""
-    chosen, line = answer.recommended, ""
-    plans = ((chosen, destination), (answer.try_first, try_first_path(destination)))
-    try:
-        for plan, path in plans:
-            if plan is not None:
-                write_config(written_config(answer, plan), path, force=force)
-                answer = replace(answer, files=(*answer.files, str(path)))
-        if emit:
-            from ..answer.jobs import build_jobs  # imported here: few answers write them
+def _configs(answer: Recommendation, destination: Path) -> list[tuple[Path, str]]:
+    """Return the paths and texts of the configurations: of the recommended plan, and of the one to try first."""
+    plans = ((answer.recommended, destination), (answer.try_first, try_first_path(destination)))
+    return [(path, config_text(written_config(answer, plan))) for plan, path in plans if plan is not None]
 
-            for job in build_jobs(answer, emit, str(destination)):
-                write_text(job.text, job.path, force=force)
-                answer = replace(answer, files=(*answer.files, str(job.path)), job_files=(*answer.job_files, job))
-        if script is not None and chosen is not None:
-            from ..answer.default_script import write_script  # imported here: few answers write one
 
-            files, line = write_script(answer, script, str(destination), force=force)
-            answer = replace(answer, files=(*answer.files, *files))
-    except DsAdviseError as error:
-        return answer, line, error
-    return answer, line, None
+def _free(answer: Recommendation, destination: Path) -> tuple[Recommendation, Path]:
+    """Return the answer and the first path, `destination` or a numbered one, that has no other configuration."""
+    path, numbers = destination, count(2)
+    while any(differs(text, file) for file, text in _configs(answer, path)):
+        path = destination.with_stem(f"{destination.stem}-{next(numbers)}")
+    return replace(answer, kept_config="" if path == destination else str(destination)), path
+
+
+def _files(
+    answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], script: Path | None
+) -> tuple[Recommendation, list[tuple[Path, str]], str]:
+    """Return the answer with its job files, the paths and texts of all files, and the script's command."""
+    files, line = _configs(answer, destination), ""
+    if emit:
+        from ..answer.jobs import build_jobs  # imported here: few answers write them
+
+        answer = replace(answer, job_files=build_jobs(answer, emit, str(destination)))
+        files += [(job.path, job.text) for job in answer.job_files]
+    if script is not None and answer.recommended is not None:
+        from ..answer.default_script import script_files  # imported here: few answers write one
+
+        more, line = script_files(answer, script, str(destination))
+        files += more
+    return answer, files, line
 
 
 def show_document(

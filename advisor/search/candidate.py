@@ -181,7 +181,8 @@ class Candidate:
     make_estimate: Callable[[], Estimate] = field(repr=False, compare=False)
     """Function called on first use of `estimate`: most plans that do not fit never need their time."""
     measured_bytes: int | None = None
-    """Device memory measured by a probe, or by a dry run of keys that are not predicted; None without one."""
+    """Device memory measured by a probe, or by a dry run of a command or of keys that are not predicted; None without
+    one."""
 
     def __repr__(self) -> str:
         return f"<Candidate: {plan_words(self.plan)}: {gib(self.device_bytes)} GiB per GPU, {self.fit.reason}>"

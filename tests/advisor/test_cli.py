@@ -88,15 +88,42 @@ def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
-def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The answer is printed anyway; an identical file is no obstacle."""
-    target = tmp_path / "ds_config.json"
+def test_another_configuration_is_kept_and_a_numbered_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every printed command and job file names the written one; the same answer is written once; --force replaces."""
+    kept, second = tmp_path / "ds_config.json", tmp_path / "ds_config-2.json"
+    kept.write_text("{}")
+    ask = ["gpt2", "--gpus", "T4", *FAST]
+    assert run_here([*ask, "--emit", "slurm"]) == 0 and kept.read_text() == "{}"
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Wrote ds_config-2.json, job.sbatch; ds_config.json is another configuration (--force replaces it)." in out
+    assert out.count("ds_config.json") == 1 and "--deepspeed ds_config-2.json" in out
+    job, written = (tmp_path / "job.sbatch").read_text(), second.read_text()
+    assert "ds_config-2.json" in job and "ds_config.json" not in job
+    assert run_here([*ask, "--quiet"]) == 0 and second.read_text() == written
+    assert run_here([*ask, "--seq-len", "512", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == ["ds_config-3.json"]
+    assert len(list(tmp_path.iterdir())) == 4
+    assert run_here([*ask, "--force"]) == 0 and kept.read_text() == written
+    assert "another configuration" not in capsys.readouterr().out
+
+
+def test_a_named_file_with_other_content_is_refused_before_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written then, also if only a job file beside it is the user's."""
+    target = tmp_path / "zero.json"
     target.write_text("{}")
-    assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2 and target.read_text() == "{}"
+    ask = ["gpt2", "--gpus", "T4", *FAST]
+    assert run_here([*ask, "-o", "zero.json"]) == 2 and target.read_text() == "{}"
     out, err = capsys.readouterr()
-    assert "fits" in out and "--force" in err and len(err.splitlines()) == 1
-    assert run_here(["gpt2", "--gpus", "T4", "--force", *FAST]) == 0 and target.read_text() != "{}"
-    assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 0
+    assert out == "" and "zero.json exists and differs" in err and "--force" in err and len(err.splitlines()) == 1
+    (tmp_path / "job.sbatch").write_text("mine")
+    assert run_here([*ask, "--emit", "slurm"]) == 2 and capsys.readouterr().out == ""
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.sbatch", "zero.json"]
+    assert run_here([*ask, "-o", "zero.json", "--force"]) == 0 and target.read_text() != "{}"
+    assert run_here([*ask, "-o", "zero.json"]) == 0
 
 
 def test_where_the_configuration_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +270,7 @@ def test_the_exit_code_is_that_of_the_answer_if_nobody_reads_it(tmp_path: Path, 
 
 
 def test_links_are_followed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A loop of links is an error in one line, after the answer."""
+    """A loop of links is an error in one line."""
     link = tmp_path / "ds_config.json"
     link.symlink_to("real.json")
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 0
@@ -253,7 +280,7 @@ def test_links_are_followed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2
     out, err = capsys.readouterr()
-    assert "fits" in out and len(err.splitlines()) == 1
+    assert out == "" and "is a broken link" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
