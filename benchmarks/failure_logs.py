@@ -53,15 +53,14 @@ def scores(path: Path = LOGS) -> Iterator[Score]:
 def _score(case: Mapping[str, Any]) -> Score:
     found = diagnose_text(case["log"])
     message, phase = found.message, found.phase
-    told = phase if phase is not None and message is not None and message.id == "gpu-memory" else message
-    words = case["fix"]
+    explanation, words = found.explanation, case["fix"]
     return Score(
         source=case["source"],
         expected=tuple(case["cause"]),
         found=message.id if message else "",
         certain=message is not None and message.certain,
         phase=(phase is not None and phase.name == case["phase"]) if case["phase"] else None,
-        fix=(told is not None and any(word in told.fix for word in words)) if words else None,
+        fix=(explanation is not None and any(word in explanation.fix for word in words)) if words else None,
     )
 
 

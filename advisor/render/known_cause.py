@@ -8,16 +8,12 @@ from ...probes.failures.diagnosis import Diagnosis
 from ..document import blocks as doc
 from ..text.units import ended
 
-_PLAIN = ("gpu-memory", "host-memory")
-"""Messages of which the phase says more than they do."""
-
 
 def cause_and_fix(found: Diagnosis) -> Iterator[doc.Block]:
     """Yield the cause, the fix and their source; nothing for a failure that is not known."""
-    message, phase = found.message, found.phase
-    if message is None:
+    message, explanation = found.message, found.explanation
+    if message is None or explanation is None:
         return
-    told = phase if phase is not None and message.id in _PLAIN else message
-    yield doc.Sentence(f"{'Cause' if message.certain else 'Usual causes'}: {ended(told.cause)}")
-    yield doc.Sentence(f"Fix: {ended(told.fix)}")
-    yield doc.Sentence(f"Confirmed by: {told.source}", "dim")
+    yield doc.Sentence(f"{'Cause' if message.certain else 'Usual causes'}: {ended(explanation.cause)}")
+    yield doc.Sentence(f"Fix: {ended(explanation.fix)}")
+    yield doc.Sentence(f"Confirmed by: {explanation.source}", "dim")

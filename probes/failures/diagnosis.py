@@ -18,6 +18,9 @@ _SURVIVED = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
 
+_BY_PHASE = ("gpu-memory", "host-memory")
+"""Messages of which the phase says more than they do."""
+
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
 
@@ -81,6 +84,12 @@ class Diagnosis:
         """What the rank was doing when memory ran out."""
         ran_out = self.kind in ("gpu_out_of_memory", "host_out_of_memory")
         return memory_phase(self.first.error.frames) if self.first and ran_out else None
+
+    @property
+    def explanation(self) -> Message | MemoryPhase | None:
+        """What has the cause and the fix: the phase for memory that ran out in no special way, else the message."""
+        message, phase = self.message, self.phase
+        return phase if phase is not None and message is not None and message.id in _BY_PHASE else message
 
     @property
     def collective(self) -> Collective | None:
