@@ -85,7 +85,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
     Raises ConfigFileError as `check_write` does, and if the path cannot be written.
     """
     target = check_write(text, path, force=force)
-    if target.exists() and not differs(text, target):
+    if target.exists() and not (force and differs(text, target)):  # without force, `check_write` has compared them
         return
     try:
         replace_file(target, text)
