@@ -13,8 +13,8 @@ from pathlib import Path
 
 from .ranks import Rank
 
-_SIGNAL = signal.SIGRTMAX - 5
-"""A real-time signal, which neither torch, NCCL nor launchers use."""
+_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
+"""A real-time signal, which neither torch, NCCL nor launchers use. macOS has none, and the number is refused there."""
 
 _DUMP_S = 0.5
 """Time in which a rank writes its stack; a suspended one never does."""
