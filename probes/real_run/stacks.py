@@ -16,8 +16,8 @@ from .ranks import Rank
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 """A real-time signal, which neither torch, NCCL nor launchers use. macOS has none, and the number is refused there."""
 
-_DUMP_S = 0.5
-"""Time in which a rank writes its stack; a suspended one never does."""
+_DUMP_S = 5.0
+"""Longest time waited for the stacks; a suspended rank never writes its own."""
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -42,19 +42,29 @@ def positions(ranks: Sequence[Rank], folder: Path) -> tuple[str, ...]:
             with contextlib.suppress(OSError):
                 asked[rank.number, log] = log.stat().st_size
                 os.kill(rank.pid, _SIGNAL)
-    time.sleep(_DUMP_S)
+    until = time.monotonic() + _DUMP_S
+    dumps = {}
+    while len(dumps) < len(asked) and time.monotonic() < until:
+        time.sleep(0.1)
+        dumps = {number: text for (number, log), size in asked.items() if (text := _dump(log, size))}
     return tuple(
         f"rank {number} is in {', called by '.join(found)}"
-        for (number, log), size in asked.items()
-        if (found := list(_position(log, size)))
+        for number, text in dumps.items()
+        if (found := list(_position(text)))
     )
 
 
-def _position(log: Path, offset: int) -> Iterator[str]:
+def _dump(log: Path, offset: int) -> str:
+    """The stack written to `log` after `offset`; "" until it is whole."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(offset)
-        frames = _FRAME.findall(stream.read().decode(errors="replace").partition(_HEAD)[2])
-        frames = [frame for frame in frames if not Path(frame[0]).is_relative_to(_PACKAGE)]  # around the engine's calls
-        own = next((frame for frame in frames if "/lib/python" not in frame[0]), None)
-        for path, line, name in dict.fromkeys((*frames[:1], *([own] if own else []))):
-            yield f"{name} ({path.rpartition('site-packages/')[2]}, line {line})"
+        text = stream.read().decode(errors="replace").partition(_HEAD)[2]
+        return text if text.endswith("\n") else ""
+    return ""
+
+
+def _position(dump: str) -> Iterator[str]:
+    frames = [frame for frame in _FRAME.findall(dump) if not Path(frame[0]).is_relative_to(_PACKAGE)]  # engine's calls
+    own = next((frame for frame in frames if "/lib/python" not in frame[0]), None)
+    for path, line, name in dict.fromkeys((*frames[:1], *([own] if own else []))):
+        yield f"{name} ({path.rpartition('site-packages/')[2]}, line {line})"
