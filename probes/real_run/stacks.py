@@ -43,7 +43,7 @@ def positions(ranks: Sequence[Rank], folder: Path) -> tuple[str, ...]:
                 asked[rank.number, log] = log.stat().st_size
                 os.kill(rank.pid, _SIGNAL)
     until = time.monotonic() + _DUMP_S
-    dumps = {}
+    dumps: dict[int, str] = {}
     while len(dumps) < len(asked) and time.monotonic() < until:
         time.sleep(0.1)
         dumps = {number: text for (number, log), size in asked.items() if (text := _dump(log, size))}
