@@ -19,12 +19,17 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 COLOURS = ROOT / "docs" / "colours.json"
+STYLES = ROOT / "docs" / "terminal.css"
 _CONSOLE = Console(color_system="standard", force_terminal=True)
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE_IN_ROW = re.compile(r"(?<=[ |])`[^`\n]*\\\|[^`\n]*`")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page with each console block as HTML with a class for each style; the first page is the README."""
+    """Return a page with each console block as HTML with a class for each style; the first page is the README.
+
+    GitHub needs `\\|` for a bar in a table's code, Python-Markdown prints the backslash.
+    """
     if page.is_homepage:
         markdown = first_page((ROOT / "README.md").read_text(encoding="utf-8"))
     coloured = json.loads(COLOURS.read_text(encoding="utf-8"))
@@ -33,13 +38,26 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         lines = "\n".join(_line(line, coloured.get(line, line)) for line in found[1].splitlines())
         return f'<div class="highlight"><pre class="terminal"><code>{lines}</code></pre></div>'
 
-    return _BLOCK.sub(block, markdown)
+    return _CODE_IN_ROW.sub(lambda code: code[0].replace("\\|", "|"), _BLOCK.sub(block, markdown))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Return a page whose search has a name for screen readers; the theme leaves it out."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
 
 
 def first_page(readme: str) -> str:
     """Return the README without its parts for developers, with links from the folder of the manual."""
     for_users = re.sub(r"^\[中文\].*\n", "", readme.partition("\n## Folders\n")[0], flags=re.MULTILINE)
     return for_users.replace("](docs/", "](")
+
+
+def terminal_colours() -> dict[str, str]:
+    """Return the site's colours of a dark terminal by class, of this file's spans."""
+    dark = next(line for line in STYLES.read_text(encoding="utf-8").splitlines() if line.startswith("[data-md"))
+    return dict(re.findall(r"--(term-\w+): (#\w+)", dark))
 
 
 def _line(plain: str, coloured: str) -> str:
@@ -54,6 +72,6 @@ def spans(line: Text, element: str) -> str:
 
 def _span(text: str, style: Style, element: str) -> str:
     names = [name for name, is_set in (("bold", style.bold), ("dim", style.dim)) if is_set]
-    names += [f"colour-{style.color.number}"] if style.color else []
+    names += [str(style.color.number)] if style.color and style.color.number is not None else []
     classes = " ".join(f"term-{name}" for name in names)
     return f'<{element} class="{classes}">{text}</{element}>' if names else text

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rich.ansi import AnsiDecoder
 
-from .manual_site import spans
+from .manual_site import spans, terminal_colours
 from .shown_output import ROOT, make_files
 
 PICTURE = ROOT / "docs" / "pictures" / "screen_cast.svg"
@@ -184,9 +184,8 @@ def svg(shown: Sequence[tuple[float, Screen]]) -> str:
 
 _STYLE = (
     f"text{{font:{_FONT}px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#e6e9ed}}"
-    ".paper{fill:#15181d}.term-bold{font-weight:700}.term-dim{fill:#9aa4b0}.term-colour-1{fill:#ff8a80}"
-    ".term-colour-2{fill:#5cc27e}.term-colour-3{fill:#e5b45c}.term-colour-4{fill:#7fb0ea}.term-colour-5{fill:#d79be0}"
-    ".term-colour-6{fill:#5cc5d4}"
+    ".paper{fill:#15181d}.term-bold{font-weight:700}"
+    + "".join(f".{name}{{fill:{colour}}}" for name, colour in terminal_colours().items())
 )
 
 

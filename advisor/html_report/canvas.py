@@ -25,17 +25,17 @@ INKS: Final[Mapping[str, Ink]] = {
     "weights": Ink("#3f74b5", "#6ea3e0"),
     "gradients": Ink("#5a9a52", "#7fbf77"),
     "optimizer": Ink("#d98c3a", "#e0a45e"),
-    "activations": Ink("#8a6fb0", "#ab93d0"),
-    "loss": Ink("#c4607f", "#dd87a2"),
-    "generation": Ink("#a08a2f", "#c9b45a"),
-    "buffers": Ink("#3f9c9c", "#63bcbc"),
+    "activations": Ink("#3f9c9c", "#63bcbc"),
+    "loss": Ink("#8a6fb0", "#ab93d0"),
+    "generation": Ink("#b54fa8", "#da86d0"),
+    "buffers": Ink("#c4607f", "#dd87a2"),
     "runtime": Ink("#8b929c", "#858d99"),
     "compute": Ink("#3f74b5", "#6ea3e0"),
     "memory": Ink("#5a9a52", "#7fbf77"),
-    "links": Ink("#c4607f", "#dd87a2"),
-    "pcie": Ink("#8a6fb0", "#ab93d0"),
+    "links": Ink("#8a6fb0", "#ab93d0"),
+    "pcie": Ink("#3f9c9c", "#63bcbc"),
     "host": Ink("#d98c3a", "#e0a45e"),
-    "nvme": Ink("#3f9c9c", "#63bcbc"),
+    "nvme": Ink("#c4607f", "#dd87a2"),
     "launch": Ink("#8b929c", "#858d99"),
     "other": Ink("#b3b8bf", "#6a717b"),
     "text": Ink("#1f2328", "#e6e9ed"),
@@ -46,7 +46,7 @@ INKS: Final[Mapping[str, Ink]] = {
     "good": Ink("#1f7a3d", "#5cc27e"),
     "limit": Ink("#b3261e", "#ff8a80"),
 }
-"""Colours by name. The components of a plan share seven hues, one per family."""
+"""Colours by name. Each family of components has the hue of its colour in a terminal."""
 
 
 def dark_rules() -> str:

@@ -36,7 +36,7 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
         assert (tmp_path / "site" / page.stem / "index.html").exists() or page.stem == "index"
     assert "manual of ds-advise" not in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     shown = (tmp_path / "site" / "own-script" / "index.html").read_text(encoding="utf-8")
-    assert re.search(r'<span class="term-bold term-colour-\d">[^<]* fits', shown), "output has its colours"
+    assert re.search(r'<span class="term-bold term-\d">[^<]* fits', shown), "output has its colours"
 
 
 def keys(schema: Schema, part: Schema) -> Iterator[str]:
