@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -30,7 +31,17 @@ from ..text.labels import device_label
 from ..text.language import Language, translate
 from ..text.language import catalogue as translations
 from ..text.units import capitalised, ended, gib, rate
-from .options import OPTIONS, State, default_text, option_words, options_in, state_command, state_model, state_question
+from .options import (
+    OPTIONS,
+    State,
+    default_text,
+    error_options,
+    option_words,
+    options_in,
+    state_command,
+    state_model,
+    state_question,
+)
 
 if TYPE_CHECKING:
     from ...validate.lint import LintReport
@@ -79,7 +90,7 @@ def answer(request: str) -> Iterator[str]:
     try:
         found = predicted(state_question(asked["state"]))
     except DsAdviseError as error:
-        yield json.dumps(_error(error))
+        yield json.dumps(_error(error, asked["state"]))
         return
     command: list[Block] = [Sentence("The same question in a terminal:"), Commands([state_command(asked["state"])])]
     yield json.dumps(
@@ -173,10 +184,10 @@ def _linted(text: str, state: State | None) -> LintReport:
     return lint(document, facts=load_facts(), **settings)
 
 
-def _error(error: DsAdviseError) -> dict[str, str]:
+def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
     reason = f"{error.what}: {error.why}" if error.why else error.what
-    sentences = (ended(capitalised(text)) for text in (reason, error.fix) if text)
-    return {"part": "error", "sentence": " ".join(sentences)}
+    sentence = " ".join(ended(capitalised(text)) for text in (reason, error.fix) if text)
+    return {"part": "error", "sentence": sentence, "names": error_options(error, state)}
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {

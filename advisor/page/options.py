@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from ...ds_configs.files import parse_json_object
-from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
+from ...estimators.errors import ClusterError, DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
@@ -57,7 +58,7 @@ def state_question(state: State) -> Question:
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
     if options.get("gpus", "auto") == "auto":
         raise WorkloadError(
-            "the page cannot see this machine's GPUs", fix="pass them, such as 2x24GB, 8xA100-80GB or 4x8xH100"
+            "the page cannot see this machine's GPUs", fix="pass --gpus, such as 2x24GB, 8xA100-80GB or 4x8xH100"
         )
     return build_question(
         state_model(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()}
@@ -107,15 +108,27 @@ def options_in(flags: str) -> dict[str, str]:
     return found
 
 
+def error_options(error: DsAdviseError, state: State) -> list[str]:
+    """Return the options that an error names by their flags, else the one that its kind is about."""
+    named = [name for name in re.findall(r"--([a-z-]+)", f"{error.what} {error.fix}") if name in OPTIONS]
+    if named:
+        return list(dict.fromkeys(named))
+    if isinstance(error, ModelConfigError | UnknownModelError):
+        return ["config" if state.get("config") else "model"]
+    return ["gpus"] if isinstance(error, ClusterError) else []
+
+
 def _value(name: str, text: str) -> Any:
     option = OPTIONS.get(name)
     if option is None:
         raise DsAdviseError(f"the page has no option {name[:40]!r}", fix="open the page without the part after the #")
     if len(text) > _LONGEST_TEXT:
-        raise WorkloadError(f"{name} is a text of {len(text):,} characters", fix="shorten it")
+        raise WorkloadError(f"--{name} is a text of {len(text):,} characters", fix="shorten it")
     words = option_words(option)
     if words and text not in words:
-        raise WorkloadError(f"{text!r} is not a known {name}", fix=f"choose one of {', '.join(filter(None, words))}")
+        raise WorkloadError(
+            f"{text!r} is not a value of --{name}", fix=f"choose one of {', '.join(filter(None, words))}"
+        )
     if option.kind == "switch":
         return True
     try:
@@ -123,4 +136,4 @@ def _value(name: str, text: str) -> Any:
             return parse_count(text, kilo=option.kilo)
         return float(text) if option.kind == "number" else text
     except ValueError as error:
-        raise WorkloadError(str(error), fix=f"give {name} a number") from None
+        raise WorkloadError(str(error), fix=f"give --{name} a number") from None

@@ -23,6 +23,7 @@ const EXAMPLES = {
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
 let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const t = (text) => {
   const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
   return found ? `${found}${stop ? "。" : ""}` : text;
@@ -55,8 +56,9 @@ function changed(near = []) {  // near: states that may be asked for next
   ask(near);
 }
 
-// The controls.
+// The controls. Each is a field: an option's label, and the element that takes the focus.
 
+const fields = {};
 function slider(box) {
   const name = box.dataset.slider, { stops, auto } = SLIDERS[name], id = `${name}-value`, unset = t(SLIDERS[name].unset ?? "");
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
@@ -69,6 +71,7 @@ function slider(box) {
     set(name, stops[at], [stops[at + step], stops[at + 2 * step], stops[at - step]].filter((stop) => stop != null));
   };
   back.onclick = () => { set(name, ""); text.focus(); };
+  fields[name] = { label: box.dataset.label, focused: () => text };
   box.show = () => {
     const said = value(name), now = said || used[name] || (auto ? stops[0] : "");
     box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
@@ -91,14 +94,16 @@ function choice(box, words) {
     group.append(make("label", {}, input, make("span", { textContent: word })));
   }
   box.append(legend, group);
+  fields[name] = { label: box.dataset.label, focused: () => group.querySelector(":checked") };
   box.show = () => { for (const input of group.querySelectorAll("input")) input.checked = input.value === value(name); };
 }
 
 function moreOption(name, words) {
-  const id = `${name}-option`, title = t(name.replaceAll("-", " "));
+  const id = `${name}-option`, title = capital(t(name.replaceAll("-", " ")).replace("nvme", "NVMe"));
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
     : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
   input.onchange = () => set(name, input.value);
+  fields[name] = { label: title, focused: () => input };
   const box = make("div", {}, make("label", { htmlFor: id, textContent: title }), input);
   box.show = () => { if (document.activeElement !== input || words.length) input.value = value(name); };
   return box;
@@ -134,6 +139,37 @@ function makeControls(offered) {
   const more = left.map(([name, words]) => moreOption(name, words));
   byId("options").append(...more);
   boxes = [...document.querySelectorAll("[data-slider]"), ...choices, ...more];
+  for (const [name, id, label] of [["model", "model", "Model"], ["config", "config", "The model's config.json"], ["gpus", "kind", "GPUs"]])
+    fields[name] = { label: t(label), focused: () => byId(id) };
+}
+
+// Names of options in sentences: `--micro-batch` becomes a button that leads to the field, or "change" where it stands
+// alone in parentheses. A flag without a field is one of the terminal's.
+const FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
+const inWords = (label) => /^[A-Z][a-z]/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
+function linkFields(root) {
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
+  while (walker.nextNode()) {
+    const { data, parentElement } = walker.currentNode;
+    if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
+  }
+  for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text) => {
+    const name = /--([a-z-]+)/.exec(text)?.[1];
+    if (!name) return text;
+    const link = fields[name] ? fieldLink(name, text[0] === "-" ? inWords(fields[name].label) : t("change")) : make("code", { textContent: `ds-advise --${name}` });
+    link.dataset.flag = text;
+    return link;
+  }));
+}
+function fieldLink(name, textContent) {
+  const { label, focused } = fields[name];
+  const onclick = () => {
+    const folded = focused().closest("details");
+    if (folded) folded.open = true;
+    focused().focus();
+    focused().select?.();
+  };
+  return make("button", { type: "button", className: "link", textContent, title: label, onclick });
 }
 function showControls() {
   for (const box of boxes) box.show?.();
@@ -150,21 +186,26 @@ function show(part) {
   if (part.part === "answer") showAnswer(part);
   else if (part.part === "charts") { fill("charts", part.charts); fill("scaling", ""); showTab(); }
   else if (part.part === "whole") showWhole(part);
-  else if (part.part === "error") showError(part.sentence);
+  else if (part.part === "error") showError(part);
 }
 
-function showError(sentence) {
+function showError({ sentence, names = [] }) {  // names: the options at which the error is
   byId("error").textContent = sentence;
+  linkFields(byId("error"));
+  if (!byId("error").querySelector(".link")) for (const name of names) byId("error").append(" ", fieldLink(name, fields[name].label));
+  for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
   byId("error").hidden = false;
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
   byId("result").classList.add("stale");
-  byId("summary").textContent = sentence;
+  byId("summary").textContent = byId("error").textContent;
+  byId("summary").className = "bad";
 }
 
 let sayTimer;
 function showAnswer(part) {
   byId("error").hidden = byId("loading").hidden = true;
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   byId("result").hidden = false;
   used = part.used;
   for (const box of document.querySelectorAll("[data-slider]")) box.show?.();
@@ -181,6 +222,7 @@ function showAnswer(part) {
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), save: t("Save") });
+  linkFields(byId(name));
 }
 
 // Shows one of the sections that have charts, each with a tab.
@@ -204,8 +246,9 @@ function showWhole({ changes, options, scaling, files }) {
   fill("files", files);
   fill("changes", changes || `<p class="note">${t("None of the tried changes.")}</p>`);
   for (const code of document.querySelectorAll("#changes td code")) {
-    const flags = code.textContent, title = t("Ask this");
-    code.replaceWith(make("button", { type: "button", textContent: flags, title, onclick: () => { Object.assign(state, options[flags]); changed(); } }));
+    const asks = options[code.textContent], title = t("Ask this");
+    const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
+    code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => { Object.assign(state, asks); changed(); } }));
   }
   byId("changes").classList.remove("stale");
   fill("scaling", scaling);
@@ -255,7 +298,7 @@ function serverAnswers() {
 }
 // A failure is shown in place of the answer. Python's exception is the last line that names one; hints may follow it.
 const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at === 0 || /^[\w.]+(Error|Exception|Interrupt)\b/.test(line));
-const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError(sentence);
+const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError({ sentence });
 let request;
 const ask = (near = []) => {
   const id = ++asked, question = (options) => ({ state: kept(options), language });
@@ -265,7 +308,7 @@ const ask = (near = []) => {
 
 function loadFailed(reason) {
   const why = navigator.onLine ? `(${reason.split("\n")[0]})` : "(there is no network)";
-  showError(`Python could not be loaded ${why}. It has 20 MB and is loaded once: reload this page when its server can be reached; after that it works offline.`);
+  showError({ sentence: `Python could not be loaded ${why}. It has 20 MB and is loaded once: reload this page when its server can be reached; after that it works offline.` });
   byId("status").textContent = "Not loaded.";
 }
 function ready() {
@@ -301,7 +344,7 @@ function obstacle() {
 
 async function begin() {
   const problem = obstacle();
-  if (problem) { byId("status").textContent = "Cannot calculate here."; showError(problem); return; }
+  if (problem) { byId("status").textContent = "Cannot calculate here."; showError({ sentence: problem }); return; }
   state = fromAddress();
   request = mode === "worker" ? workerAnswers() : serverAnswers();
   const offer = (choices) => { makeControls(choices); showControls(); ask(); }, isBuilt = BUILT && language === "en";
@@ -347,6 +390,7 @@ async function begin() {
 function showFindings({ part, sentence, findings }) {
   fill("findings", findings ?? "");
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
+  linkFields(byId("findings"));
   byId("findings").scrollIntoView({ block: "nearest" });
 }
 

@@ -113,6 +113,24 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
     assert "\n" not in shown["error"]["sentence"]
 
 
+@pytest.mark.parametrize(
+    "state, names",
+    [
+        ({"model": "gpt-17", "gpus": "2x32GB"}, ["model"]),
+        ({"config": "no JSON", "gpus": "2x32GB"}, ["config"]),
+        ({"model": "gpt2", "gpus": "auto"}, ["gpus"]),
+        ({"model": "gpt2", "gpus": "2xFOO"}, ["gpus"]),
+        ({"model": "gpt2", "gpus": "2x32GB", "seq-len": "many"}, ["seq-len"]),
+        (
+            {"model": "gpt2", "gpus": "2x32GB", "micro-batch": "3", "global-batch": "32"},
+            ["micro-batch", "global-batch"],
+        ),
+    ],
+)
+def test_an_error_names_the_fields_that_it_is_about(state: dict[str, str], names: list[str]) -> None:
+    assert parts(state)["error"]["names"] == names
+
+
 def test_proposed_changes_are_valid_questions() -> None:
     """Every proposed change makes a question that can be answered."""
     state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}

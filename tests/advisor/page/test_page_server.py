@@ -101,9 +101,18 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     rows = page.evaluate("new Set([...document.querySelectorAll('.tiles > div')].map(t => t.offsetTop)).size")
     assert rows == 1, "every figure of the first card stands in one row"
     first = page.locator("#changes button").first
-    flags = first.text_content()
+    change = first.text_content()
     first.click()
-    page.wait_for_selector(f"#command:has-text('{flags.split()[-1]}')")
+    page.wait_for_selector(f"#command:has-text('{change.split()[-1]}')")
+    assert "--" not in page.inner_text("#lead"), "sentences name fields, not flags"
+    page.goto(f"http://127.0.0.1:{port}/#model=Qwen2.5-7B&gpus=2x24GB&micro-batch=3&global-batch=32")
+    page.wait_for_selector("#error:not([hidden])")
+    page.locator("#error .link").last.click()
+    assert page.evaluate("document.activeElement.id") == "global-batch-option"
+    assert page.evaluate("document.activeElement.ariaInvalid") == "true"
+    page.keyboard.type("24")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error", state="hidden")
     page.get_by_label("Name").fill("no such model")
     page.get_by_label("Name").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
