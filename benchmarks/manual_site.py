@@ -31,6 +31,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     GitHub needs `\\|` for a bar in a table's code, Python-Markdown prints the backslash.
     """
     if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
         markdown = first_page((ROOT / "README.md").read_text(encoding="utf-8"))
     coloured = json.loads(COLOURS.read_text(encoding="utf-8"))
 
@@ -39,6 +40,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f'<div class="highlight"><pre class="terminal"><code>{lines}</code></pre></div>'
 
     return _CODE_IN_ROW.sub(lambda code: code[0].replace("\\|", "|"), _BLOCK.sub(block, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return a page whose tables have no empty headers, which mean nothing to a screen reader."""
+    return re.sub(r"<th[^>]*></th>", "<td></td>", html)
 
 
 def on_post_page(output: str, **_: Any) -> str:

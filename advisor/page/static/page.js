@@ -145,7 +145,7 @@ function makeControls(offered) {
 
 // Names of options in sentences: `--micro-batch` becomes a button that leads to the field, or "change" where it stands
 // alone in parentheses. A flag without a field is one of the terminal's.
-const FLAG = /(--[a-z][a-z-]*)/;
+const FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
 const inWords = (label) => /^[A-Z][a-z]/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
 function linkFields(root) {
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
@@ -153,10 +153,11 @@ function linkFields(root) {
     const { data, parentElement } = walker.currentNode;
     if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
   }
-  for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, all) => {
+  for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text) => {
     if (!FLAG.test(text)) return text;
-    const name = text.slice(2), isAlone = /[(（]$/.test(all[at - 1]) && /^[)）]/.test(all[at + 1]);
-    const link = fields[name] ? fieldLink(name, isAlone ? t("change") : inWords(fields[name].label)) : make("code", { textContent: `ds-advise ${text}` });
+    const flag = /--[a-z-]+/.exec(text)[0], name = flag.slice(2), field = fields[name];
+    const title = text.replace(flag, field ? text === flag ? inWords(field.label) : t("change") : `ds-advise ${flag}`);
+    const link = field ? fieldLink(name, title) : make("code", { textContent: title });
     link.dataset.flag = text;
     return link;
   }));

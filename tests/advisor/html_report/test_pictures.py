@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import re
 import xml.etree.ElementTree as ET
 from typing import Any
@@ -11,7 +12,9 @@ from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import build_scaling
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
+from ds_advise.advisor.document.terminal_charts import _INKS
 from ds_advise.advisor.html_report.canvas import (
+    INKS,
     NARROW,
     WIDE,
     round_steps,
@@ -136,3 +139,26 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     last = series["micro batch"].plans[-1]
     assert last is not None and last.device_bytes > answer.question.cluster.gpu.memory_bytes
     assert len({plan.strategy for plan in series["GPUs"].plans if plan is not None}) > 1
+
+
+HUES = {
+    "blue": (195, 235),
+    "green": (90, 150),
+    "yellow": (25, 60),
+    "magenta": (250, 290),
+    "bright_magenta": (290, 330),
+    "cyan": (165, 195),
+    "red": (330, 360),
+}
+"""Degrees of each colour of a terminal; grey has none."""
+
+
+def test_a_family_has_the_hue_of_its_colour_in_a_terminal() -> None:
+    for family, (_, colour) in _INKS.items():
+        for shade in INKS[family]:
+            hue, _, saturation = colorsys.rgb_to_hls(*(int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)))
+            name = colour if colour in HUES else colour.removeprefix("bright_")
+            if name in ("", "black"):
+                assert saturation < 0.15, family
+            else:
+                assert HUES[name][0] <= 360 * hue <= HUES[name][1], (family, shade, 360 * hue)
