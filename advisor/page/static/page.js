@@ -22,6 +22,7 @@ const EXAMPLES = {
   "global-batch": "32", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
+const TITLES = { host: "host machine", nvme: "NVMe" };  // of options whose names do not say it
 let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const t = (text) => {
@@ -99,7 +100,7 @@ function choice(box, words) {
 }
 
 function moreOption(name, words) {
-  const id = `${name}-option`, title = capital(t(name.replaceAll("-", " ")).replace("nvme", "NVMe"));
+  const id = `${name}-option`, title = capital(t(TITLES[name] ?? name.replaceAll("-", " ")));
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
     : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
   input.onchange = () => set(name, input.value);
