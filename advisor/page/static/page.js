@@ -144,7 +144,7 @@ function makeControls(offered) {
     fields[name] = { label: t(label), focused: () => byId(id) };
 }
 
-// Names of options in sentences: `--micro-batch` becomes a button that leads to the field, or "change" where it stands
+// Names of options in sentences: `--micro-batch` becomes a link to the field, or "change" where it stands
 // alone in parentheses. A flag without a field is one of the terminal's.
 const FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
 const inWords = (label) => /^[A-Z][a-z]/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
@@ -165,13 +165,14 @@ function linkFields(root) {
 }
 function fieldLink(name, textContent) {
   const { label, focused } = fields[name];
-  const onclick = () => {
+  const onclick = (event) => {
+    event.preventDefault();  // the address has the question
     const folded = focused().closest("details");
     if (folded) folded.open = true;
     focused().focus();
     focused().select?.();
   };
-  return make("button", { type: "button", className: "link", textContent, title: label, onclick });
+  return make("a", { href: "#question", className: "link", textContent, title: label, onclick });
 }
 function showControls() {
   for (const box of boxes) box.show?.();
