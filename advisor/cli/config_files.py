@@ -20,11 +20,13 @@ from .options import (
     PATH,
     ROLLOUTS,
     TRAINING,
+    CommandWithItsWords,
     Decorator,
     model_option,
     output_options,
     question_options,
     report_options,
+    typed_command,
 )
 
 if TYPE_CHECKING:
@@ -272,7 +274,7 @@ def compare(
 _UNSET = {"default": None, "default_text": "from the file"}
 
 
-@click.command(name="from")
+@click.command(name="from", cls=CommandWithItsWords)
 @click.argument("file", metavar="FILE", type=PATH)
 @question_options(
     (
@@ -354,7 +356,8 @@ def from_file(
         except ConfigFileError as error:
             failure = error
 
-    show_document(lambda: import_document(replace(result, answer=answer)), output)
+    writes = typed_command("-o", f"better{file.suffix}")
+    show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -12,7 +11,7 @@ from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
-from .options import MODEL_ARGUMENT, output_options, question_options
+from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
 
 if TYPE_CHECKING:
     from ..answer.explanation import Explanation
@@ -34,15 +33,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     return 0
 
 
-class _WithItsWords(click.Command):
-    """A command that keeps what was typed, for the commands that it proposes."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        context.obj = tuple(args)
-        return super().parse_args(context, args)
-
-
-@click.command(cls=_WithItsWords)
+@click.command(cls=CommandWithItsWords)
 @MODEL_ARGUMENT
 @click.argument("part", metavar="[PART]", nargs=-1)
 @question_options(tuple(OPTIONS), searches=True, only_passed=True)
@@ -109,7 +100,7 @@ def explain(
         blocks = [*part_blocks(found, " ".join(part))]
     else:
         largest = component_title(found.sections[0].parts()[0].name)
-        example = shlex.join(["ds-advise", "explain", *click.get_current_context().obj, largest])
+        example = typed_command(largest)
         blocks = [*explanation_blocks(found, example=example, details=details)]
     output.show(found.figures, lambda console: print_blocks(blocks, console))
     return 0

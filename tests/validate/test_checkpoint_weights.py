@@ -175,7 +175,7 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     assert out.startswith("model: model folder, 12 B Whole: ") and "You can load its weights with from_pretr" in out
     (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
     assert run(["checkpoint", "model"]) == 1
-    assert " ".join(capsys.readouterr().out.split()).startswith("model: model folder, 5 B Damaged: 1 file.")
+    assert " ".join(capsys.readouterr().out.split()).startswith("model: model folder, 4 B Damaged: 1 file.")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "deep.json").write_text("[" * 100_000)
     for path, says in (
