@@ -34,14 +34,17 @@ def number(value: float) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
 
 
-def substituted_formula(term: MemoryTerm | TimeTerm, write: Callable[[float], str] = number) -> str:
-    """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown."""
+def substituted_formula(
+    term: MemoryTerm | TimeTerm, write: Callable[[str, float], str] = lambda _symbol, value: number(value)
+) -> str:
+    """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown. write: returns the text of a
+    symbol's number."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
     if not names or any(name not in values and name not in _FUNCTIONS for name in names):
         return ""
-    return _written(formula, values, lambda symbol: write(values[symbol]))
+    return _written(formula, values, lambda symbol: write(symbol, values[symbol]))
 
 
 def head(meaning: str) -> str:

@@ -56,12 +56,9 @@ _SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
 
 
-def explanation_blocks(explanation: Explanation, *, example: str = "", details: bool = False) -> Iterator[Block]:
-    """Yield the parts of every section as bars, and the rates of the formulas.
-
-    example: the command that shows the formula of a part; "" for none. details: also every formula, and the moments of
-    a step, instead of the example.
-    """
+def explanation_blocks(explanation: Explanation, *, example: str, details: bool) -> Iterator[Block]:
+    """Yield the parts of every section as bars, the rates of the formulas, and the command that shows the formula of a
+    part. details: every formula, and the moments of a step, instead of the command."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
@@ -88,7 +85,7 @@ def explanation_blocks(explanation: Explanation, *, example: str = "", details: 
         for section in explanation.sections:
             yield Heading(f"Formulas: {SECTIONS[section.name]}", f"{section.name}-formulas")
             yield terms_table(section, explanation.rates)
-    elif example:
+    else:
         yield Gap()
         yield Sentence("Formula, numbers and source of a part (--details has those of all parts):")
         yield Commands([example])
@@ -128,7 +125,7 @@ def part_blocks(explanation: Explanation, name: str) -> Iterator[Block]:
 
 def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
     """Yield the share of a part in its section, its formulas, the meaning of their numbers, and the source."""
-    rates = {rate.value: rate for rate in explanation.rates}
+    rates = _by_symbol(explanation.rates)
     size, total = (_figure(each, section.name == "time").text for each in (part.size, section.total))
     share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "less than 1 %"
     yield Sentence(f"{component_title(part.name)}: {size}", "bold")
@@ -136,8 +133,8 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Gap()
     formulas, remarks = _formulas(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
-    meanings = {(term.symbols.get(symbol, symbol), value): None for term in part.terms for symbol, value in term.inputs}
-    rows = [Row([Snippet(_input(value, rates)), _meaning(meaning, value, rates)]) for meaning, value in meanings]
+    inputs = dict.fromkeys((*each, term.symbols.get(each[0], each[0])) for term in part.terms for each in term.inputs)
+    rows = [Row([Snippet(_input(*known, rates)), _meaning(*known, meaning, rates)]) for *known, meaning in inputs]
     if rows:
         yield from (Gap(), Table(["", ""], rows))
     yield Gap()
@@ -212,11 +209,10 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
     """Return the parts of a section with formula, numbers and source, the largest first. rates: those that the formulas
     have in their units."""
     is_time = section.name == "time"
-    by_value = {rate.value: rate for rate in rates}
-    rows = []
+    by_symbol, rows = _by_symbol(rates), []
     for part in section.parts():
         cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time)]
-        formulas, remarks = _formulas(part, by_value)
+        formulas, remarks = _formulas(part, by_symbol)
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *_occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
@@ -233,8 +229,12 @@ def _hidden_s(term: Term) -> float:
     return 0.0 if isinstance(term, MemoryTerm) else term.hidden_s
 
 
-_Rates = Mapping[float, RateOrigin]
-"""The rates in the formulas by their values."""
+_Rates = Mapping[tuple[str, float], RateOrigin]
+"""The rates in the formulas by symbol and value."""
+
+
+def _by_symbol(rates: Sequence[RateOrigin]) -> _Rates:
+    return {(rate.symbol, rate.value): rate for rate in rates}
 
 
 def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
@@ -245,11 +245,8 @@ def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
         if (words := f"= {in_words(term)}") not in formulas:
             formulas.append(words)
         if numbers := _numbers(term, rates):
-            is_one_of_several = len(part.terms) > 1 and numbers.startswith("=")
-            size = term_size(term) + _hidden_s(term)
-            formulas.append(
-                f"{numbers} = {_figure(size, bool(_resource(part))).text}" if is_one_of_several else numbers
-            )
+            size = _figure(term_size(term) + _hidden_s(term), bool(_resource(part))).text
+            formulas.append(f"{numbers} = {size}" if len(part.terms) > 1 and numbers.startswith("=") else numbers)
     sources = dict.fromkeys(f"source: {term.source}" for term in part.terms if term.source)
     limits = dict.fromkeys(f"not covered: {term.not_covered}" for term in part.terms if term.not_covered)
     return formulas, [*sources, *limits]
@@ -257,20 +254,22 @@ def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
 
 def _numbers(term: Term, rates: _Rates) -> str:
     """Return the formula with its numbers; those that are known if not all are."""
-    if numbers := substituted_formula(term, lambda value: _input(value, rates)):
+    if numbers := substituted_formula(term, lambda symbol, value: _input(symbol, value, rates)):
         return f"= {numbers}"
-    if not term.inputs:
-        return ""
-    names = ((head(term.symbols.get(symbol, symbol)), _input(value, rates)) for symbol, value in term.inputs)
-    return f"with {', '.join(f'{name} {value}' for name, value in names)}"
+    names = (
+        f"{head(term.symbols.get(symbol, symbol))} {_input(symbol, value, rates)}" for symbol, value in term.inputs
+    )
+    return f"with {', '.join(names)}" if term.inputs else ""
 
 
-def _input(value: float, rates: _Rates) -> str:
-    return _amount(rates[value]) if value in rates else number(value)
+def _input(symbol: str, value: float, rates: _Rates) -> str:
+    origin = rates.get((symbol, value))
+    return number(value) if origin is None else _amount(origin)
 
 
-def _meaning(meaning: str, value: float, rates: _Rates) -> str:
-    return f"{head(meaning)}: {rates[value].origin}" if value in rates else meaning
+def _meaning(symbol: str, value: float, meaning: str, rates: _Rates) -> str:
+    found = rates.get((symbol, value))
+    return meaning if found is None else f"{head(meaning)}: {found.origin}"
 
 
 def _stages(key: KeyExplanation) -> str:
