@@ -133,8 +133,12 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Gap()
     formulas, remarks = _formulas(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
-    inputs = dict.fromkeys((*each, term.symbols.get(each[0], each[0])) for term in part.terms for each in term.inputs)
-    rows = [Row([Snippet(_input(*known, rates)), _meaning(*known, meaning, rates)]) for *known, meaning in inputs]
+    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
+    rows = []
+    for meaning, symbol, value in inputs:
+        origin = rates.get((symbol, value))
+        words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
+        rows.append(Row([Snippet(_input(symbol, value, rates)), words]))
     if rows:
         yield from (Gap(), Table(["", ""], rows))
     yield Gap()
@@ -265,11 +269,6 @@ def _numbers(term: Term, rates: _Rates) -> str:
 def _input(symbol: str, value: float, rates: _Rates) -> str:
     origin = rates.get((symbol, value))
     return number(value) if origin is None else _amount(origin)
-
-
-def _meaning(symbol: str, value: float, meaning: str, rates: _Rates) -> str:
-    found = rates.get((symbol, value))
-    return meaning if found is None else f"{head(meaning)}: {found.origin}"
 
 
 def _stages(key: KeyExplanation) -> str:

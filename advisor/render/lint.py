@@ -92,7 +92,7 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     nothing = doc.Sentence("Nothing can be corrected without changing the training.")
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
-        would = f"Would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}: --fix writes it."
+        would = f"--fix would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}."
         blocks = [nothing]
         if answer.text != answer.old_text:
             blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")]

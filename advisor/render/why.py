@@ -15,6 +15,7 @@ from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 from ..document import blocks as doc
 from ..document.charts import Bar, Limit, Part, StackedBars
+from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, gain, today_and_advised
 from .known_cause import cause_and_fix
@@ -267,7 +268,8 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
 def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
     yield doc.Heading("The configuration", "forecast", printed=False)
-    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB, most in {_words(forecast.peak)}.")
+    peak = phase_title(forecast.peak)
+    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB (peak: {peak}).", "bold")
     if forecast.fits:
         yield doc.Sentence(
             "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."
