@@ -67,6 +67,8 @@ class CheckpointContents:
     """Number of tensor-parallel ranks."""
     size_bytes: int
     optimizer_bytes: int
+    weights_bytes: int
+    """Files of model states and of `weights`."""
     weights: tuple[str, ...]
     """Safetensors files for `from_pretrained`; empty if ZeRO-3 saved the weights as shards."""
 
@@ -114,6 +116,7 @@ def read_contents(folder: Path) -> CheckpointContents:
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
+        weights_bytes=sum(size for name, size in names.items() if _MODEL.search(name) or name in weights),
         weights=weights,
     )
 

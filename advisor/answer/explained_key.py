@@ -57,6 +57,8 @@ class KeyExplanation:
     """Further conditions, and the source of the value for `auto`, one sentence each."""
     keys: Mapping[str, str]
     """Keys of a block with their meanings."""
+    rules: tuple[str, ...]
+    """Lint rules whose example of a mistake is corrected at this key: `DS314 two large reduce buckets`."""
     example: Mapping[str, Any]
     """A configuration with the key and a value other than the default; {} for a block and if no value is known."""
     plan: str
@@ -129,12 +131,20 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
         stages=known.stages if known is not None else key_stages(path),
         acts=tuple(acts),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
+        rules=tuple(_rules(path)),
         example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan=plan,
         recommended={} if answer is None else _recommended(path, answer),
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _rules(path: str) -> Iterator[str]:
+    for rule in (each for each in RULES if not each.code.startswith("DS0")):  # those are about any key
+        bad, good, _ = rule.example
+        if (mistake := _value_at(path, bad)) is not None and mistake != _value_at(path, good):
+            yield f"{rule.code} {rule.title}"
 
 
 def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:

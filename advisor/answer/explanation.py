@@ -29,19 +29,22 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
     return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
 
 
-def substituted_formula(term: MemoryTerm | TimeTerm) -> str:
-    """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown."""
+def number(value: float) -> str:
+    """Return `152,064` or `8.07e+13`."""
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+def substituted_formula(
+    term: MemoryTerm | TimeTerm, write: Callable[[str, float], str] = lambda _symbol, value: number(value)
+) -> str:
+    """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown. write: returns the text of a
+    symbol's number."""
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
     if not names or any(name not in values and name not in _FUNCTIONS for name in names):
         return ""
-    return _written(formula, values, lambda symbol: number(values[symbol]))
-
-
-def number(value: float) -> str:
-    """Return `152,064` or `8.07e+13`."""
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+    return _written(formula, values, lambda symbol: write(symbol, values[symbol]))
 
 
 def head(meaning: str) -> str:

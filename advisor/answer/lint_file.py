@@ -74,6 +74,8 @@ class LintAnswer:
     """The file's text after a correction, which "diff" does not write; equal to `old_text` if nothing is corrected."""
     copy: Path | None
     """Copy of the original file; None if nothing was corrected."""
+    corrected: int
+    """Number of findings that were corrected."""
     unknown_optimizer: str = ""
     """The file's optimizer if it is unknown and a model is given; memory is then not checked."""
 
@@ -103,6 +105,7 @@ def lint_file(
     known = lint_settings(question.config, model=question.model, **question.options)
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
+    fixable = report.fixable
     loses_mark = report.framework == "hf" and file.document.has_byte_order_mark
     old_text, copy = "\ufeff" * loses_mark + file.document.text, None
     if correction == "fix" and (
@@ -129,5 +132,6 @@ def lint_file(
         old_text=old_text,
         text=apply(file.document, report.edits)[0] if correction == "diff" else file.document.text,
         copy=copy,
+        corrected=0 if copy is None else fixable,
         unknown_optimizer=optimizer_in(file.document.value) or "" if unchecked else "",
     )

@@ -20,11 +20,13 @@ from .options import (
     PATH,
     ROLLOUTS,
     TRAINING,
+    CommandWithItsWords,
     Decorator,
     model_option,
     output_options,
     question_options,
     report_options,
+    typed_command,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +191,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     parsed, known = parse_limits(**limits), with_dry_runs(files_context(files, question, say=output.say), output)
     found = [requirement for file in files for requirement in check_file(file, known, parsed)]
     result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
-    show_document(lambda: _check_document(result), output)
+    show_document(lambda: _check_document(result, only_lint=known is None), output)
     return int(not result.met)
 
 
@@ -209,9 +211,10 @@ def with_dry_runs(context: ComparisonContext | None, output: Output) -> Comparis
     return context if context is None or find_spec("torch") is None else replace(context, dry_run=ran)
 
 
-def _check_document(result: CheckResult) -> Document:
-    """Return one line per requirement, because logs of a pipeline are searched by line."""
+def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
+    """Return one line per requirement, because logs of a pipeline are searched by line, and their number."""
     from ..document import blocks as doc
+    from ..text.units import counted_noun
 
     lines = [
         doc.Line(
@@ -219,7 +222,12 @@ def _check_document(result: CheckResult) -> Document:
         )
         for each in result.requirements
     ]
-    return doc.Document(subject="Requirements", verdict="", tone=None, blocks=lines, data=result)
+    failed = sum(not each.met for each in result.requirements)
+    total = f"{counted_noun(len(lines), 'requirement')}: {len(lines) - failed} met, {failed} failed."
+    blocks: list[doc.Block] = [*lines, doc.Line(total, "bold")]
+    if only_lint:
+        blocks.append(doc.Line("Only lint was checked; --model and --gpus also check memory and speed.", "dim"))
+    return doc.Document(subject="Requirements", verdict="", tone=None, blocks=blocks, data=result)
 
 
 @click.command()
@@ -272,7 +280,7 @@ def compare(
 _UNSET = {"default": None, "default_text": "from the file"}
 
 
-@click.command(name="from")
+@click.command(name="from", cls=CommandWithItsWords)
 @click.argument("file", metavar="FILE", type=PATH)
 @question_options(
     (
@@ -354,7 +362,8 @@ def from_file(
         except ConfigFileError as error:
             failure = error
 
-    show_document(lambda: import_document(replace(result, answer=answer)), output)
+    writes = typed_command("-o", f"better{file.suffix}")
+    show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:
         raise problem

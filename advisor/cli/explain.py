@@ -11,7 +11,7 @@ from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
-from .options import MODEL_ARGUMENT, output_options, question_options
+from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
 
 if TYPE_CHECKING:
     from ..answer.explanation import Explanation
@@ -33,8 +33,9 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     return 0
 
 
-@click.command()
+@click.command(cls=CommandWithItsWords)
 @MODEL_ARGUMENT
+@click.argument("part", metavar="[PART]", nargs=-1)
 @question_options(tuple(OPTIONS), searches=True, only_passed=True)
 @click.option(
     "--strategy",
@@ -50,10 +51,11 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     metavar="MODEL",
     help="With a key: show its cost for this model. With a file: its model.",
 )
-@click.option("--details", is_flag=True, help="Also the formulas of parts below 1 %, and the moments of a step.")
+@click.option("--details", is_flag=True, help="Also the small parts, all formulas, and the moments of a step.")
 @output_options
 def explain(
     model: str,
+    part: tuple[str, ...],
     question: dict[str, Any],
     strategy: str | None,
     settings: str | None,
@@ -61,29 +63,53 @@ def explain(
     details: bool,
     output: Output,
 ) -> int:
-    """Show how the memory and time of a plan are calculated: formulas, values and sources by component.
+    """Show the parts of a plan's memory and time; with PART, how a part is calculated: formula, values and source.
 
     MODEL may also be a DeepSpeed configuration, whose plan is explained, or one of its keys: its meaning, default,
     scope and cost.
 
     \b
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB "optimizer states"
+    ds-advise explain Qwen2.5-14B --gpus 2x32GB time
     ds-advise explain ds_config.json
-    ds-advise explain Qwen2.5-14B --gpus 2x32GB --strategy zero2-offload
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --strategy fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
     Exit code: 0, or 2 if the question cannot be answered.
     """
     from ..answer.explained_key import is_key
+    from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
+    from ..render.explanation import explanation_blocks, part_blocks
+    from ..text.labels import component_title
 
+    if len(part) == 1 and "_" in part[0] and is_key(part[0]):  # titles of parts have no underscore
+        return show_key(part[0], model, question, output)
     if is_ds_config(Path(model)):
         if strategy is not None or settings is not None:
             raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
-        return _explain_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output, details=details)
-    if costs_of is not None or is_key(model):
+        found = _of_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output)
+    elif costs_of is not None or is_key(model):
+        if part:
+            raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
         return show_key(model, costs_of, question, output)
+    else:
+        found = _of_question(model, question, strategy, settings, output)
+    if part:
+        blocks = [*part_blocks(found, " ".join(part))]
+    else:
+        largest = component_title(found.sections[0].parts()[0].name)
+        example = typed_command(largest)
+        blocks = [*explanation_blocks(found, example=example, details=details)]
+    output.show(found.figures, lambda console: print_blocks(blocks, console))
+    return 0
+
+
+def _of_question(
+    model: str, question: dict[str, Any], strategy: str | None, settings: str | None, output: Output
+) -> Explanation:
+    """Explain the recommended plan of a question, or the one that the options name."""
     from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
@@ -99,18 +125,16 @@ def explain(
         raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
     refuse_unknown(model, f"{model[:60]!r} is neither a model nor a key of a configuration")
     built = build_question(model, **question, say=output.say)
-    if settings is not None or strategy in get_args(PlainPyTorch):
-        kept, keys = split_settings(named_settings(settings or ""))
-        candidate = strategy_candidate(built, strategy or "", kept)
-        for line in without_effect(keys, candidate.plan):
-            output.say(line)
-        explanation = explain_plan(candidate, built.cluster, built.workload)
-    else:
-        explanation = explain_answer(answer_question(built), strategy=strategy)
-    return _show(explanation, output, details=details)
+    if settings is None and strategy not in get_args(PlainPyTorch):
+        return explain_answer(answer_question(built), strategy=strategy)
+    kept, keys = split_settings(named_settings(settings or ""))
+    candidate = strategy_candidate(built, strategy or "", kept)
+    for line in without_effect(keys, candidate.plan):
+        output.say(line)
+    return explain_plan(candidate, built.cluster, built.workload)
 
 
-def _explain_file(path: Path, given: dict[str, Any], output: Output, *, details: bool) -> int:
+def _of_file(path: Path, given: dict[str, Any], output: Output) -> Explanation:
     """Explain the plan of a configuration file."""
     from ..advise import files_context
     from ..answer.comparison import build_side
@@ -124,13 +148,4 @@ def _explain_file(path: Path, given: dict[str, Any], output: Output, *, details:
     candidate = build_side(file, context).candidate
     assert candidate is not None, "the context is known"
     asked = context.question
-    return _show(explain_plan(candidate, asked.cluster, asked.workload), output, details=details)
-
-
-def _show(explanation: Explanation, output: Output, *, details: bool) -> int:
-    from ..document.terminal import print_blocks
-    from ..render.explanation import explanation_blocks
-
-    blocks = explanation_blocks(explanation, details=details)
-    output.show(explanation.figures, lambda console: print_blocks(blocks, console))
-    return 0
+    return explain_plan(candidate, asked.cluster, asked.workload)

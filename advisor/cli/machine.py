@@ -209,7 +209,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         conversion=conversion,
         written="" if conversion is None else str(to_hf),
     )
-    show_document(lambda: checkpoint_document(answer), output)
+    several = not inside and len(checkpoints_in(folder.parent)) > 1
+    show_document(lambda: checkpoint_document(answer, is_one_of_several=several), output)
     return 0 if found.is_whole else 1
 
 

@@ -26,7 +26,8 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
             own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
         elif place is not None and not _has_option(command):
             raise click.UsageError(f"two models: {others[0]} and --model")
-        elif place is None and len(others) > 1 and _has_option(command):  # a key or a file, and its model
+        elif place is None and len(others) > 1 and _has_option(command) and not is_model(others[0]):
+            # A key or a file, and its model.
             own = _as_option(own, [each for each in places if is_model(own[each])])
     elif _has_option(command) and "--model" not in own:
         own = _as_option(own, [place for place in places if is_model(own[place])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,20 @@ def passed_options() -> set[str]:
 
 def model_option(text: str) -> Decorator:
     return click.option("--model", metavar="MODEL", shell_complete=complete_model, help=text)
+
+
+class CommandWithItsWords(click.Command):
+    """A command that keeps what was typed, for `typed_command`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.obj = tuple(args)
+        return super().parse_args(context, args)
+
+
+def typed_command(*further: str) -> str:
+    """The present command as it was typed, with further words."""
+    context = click.get_current_context()
+    return shlex.join(["ds-advise", context.info_name or "", *context.obj, *further])
 
 
 class CommandWithUsersCommand(click.Command):

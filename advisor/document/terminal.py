@@ -51,7 +51,7 @@ _STYLES: Mapping[Style, str] = {
     "unknown": "bold magenta",
 }
 
-_DIFF_STYLES = {"+": "green", "-": "red"}
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 _MARKED = ("chosen", "closest")
 
@@ -125,8 +125,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):
                     row(console, Text.assemble("   ", (gutter, "bright_blue"), (text, styles.get(role, ""))))
             case Diff():
-                for line in block.lines():  # not indented, so that it can be applied
-                    row(console, Text(line, style=_DIFF_STYLES.get(line[:1], "dim")))
+                for number, line in enumerate(block.lines()):  # not indented, so that it can be applied
+                    row(console, Text(line, style="bold" if number < 2 else _DIFF_STYLES.get(line[:1], "")))
             case Verbatim(lines):
                 for line in lines:
                     row(console, Text(f"  {line}", style="dim"))

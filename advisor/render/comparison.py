@@ -157,7 +157,8 @@ def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float)
     """Return a row whose better figure is marked. gain: above 0 if B's is better, below 0 if A's is."""
     better = "B" if gain > 0 else "A" if gain < 0 else ""
     marked = [
-        each._replace(style="good" if each_is == better else "") for each_is, each in zip("AB", figures, strict=True)
+        each._replace(style="good" if letter == better and each.text != NOTHING else "")
+        for letter, each in zip("AB", figures, strict=True)
     ]
     return Row([title, *marked, difference, Figure(better)])
 
@@ -201,8 +202,8 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
 
 
 def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], Sequence[Figure]]) -> Table:
-    """Return the components that differ, the largest first; components that are small on both sides add up to `other`,
-    and equal ones to a row of their own."""
+    """Return the components that differ, the largest first; those that are small on both sides and those that are equal
+    add up to a faded row each."""
     first, second = columns
     least = [_SMALL_SHARE * sum(column.values()) for column in columns]
     shown, sums = list[tuple[float, Row]](), {"other": (0.0, 0.0), "the same in both": (0.0, 0.0)}
@@ -216,7 +217,7 @@ def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], S
         else:
             shown.append((max(pair), _less_is_better(component_title(name), figures)))
     rows = [row for _, row in sorted(shown, key=lambda each: -each[0])]
-    rows += [_less_is_better(title, cells(*pair)) for title, pair in sums.items() if any(pair)]
+    rows += [Row([title, *cells(*pair), Figure("")], "faded") for title, pair in sums.items() if any(pair)]
     return Table(_HEAD, rows, _WIDTHS, optional=(3,))
 
 

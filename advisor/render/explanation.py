@@ -1,11 +1,13 @@
-"""The explanation of a plan (a summary with bars, then each component with formula, numbers and source) or of a
-ds_config key, as blocks."""
+"""The explanation of a plan (its parts as bars), of a part (formula, numbers and source), or of a ds_config key, as
+blocks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
+from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm
 from ...validate.lint.values import json_text
 from ..answer.explained_key import KeyExplanation
@@ -20,7 +22,21 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
-from ..document.blocks import Block, Cell, Code, Figure, Gap, Heading, Meter, Row, Sentence, Snippet, Table, make_figure
+from ..answer.rate_origins import RateOrigin
+from ..document.blocks import (
+    Block,
+    Cell,
+    Commands,
+    Figure,
+    Gap,
+    Heading,
+    Meter,
+    Row,
+    Sentence,
+    Snippet,
+    Table,
+    make_figure,
+)
 from ..search.candidate import chance
 from ..text.labels import (
     checkpointing_title,
@@ -32,15 +48,17 @@ from ..text.labels import (
     resource_title,
     time_family,
 )
-from ..text.units import amount, capitalised, counted_noun, ended, gib, rate, seconds, whole_percents
+from ..text.units import amount, capitalised, counted_noun, ended, gib, percent, rate, seconds, times, whole_percents
+
+_MOST_RULES = 3
 
 _SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
 
 
-def explanation_blocks(explanation: Explanation, *, details: bool = False) -> Iterator[Block]:
-    """Yield the parts of every section as bars, the rates, then the large parts with their formulas. details: the
-    others too, and the moments of a step."""
+def explanation_blocks(explanation: Explanation, *, example: str, details: bool) -> Iterator[Block]:
+    """Yield the parts of every section as bars, the rates of the formulas, and the command that shows the formula of a
+    part. details: every formula, and the moments of a step, instead of the command."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
     size = f"micro batch {plan.micro_batch_size}"
@@ -56,31 +74,75 @@ def explanation_blocks(explanation: Explanation, *, details: bool = False) -> It
             yield Sentence(f"And {section_title(explanation, section)}.", "dim")
         else:
             yield Heading(section_title(explanation, section), section.name)
-            yield _summary(section)
+            yield _summary(section, details=details)
     if explanation.rates:
         yield Heading("Rates in the formulas", "rates")
-        yield _rates_table(explanation)
+        rows = [Row([Snippet(_amount(each)), f"{head(each.meaning)}: {each.origin}"]) for each in explanation.rates]
+        yield Table(["", ""], rows)
     if details:
         yield Heading("Allocated on the GPU at each moment of a step; the largest is the peak", "phases")
         yield _moments(explanation)
-    small = 0
-    for section in explanation.sections:
-        shown = [part for part in section.parts() if details or not _is_small(part, section)]
-        small += len(section.parts()) - len(shown)
-        yield Heading(f"Formulas: {_SUBJECTS[section.name]}", f"{section.name}-formulas")
-        yield _terms_table(shown, section)
-    if small:
+        for section in explanation.sections:
+            yield Heading(f"Formulas: {SECTIONS[section.name]}", f"{section.name}-formulas")
+            yield terms_table(section, explanation.rates)
+    else:
         yield Gap()
-        yield Sentence(f"{counted_noun(small, 'smaller part')}, and the moments of a step: --details.", "dim")
+        yield Sentence("Formula, numbers and source of a part (--details has those of all parts):")
+        yield Commands([example])
 
 
-_SUBJECTS = {
+SECTIONS = {
     "gpu_memory": "GPU memory",
     "gpu_cache": "cached GPU memory",
     "host_memory": "host RAM",
     "nvme": "NVMe",
     "time": "time of a step",
 }
+"""Titles of the sections; a title or its first word also names all parts of the section."""
+
+
+def part_blocks(explanation: Explanation, name: str) -> Iterator[Block]:
+    """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
+    for an unknown name."""
+    wanted, known, found = " ".join(name.casefold().replace("_", " ").split()), list[str](), False
+    for section in explanation.sections:
+        title = SECTIONS[section.name].casefold()
+        if wanted in (title, title.split()[0]):
+            yield Sentence(section_title(explanation, section), "bold")
+            yield terms_table(section, explanation.rates)
+            return
+        for part in section.parts():
+            known.append(component_title(part.name))
+            if wanted == known[-1].casefold():
+                yield from [Gap()] * found
+                yield from _part(explanation, section, part)
+                found = True
+    if not found:
+        near = [each for each in known if wanted in each.casefold()] or get_close_matches(wanted, known, n=3)
+        fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}"
+        raise WorkloadError(f"this plan has no part {name[:60]!r}", fix=fix)
+
+
+def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
+    """Yield the share of a part in its section, its formulas, the meaning of their numbers, and the source."""
+    rates = _by_symbol(explanation.rates)
+    size, total = (_figure(each, section.name == "time").text for each in (part.size, section.total))
+    share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "less than 1 %"
+    yield Sentence(f"{component_title(part.name)}: {size}", "bold")
+    yield Sentence(", ".join([f"{share} of {total} ({SECTIONS[section.name]})", *_occupied(part)]))
+    yield Gap()
+    formulas, remarks = _formulas(part, rates)
+    yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
+    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
+    rows = []
+    for meaning, symbol, value in inputs:
+        origin = rates.get((symbol, value))
+        words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
+        rows.append(Row([Snippet(_input(symbol, value, rates)), words]))
+    if rows:
+        yield from (Gap(), Table(["", ""], rows))
+    yield Gap()
+    yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -98,11 +160,11 @@ def section_title(explanation: Explanation, section: Section) -> str:
     }[section.name]
 
 
-def _summary(section: Section) -> Table:
-    """Return the parts of a section as bars; the small ones are one row."""
+def _summary(section: Section, *, details: bool) -> Table:
+    """Return the parts of a section as bars; without details the small ones are one row."""
     is_time = section.name == "time"
     parts = section.parts()
-    large = [part for part in parts if not _is_small(part, section)]
+    large = [part for part in parts if details or part.size >= _SMALL * section.total]
     rest = parts[len(large) :]
     if len(rest) == 1:
         large, rest = parts, []
@@ -119,10 +181,6 @@ def _summary(section: Section) -> Table:
     return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,))
 
 
-def _is_small(part: Part, section: Section) -> bool:
-    return part.size < _SMALL * section.total
-
-
 def _percent(share: int) -> Figure:
     return Figure(f"{share} %", share / 100)
 
@@ -136,12 +194,8 @@ def _figure(size: float, is_time: bool) -> Figure:
     return make_figure(size, seconds) if is_time else Figure(f"{gib(int(size))} GiB", size)
 
 
-def _rates_table(explanation: Explanation) -> Table:
-    rows = []
-    for each in explanation.rates:
-        value = f"{amount(each.value, each.unit)} ({number(each.value)})"
-        rows.append(Row([head(each.meaning)], "strong", [Snippet(f"{value}: {each.origin}", "")]))
-    return Table([""], rows)
+def _amount(origin: RateOrigin) -> str:
+    return amount(origin.value, origin.unit)
 
 
 def _moments(explanation: Explanation) -> Table:
@@ -155,17 +209,16 @@ def _moments(explanation: Explanation) -> Table:
     return Table(["", "", ""], rows)
 
 
-def terms_table(section: Section) -> Table:
-    """Return the parts of a section with formula, numbers and source, the largest first."""
-    return _terms_table(section.parts(), section)
-
-
-def _terms_table(parts: Sequence[Part], section: Section) -> Table:
+def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
+    """Return the parts of a section with formula, numbers and source, the largest first. rates: those that the formulas
+    have in their units."""
     is_time = section.name == "time"
-    rows = []
-    for part in parts:
+    by_symbol, rows = _by_symbol(rates), []
+    for part in section.parts():
         cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time)]
-        rows.append(Row([*cells, *_occupied(part)], "strong", [*_details(part)]))
+        formulas, remarks = _formulas(part, by_symbol)
+        details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
+        rows.append(Row([*cells, *_occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
 
 
@@ -180,74 +233,89 @@ def _hidden_s(term: Term) -> float:
     return 0.0 if isinstance(term, MemoryTerm) else term.hidden_s
 
 
-def _details(part: Part) -> Iterator[Snippet]:
-    """Yield formula, numbers and source; formulas of one form once, with the numbers of each pass."""
-    words = ""
+_Rates = Mapping[tuple[str, float], RateOrigin]
+"""The rates in the formulas by symbol and value."""
+
+
+def _by_symbol(rates: Sequence[RateOrigin]) -> _Rates:
+    return {(rate.symbol, rate.value): rate for rate in rates}
+
+
+def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
+    """Return (the formulas in words and with their numbers, source and limits). Formulas of one form are there once,
+    with the numbers of each pass."""
+    formulas = list[str]()
     for term in part.terms:
-        if in_words(term) != words:
-            words = in_words(term)
-            yield Snippet(f"= {words}", "")
-        if numbers := _numbers(term):
-            is_one_of_several = len(part.terms) > 1 and numbers.startswith("=")
-            size = term_size(term) + _hidden_s(term)
-            result = f" = {_figure(size, bool(_resource(part))).text}" if is_one_of_several else ""
-            yield Snippet(f"{numbers}{result}", "")
-    for source, not_covered in dict.fromkeys((each.source, each.not_covered) for each in part.terms):
-        found = [f"source: {source}"] * bool(source) + [f"not covered: {not_covered}"] * bool(not_covered)
-        yield Snippet("; ".join(found))
+        if (words := f"= {in_words(term)}") not in formulas:
+            formulas.append(words)
+        if numbers := _numbers(term, rates):
+            size = _figure(term_size(term) + _hidden_s(term), bool(_resource(part))).text
+            formulas.append(f"{numbers} = {size}" if len(part.terms) > 1 and numbers.startswith("=") else numbers)
+    sources = dict.fromkeys(f"source: {term.source}" for term in part.terms if term.source)
+    limits = dict.fromkeys(f"not covered: {term.not_covered}" for term in part.terms if term.not_covered)
+    return formulas, [*sources, *limits]
 
 
-def _numbers(term: Term) -> str:
+def _numbers(term: Term, rates: _Rates) -> str:
     """Return the formula with its numbers; those that are known if not all are."""
-    if numbers := substituted_formula(term):
+    if numbers := substituted_formula(term, lambda symbol, value: _input(symbol, value, rates)):
         return f"= {numbers}"
-    if not term.inputs:
+    names = (
+        f"{head(term.symbols.get(symbol, symbol))} {_input(symbol, value, rates)}" for symbol, value in term.inputs
+    )
+    return f"with {', '.join(names)}" if term.inputs else ""
+
+
+def _input(symbol: str, value: float, rates: _Rates) -> str:
+    origin = rates.get((symbol, value))
+    return number(value) if origin is None else _amount(origin)
+
+
+def _stages(key: KeyExplanation) -> str:
+    if not key.path.startswith("zero_optimization"):
         return ""
-    names = ((head(term.symbols.get(symbol, symbol)), number(value)) for symbol, value in term.inputs)
-    return f"with {', '.join(f'{name} {value}' for name, value in names)}"
-
-
-def _where_used(stages: Sequence[int]) -> str:
-    if {*stages} == {0, 1, 2, 3}:
-        return "Used at every ZeRO stage."
-    return f"Used at ZeRO stage {', '.join(map(str, stages))}." if stages else "No stage uses it."
+    return "every stage" if {*key.stages} == {0, 1, 2, 3} else ", ".join(map(str, key.stages)) or "none"
 
 
 def key_blocks(key: KeyExplanation) -> Iterator[Block]:
-    """Yield meaning, type, default, conditions, and the figures by value."""
+    """Yield what a key decides, its type, default and place, a value to copy, and the predicted figures by value."""
     yield Sentence(key.path, "bold")
     if key.meaning:
         yield Sentence(ended(capitalised(key.meaning)))
     if key.description:
         yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
-    yield Gap()
-    facts = [(key.type or "value")]
-    if key.default:
-        facts.append(f"default {key.default}")
-    if key.type or key.default:
-        yield Sentence(ended(capitalised("; ".join(facts))))
-    if key.path.startswith("zero_optimization"):
-        yield Sentence(_where_used(key.stages))
-    yield from map(Sentence, key.acts)
+    value = key.recommended or ({} if key.plan else key.example)
+    facts = {
+        "type": key.type,
+        "default": key.default,
+        "ZeRO stage": _stages(key),
+        "condition": " ".join(key.acts),
+        "lint": "; ".join(key.rules[:_MOST_RULES]),
+        "recommended" if key.plan else "example": json.dumps(value) if value else "leave it out" if key.plan else "",
+    }
+    rows = [Row([Snippet(name), Snippet(text)]) for name, text in facts.items() if text]
+    yield from (Gap(), Table(["", ""], rows))
     if key.keys:
         yield from (Gap(), Table(["", ""], [Row([Snippet(name), words]) for name, words in key.keys.items()]))
-    if key.example:
-        yield from (Gap(), Sentence("Example:", "bold"), Code([json.dumps(key.example)]))
-    if key.plan:
-        yield Gap()
-        if key.recommended:
-            yield from (Sentence(f"Recommended for {key.plan}:", "bold"), Code([json.dumps(key.recommended)]))
-        else:
-            yield Sentence(f"Recommended for {key.plan}: leave it out.", "bold")
-        words = key.no_cost or "predicted figures by value"
-        yield Sentence(f"What it costs there: {words}.")
-    if len(key.costs) > 1:
-        rows = []
-        for cost in key.costs:
-            value = f"{cost.value:,}" if type(cost.value) is int else json_text(cost.value)
-            sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-            rows.append(Row([value, *sizes, Figure(rate(cost.tokens_per_s))], "chosen" if cost.is_the_plans else ""))
-        yield Table(["value", "GPU GiB", "RAM GiB", "tokens/s"], rows)
-        yield Sentence("> the recommended plan's value", "dim")
     yield Gap()
+    if key.plan:
+        title = f"{key.plan}: {key.no_cost or 'predicted figures by value'}"
+        yield Sentence(ended(title) if key.no_cost else title, "bold")
+        if len(key.costs) > 1:
+            yield _costs(key)
+    else:
+        yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
+
+
+def _costs(key: KeyExplanation) -> Table:
+    """Return the figures by value; speeds are compared with the recommended plan's."""
+    own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
+    rows = []
+    for cost in key.costs:
+        value = f"{cost.value:,}" if type(cost.value) is int else json_text(cost.value)
+        sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
+        ratio = "recommended" if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
+        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), ratio]
+        rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
+    return Table(["value", "GPU GiB", "RAM GiB", "tokens/s", ""], rows)

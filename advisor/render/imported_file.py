@@ -20,20 +20,23 @@ from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
 from ..importers.rewrite import changed_keys
 from ..question.question import Question
-from ..search.candidate import Candidate, Fit, fits_sentence
+from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rate, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
-from .plans import gpu_limit, memory_bar
+from .plans import memory_bars
 
 _MOST_KEYS = 12
 """Maximum number of keys listed per kind. The JSON has all."""
 
+_LONGEST_KEY = 300
+"""Characters of a changed key with its value."""
+
 _GIVE_WAY = ("configuration", "findings", "file")
 """Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the difference of the DeepSpeed
-configuration, the lint findings beside their number, and the difference of the file, whose keys are listed above."""
+configuration, the lint findings beside their number, and the difference of the file, whose keys are listed instead."""
 
 
 _IN_SCRIPT = (
@@ -45,41 +48,64 @@ _IN_SCRIPT = (
 """TrainingArguments that a file without them leaves to the script."""
 
 
-def import_document(result: ToolRun) -> doc.Document:
-    """Return the file, the memory and speed of its run, the change that helps, errors, and the differences: at most
-    `MOST_LINES` lines, if leaving out details suffices."""
+def import_document(result: ToolRun, *, command: str) -> doc.Document:
+    """Return whether the run of a file fits, the gain of a better plan, both plans, the changes, errors, and the
+    differences: at most `MOST_LINES` lines, if leaving out details suffices.
+
+    command: the command that writes the change.
+    """
     from ..document.terminal import line_count  # imported here: JSON needs no terminal library
 
-    answer = result.answer
-    name = printable(str(answer.source.path))
-    title = f"{name} is {answer.form.title}."
+    name = printable(str(result.answer.source.path))
+    verdict, tone = _verdict(result)
     data = import_json(result)
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
-        blocks = [*_run(result), *_faults(answer, left_out), *_changes(answer, left_out)]
-        document = doc.Document(subject=name, verdict=title, tone=None, blocks=blocks, data=data)
+        faults, changes = _faults(result.answer, left_out), _changes(result.answer, left_out, command)
+        blocks = [*_plans(result), *_remarks(result), *faults, *changes]
+        document = doc.Document(subject=name, verdict=f"{name}, {verdict}", tone=tone, blocks=blocks, data=data)
         if line_count(document) <= MOST_LINES:
             break
     return document
 
 
-def _run(result: ToolRun) -> Iterator[doc.Block]:
-    """Yield the file's memory, the change, its gain, both plans side by side, and remarks."""
-    answer, advice = result.answer, result.advice
-    run, figures = answer.run, answer.figures
-    if advice is not None and figures is not None:
-        yield _state(fits_sentence("it", advice.today.fit), advice.today.fit)
-        yield from _memory(figures)
-        yield from _helpful_change(answer)
+def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
+    """Return (what the file is and whether its run fits, its tone)."""
+    title, figures, advice = result.answer.form.title, result.answer.figures, result.advice
+    if figures is None:
+        return title, None
+    if advice is not None:
+        return f"{title}: {fits_sentence('it', advice.today.fit)}", fit_tone(advice.today.fit)
+    if figures.as_is is None:
+        return f"{title}: it cannot run, because {figures.refusal}.", "bad"
+    fit = figures.as_is.fit
+    return f"{title}: {fits_sentence(plan_title(figures.as_is.plan), fit)}", fit_tone(fit)
+
+
+def _plans(result: ToolRun) -> Iterator[doc.Block]:
+    """Yield the gain of the better plan, both plans side by side, and their memory."""
+    figures, advice = result.answer.figures, result.advice
+    if figures is None:
+        return
+    if advice is not None:
         if advice.recommended is None:
             problem = advice.proofs[-1].problem if advice.proofs else "no plan fits with its global batch"
             yield doc.Sentence(f"No better plan was found: {ended(printable(problem))}")
         yield from gain(advice)
-        yield from today_and_advised(advice)
-    elif figures is not None:
-        yield from _figures(answer, figures)
-    if figures is not None:
         yield doc.Gap()
+        yield from today_and_advised(advice)
+    else:
+        yield from _gain(figures)
+        yield from _side_by_side(figures)
+    yield from _memory(figures)
+
+
+def _remarks(result: ToolRun) -> Iterator[doc.Block]:
+    """Yield the training, how the figures came about, and what they leave out."""
+    answer, advice = result.answer, result.advice
+    run, figures = answer.run, answer.figures
+    yield doc.Gap()
+    if figures is not None:
         yield from map(doc.Sentence, answer_subject(figures.own, answer.form.tool or "TRL"))
     if advice is None:
         yield doc.Sentence(f"Read, not run: {ended(printable(result.not_run))}")
@@ -97,26 +123,22 @@ def _run(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
 
 
-def _state(sentence: str, fit: Fit) -> doc.Sentence:
-    return doc.Sentence(f"As it is: {sentence}", fit_tone(fit))
-
-
 def _listed(keys: Sequence[str]) -> str:
     names, more = ", ".join(printable(key)[:90] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _figures(answer: ImportAnswer, figures: ImportFigures) -> Iterator[doc.Block]:
+def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
+    """Yield the better plan with its advantage, or the command that shows what would help."""
     as_is, better = figures.as_is, figures.recommended
-    if as_is is None:
-        yield doc.Sentence(f"It cannot run as it is: {figures.refusal}.", "bad")
-    else:
-        yield _state(fits_sentence(plan_title(as_is.plan), as_is.fit), as_is.fit)
-        yield from _memory(figures)
     if better is not None and figures.is_better:
-        yield from _helpful_change(answer)
-        title = fits_sentence(plan_title(better.plan), better.fit)
-        yield doc.Sentence(f"Better: {title} {_gain(figures, better)}", fit_tone(better.fit))
+        title, text = plan_title(better.plan), ""
+        if as_is is not None:
+            ratio = times(better.tokens_per_s / as_is.tokens_per_s)
+            text = (
+                f" It is {ratio} as fast." if as_is.fit.fits else f" It is {ratio} as fast as the file's plan would be."
+            )
+        yield doc.Sentence(f"Better: {fits_sentence(title, better.fit)}{text}", fit_tone(better.fit))
     elif better is not None:
         yield doc.Sentence("No plan with the same training and global batch is known to be faster.")
     elif figures.command:
@@ -126,14 +148,25 @@ def _figures(answer: ImportAnswer, figures: ImportFigures) -> Iterator[doc.Block
             yield doc.Sentence(figures.lacking)
         yield doc.Sentence("This command shows which changes help:")
         yield doc.Commands([figures.command])
-    sides = {"as it is": (as_is, figures.own), "better": (better if figures.is_better else None, figures.question)}
-    facts = {title: _facts(question, plan) for title, (plan, question) in sides.items() if plan is not None}
+
+
+def _sides(figures: ImportFigures) -> dict[str, tuple[Candidate, Question]]:
+    """Return the file's plan and the better one with their questions, as far as there are both."""
+    sides = {"as it is": (figures.as_is, figures.own)}
+    if figures.is_better:
+        sides["better"] = figures.recommended, figures.question
+    return {title: (plan, question) for title, (plan, question) in sides.items() if plan is not None}
+
+
+def _side_by_side(figures: ImportFigures) -> Iterator[doc.Block]:
+    sides = _sides(figures)
+    facts = {title: _facts(question, plan) for title, (plan, question) in sides.items()}
     if not facts:
         return
     yield doc.Heading("Both plans", "figures", printed=False)
     rows = [doc.Row([name, *(each[name] for each in facts.values())]) for name in next(iter(facts.values()))]
     yield doc.Table(["", *facts], rows)
-    assumed = [text for plan, question in sides.values() if plan for text in speed_assumptions(question, plan)]
+    assumed = [text for plan, question in sides.values() for text in speed_assumptions(question, plan)]
     if assumed:
         yield doc.Sentence(f"Speeds are predicted, assuming {', '.join(dict.fromkeys(assumed))}.", "dim")
 
@@ -145,55 +178,22 @@ def _facts(question: Question, candidate: Candidate) -> dict[str, str]:
     return {
         "strategy": candidate.strategy,
         "batch": f"{batch_label(plan)}, {plan.samples_per_step(cluster.world_size)} a step",
-        "ckpt": checkpointing_label(plan),
+        "checkpointing": checkpointing_label(plan),
         f"{device_label(cluster)} GiB": f"{gib(candidate.device_bytes)} of {gib(cluster.gpu.memory_bytes)}",
         "RAM GiB": host if have is None else f"{host} of {gib(have)}",
         f"{question.model.unit}/s": rate(candidate.tokens_per_s),
-        "80 % of runs": "-".join(map(rough_rate, between)) if between else doc.NOTHING,
+        "  80 % of runs": "-".join(map(rough_rate, between)) if between else doc.NOTHING,
     }
 
 
 def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
-    """Yield what the run's own plan holds on a GPU at its peak."""
+    """Yield what each plan holds on a GPU at its peak."""
     if figures.as_is is None:
         return
-    memory, device = figures.as_is.memory, device_label(figures.own.cluster)
-    need, moment = gib(memory.device_bytes_per_gpu), phase_title(memory.peak.name)
-    yield doc.Sentence(f"Predicted memory by part: {need} GiB per {device} (peak: {moment})")
-    bar = memory_bar(memory.components, gpu_limit(figures.own.cluster))
-    yield doc.Chart(bar, printed=bar)
-
-
-def _gain(figures: ImportFigures, better: Candidate) -> str:
-    """Return the advantage of the better plan."""
-    if figures.as_is is None:
-        return "It is better because it can run."
-    ratio = times(better.tokens_per_s / figures.as_is.tokens_per_s)
-    if figures.as_is.fit.fits:
-        return f"It is {ratio} as fast."
-    return f"It is better because it fits; it is {ratio} as fast as the run would be."
-
-
-def _helpful_change(answer: ImportAnswer) -> Iterator[doc.Block]:
-    """Yield the better plan in the file's own keys, what only the script can set, and the variables of the start."""
-    figures = answer.figures
-    if figures is None or not figures.is_better or figures.recommended is None:
-        return
-    plan, loss = figures.recommended.plan, figures.question.workload.loss
-    is_fused = loss != figures.own.workload.loss
-    if answer.files and (keys := changed_keys(answer.source, answer.files[0])):
-        yield doc.Sentence(f"Change in {printable(str(answer.source.path))}: {_listed(keys)}.", "bold")
-    if answer.run.leaves_batch_to_script:
-        names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
-        if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
-            arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
-            named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
-            chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]
-            yield doc.Sentence(f"In the script, which has settings that this file lacks: {', '.join(chosen)}.", "bold")
-    before = [f"export {' '.join(figures.variables)}"] if figures.variables else []
-    before += [LOSSES[loss].switch] if is_fused else []
-    if before:
-        yield doc.Sentence(f"Before the start: {'; '.join(before)}.", "bold")
+    device, moment = device_label(figures.own.cluster), phase_title(figures.as_is.memory.peak.name)
+    yield doc.Heading(f"Predicted memory per {device}, GiB (peak as it is: {moment})", "memory")
+    bars = memory_bars({title: plan for title, (plan, _) in _sides(figures).items()}, figures.own.cluster)
+    yield doc.Chart(bars, printed=bars)
 
 
 def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
@@ -206,6 +206,9 @@ def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Blo
     name = printable(str(part.path or part.name))
     errors = tuple(each for each in report.findings if each.severity == "error")
     hidden = len(report.findings) - len(errors)
+    if not report.findings:
+        yield doc.Sentence(f"Lint found nothing in {name}.")
+        return
     yield doc.Gap()
     if "findings" not in left_out or not hidden:
         yield from finding_blocks(name, report)
@@ -216,25 +219,51 @@ def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Blo
     yield doc.Sentence(f"{name}: {counted_noun(hidden, 'further finding' if errors else 'finding')}; {where}.")
 
 
-def _changes(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
+def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> Iterator[doc.Block]:
+    """Yield the differences of the files, what only the script and the start can set, and the command that writes."""
     name = printable(str(answer.source.path))
     if answer.unwritable is not None:
         yield doc.Gap()
         yield doc.Sentence(f"The change cannot be written into {name}: {ended(printable(answer.unwritable.what))}")
         yield doc.Sentence(capitalised(ended(printable(answer.unwritable.fix))))
-    if not answer.files:
-        return
-    yield doc.Gap()
-    yield doc.Sentence("Written." if answer.written else "What would change:", "bold")
+    if answer.files:
+        yield doc.Heading(f"Change in {name}", "change")
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
-        if part in left_out:
-            lines = counted_noun(len(file.new_text.splitlines()), "line")
-            yield doc.Sentence(f"  {new}, {lines} (--json has them)", hang=4)
-        else:
+        if part not in left_out:
             yield doc.Diff(old, new, file.old_text, file.new_text)
-    if not answer.written:
-        yield doc.Sentence(f"-o FILE writes it; replacing {name} itself also needs --force.")
+        elif part == "file":
+            keys = changed_keys(answer.source, file)
+            yield from (doc.Sentence(f"  {printable(key)[:_LONGEST_KEY]}", hang=4) for key in keys[:_MOST_KEYS])
+        else:
+            lines = counted_noun(len(file.new_text.splitlines()), "line")
+            yield doc.Sentence(f"DeepSpeed configuration: {new}, {lines} (--json has them).")
+    yield from _beside_the_file(answer)
+    if answer.written:
+        yield doc.Sentence(f"Wrote {', '.join(printable(str(path)) for path in answer.written)}.", "good")
+    elif answer.files:
+        yield doc.Sentence("Write it (-o FILE --force replaces an existing file):")
+        yield doc.Commands([command])
+
+
+def _beside_the_file(answer: ImportAnswer) -> Iterator[doc.Block]:
+    """Yield what the better plan needs in the script, and before the start."""
+    figures = answer.figures
+    if figures is None or not figures.is_better or figures.recommended is None:
+        return
+    plan, loss = figures.recommended.plan, figures.question.workload.loss
+    is_fused = loss != figures.own.workload.loss
+    if answer.run.leaves_batch_to_script:
+        names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
+        if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
+            arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
+            named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
+            chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]
+            yield doc.Sentence(f"In the script, which has settings that this file lacks: {', '.join(chosen)}.", "bold")
+    before = [f"export {' '.join(figures.variables)}"] if figures.variables else []
+    before += [LOSSES[loss].switch] if is_fused else []
+    if before:
+        yield doc.Sentence(f"Before the start: {'; '.join(before)}.", "bold")
 
 
 @dataclass(frozen=True, kw_only=True)

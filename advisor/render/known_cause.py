@@ -14,6 +14,7 @@ def cause_and_fix(found: Diagnosis) -> Iterator[doc.Block]:
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
-    yield doc.Sentence(f"{'Cause' if message.certain else 'Usual causes'}: {ended(explanation.cause)}")
-    yield doc.Sentence(f"Fix: {ended(explanation.fix)}")
+    cause = "Cause:" if message.certain else "Usual causes:"
+    yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
+    yield doc.Sentence(f" {ended(explanation.fix)}", mark="Fix:", mark_style="bold")
     yield doc.Sentence(f"Confirmed by: {explanation.source}", "dim")

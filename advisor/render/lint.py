@@ -92,13 +92,13 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     nothing = doc.Sentence("Nothing can be corrected without changing the training.")
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
-        would = f"{report.fixable} of {counted_noun(len(report.findings), 'finding')} fixable with --fix."
+        would = f"--fix would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}."
         blocks = [nothing]
         if answer.text != answer.old_text:
             blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")]
     elif answer.copy is not None:
-        corrected = doc.Sentence(f"Corrected {name}; the original is {answer.copy.name}.", "good")
-        blocks = [corrected, changes, doc.Gap(), doc.Sentence("Remaining findings:"), *blocks]
+        corrected = f"Corrected {counted_noun(answer.corrected, 'finding')}; the original is {answer.copy.name}."
+        blocks = [changes, doc.Gap(), doc.Sentence(corrected, "good"), *blocks]
     elif answer.correction == "fix":
         blocks = [nothing, doc.Gap(), *blocks]
     elif report.fixable:

@@ -77,9 +77,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
     limits, cheapest = _limits(advice), advice.cheapest_within
-    kind = "cheapest" if chosen is cheapest else "best value"
-    if advice.budget is not None and advice.deadline_s is None:
-        kind, cheapest = "fastest", chosen
+    kind = _kind(advice)
     condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
     yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
     per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
@@ -87,7 +85,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
-    if cheapest is not None and cheapest is not chosen:
+    if kind == _BEST_VALUE and cheapest is not None:
         other = cheapest.figures
         condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
         yield (
@@ -100,6 +98,16 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{_ram(chosen)}."
     )
     yield f"Details: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options."
+
+
+_BEST_VALUE = "best value"
+
+
+def _kind(advice: RentAdvice) -> str:
+    """What the recommended machine is among those within the limits."""
+    if advice.budget is not None and advice.deadline_s is None:
+        return "fastest"
+    return "cheapest" if advice.recommended is advice.cheapest_within else _BEST_VALUE
 
 
 def _condition(offer: Offer) -> str:
@@ -154,23 +162,23 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
     rows = []
     for offer, letter in zip(shown, _LETTERS.ljust(len(shown)), strict=False):
         job = offer.figures
-        duration_h = job.duration_s / 3600
-        digits = 2 if duration_h < 9.995 else 1 if duration_h < 99.95 else 0
         cells = (
             f"{letter} {_title(offer)}{'' if job.meets_limits else ' *'}",
-            Figure(f"{duration_h:,.{digits}f}", job.duration_s),
-            Figure(f"{job.cost:,.{2 if job.cost < 99.995 else 0}f}", job.cost),
+            Figure(hours(job.duration_s), job.duration_s),
+            Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
             job.plan.strategy,
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "hours", "cost", "RAM GiB needed", "plan"), rows, optional=(3, 4))
+    return Table(("  machines", "time", "cost", "RAM GiB needed", "plan"), rows, optional=(3, 4))
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
+    if _kind(advice) == _BEST_VALUE:
+        yield "Best value: the least cost times hours, of the machines that cost about as little as the cheapest."
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:

@@ -14,6 +14,8 @@ from ...probes.failures.messages import ErrorKind, Phase, messages
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 from ..document import blocks as doc
+from ..document.charts import Bar, Limit, Part, StackedBars
+from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, gain, today_and_advised
 from .known_cause import cause_and_fix
@@ -165,9 +167,9 @@ def why_document(
         )
     where = f", {phase.title}" if phase else ""
     blocks: list[doc.Block] = [
-        *_place(report),
-        doc.Gap(),
         *cause_and_fix(found),
+        doc.Gap(),
+        *_place(report),
         *_figures(report),
         *_collective(report),
         *_effects(report),
@@ -201,9 +203,9 @@ def _place(report: WhyReport) -> Iterator[doc.Block]:
     assert error is not None
     rank = "" if error.rank is None else f", rank {error.rank}"
     after = f", after {counted_noun(report.steps, 'logged step')}" if report.steps else ""
-    yield doc.Sentence(f"Line {error.line:,} of {printable(report.log)}{rank}{after}:")
-    text = " ".join(printable(error.text).split())
+    yield doc.Sentence(f"--> {printable(report.log)}:{error.line}{rank}{after}", "bold")
     yield doc.Verbatim([_short(printable(frame)) for frame in error.frames[-_FRAMES:]])
+    text = " ".join(printable(error.text).split())
     yield doc.Sentence(f"  {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}")
 
 
@@ -214,20 +216,34 @@ def _short(frame: str) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
+_HELD = {
+    "activations": "tensors",
+    "buffers": "allocator's free blocks",
+    "runtime": "other processes",
+    "loss": "asked",
+    "other": "other",
+}
+"""What held the GPU's memory, by the ink of its part; what was asked for is drawn last, and may pass the end."""
+
+
 def _figures(report: WhyReport) -> Iterator[doc.Block]:
     memory = report.memory
     if memory is None:
         return
-    named = (
-        ("asked", memory.asked_bytes),
-        ("free", memory.free_bytes),
-        ("tensors", memory.allocated_bytes),
-        ("reserved", memory.reserved_bytes),
-        ("other processes", memory.other_bytes),
-        ("total", memory.total_bytes),
-    )
-    figures = [f"{name} {gib(value)}" for name, value in named if value is not None]
-    yield doc.Sentence(f"GiB: {', '.join(figures)}.")
+    asked, held = memory.asked_bytes, memory.allocated_bytes
+    free = None if memory.free_bytes is None else f"{gib(memory.free_bytes)} GiB were free"
+    sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {gib(asked)} GiB", free]))
+    yield doc.Gap()
+    if sentence:
+        yield doc.Sentence(ended(capitalised(sentence)))
+    if memory.total_bytes is not None and held is not None:
+        unused = None if memory.reserved_bytes is None else max(0, memory.reserved_bytes - held)
+        sizes = {"activations": held, "buffers": unused, "runtime": memory.other_bytes, "loss": asked}
+        parts = tuple(Part(name=_HELD[ink], value=size, ink=ink) for ink, size in sizes.items() if size)
+        bar = Bar(label="", parts=parts, note="")
+        limit = Limit(memory.total_bytes, f"{gib(memory.total_bytes)} GiB")
+        drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=_HELD)
+        yield doc.Chart(drawing, printed=drawing)
     if report.message is None or report.message.id != "gpu-memory" or memory.reserved_bytes is None:
         return
     holds = (
@@ -252,7 +268,8 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
 def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
     yield doc.Heading("The configuration", "forecast", printed=False)
-    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB, most in {_words(forecast.peak)}.")
+    peak = phase_title(forecast.peak)
+    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB (peak: {peak}).", "bold")
     if forecast.fits:
         yield doc.Sentence(
             "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."

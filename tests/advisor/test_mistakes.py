@@ -89,7 +89,7 @@ def test_every_name_of_another_tool_leads_to_an_option_once() -> None:
 
 def test_a_model_after_a_key_is_the_keys_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "overlap_comm", "gpt2", "--gpus", "24GB", "--offline"]) == 0
-    assert "Recommended for openai-community/gpt2" in capsys.readouterr().out
+    assert "\n openai-community/gpt2, ddp" in capsys.readouterr().out
 
 
 def test_an_error_on_a_terminal_has_its_fix_on_a_line(

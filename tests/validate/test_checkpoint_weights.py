@@ -154,15 +154,15 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
     assert run(["checkpoint", folder.name]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(" checkpoint-8 is a ZeRO-") and " of 2 ranks at step " in lines[0]
-    assert lines[1] == " It is whole, by the structure of its files."
-    assert lines[2].startswith(" You can resume with 2 ranks, or load its weights with from_pretrained, or")
+    assert lines[0].startswith(" checkpoint-8: ZeRO-") and " checkpoint of 2 ranks, step 8, " in lines[0]
+    assert lines[1] == " Whole: every file was read, and none is missing or cut off."
+    assert lines[2] == " You can resume with 2 ranks, load its weights with from_pretrained or convert"
     next(folder.glob("*/*rank_0*optim_states.pt")).unlink()
     next(folder.glob("*/*model_states.pt")).write_bytes(b"PK")
     assert run(["checkpoint", folder.name, "--to-hf", "out"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "is damaged" in out
+        "Damaged: 2 files. Do not resume from it." in out
         and "is cut off" in out
         and "of rank 0 is missing" in out
         and not (tmp_path / "out").exists()
@@ -172,10 +172,10 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert run(["checkpoint", "model"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("model is a model folder. It is whole") and "You can load its weights with from_pretr" in out
+    assert out.startswith("model: model folder, 12 B Whole: ") and "You can load its weights with from_pretr" in out
     (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
     assert run(["checkpoint", "model"]) == 1
-    assert " ".join(capsys.readouterr().out.split()).startswith("model is a model folder. It is damaged")
+    assert " ".join(capsys.readouterr().out.split()).startswith("model: model folder, 4 B Damaged: 1 file.")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "deep.json").write_text("[" * 100_000)
     for path, says in (
@@ -197,7 +197,7 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
     for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
         assert run(["checkpoint", "out", "--to-hf", dtype, "--dtype", dtype]) == 0
         printed = capsys.readouterr()
-        assert printed.out.startswith(" out/checkpoint-8 is a ZeRO-0 checkpoint")
+        assert printed.out.startswith(" out/checkpoint-8: ZeRO-0 checkpoint")
         assert "checkpoint-12 is damaged: model.safetensors is cut off" in printed.err
         assert "out contains 3 checkpoints; checkpoint-8 is taken" in printed.err
         weights = load_file(tmp_path / dtype / "model.safetensors")
@@ -205,7 +205,7 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
     for folder in (tmp_path / "out").iterdir():
         (folder / "model.safetensors").write_bytes(b"{}")
     assert run(["checkpoint", "out"]) == 1
-    assert "out/checkpoint-12 is" in capsys.readouterr().out
+    assert " out/checkpoint-12: " in capsys.readouterr().out
 
 
 def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,14 +73,14 @@ def test_what_the_file_and_the_user_set_is_kept() -> None:
 
 @pytest.mark.parametrize("further", [(), ("--interconnect", "100Gb/s")])
 def test_the_answer_takes_a_screen(further: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own memory by part, the change in the file's keys, the assumed network, the difference last."""
+    """The gain, the memory of both plans by part, the assumed network, and the difference last."""
     file = str(_file("llama-factory"))
     words = ["from", file, "--gpus", "2x8xA100-40GB", "--offline", *further]
     assert run(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
-    parts = ("Predicted memory by part", "█ weights", "Change in file.yaml: ", "Better:", "What would change:")
+    parts = ("Better:", "Predicted memory per GPU", "█ weights", "Change in file.yaml", "Write it")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert ("assuming 400 Gb/s between nodes" in " ".join(text.split())) == (not further)

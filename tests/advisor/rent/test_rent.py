@@ -108,8 +108,8 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     assert re.search(
         r"The cheapest, 1 x RTX 3090, takes \d+ h and costs \$[\d.]+, if it has [\d.]+ GiB of RAM\.", printed
     )
-    assert re.search(r" [ab] 1 x RTX 3090 +[\d.]+ +[\d.]+ +\d+ of \? ", printed)
-    assert re.search(r"> [ab] 1 x H100-SXM5 +[\d.]+ +[\d.]+ +\d+ of 400 ", printed)
+    assert re.search(r" [ab] 1 x RTX 3090 +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
+    assert re.search(r"> [ab] 1 x H100-SXM5 +[\d.]+ h +[\d.]+ +\d+ of 400 ", printed)
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -192,7 +192,7 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     assert re.search(r"[\d.]+ of the machine's [\d.]+ GiB of RAM", printed)
     assert "miss your limits" not in printed
     _, late = _printed("--deadline 10h --all", prices, capsys)
-    assert "rows with * miss your limits" in late and re.search(r" \* +[\d.]+ +[\d.]+", late)
+    assert "rows with * miss your limits" in late and re.search(r" \* +[\d.]+ (h|min) +[\d.]+", late)
     code, printed = _printed("--deadline 1m", prices, capsys)
     assert code == 1 and "No machine ends within" in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
     code, printed = _printed("--budget 1000 --all", prices, capsys)

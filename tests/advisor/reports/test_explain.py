@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -99,31 +100,54 @@ def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation
     assert checked >= RECOMPUTED
 
 
-def test_the_text_begins_with_bars_and_has_each_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bars, the rates with their origin, then formula, numbers and source; small parts with `--details`."""
-    monkeypatch.setenv("COLUMNS", "80")
-    done = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3"])
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3", *words])
     assert done.exit_code == 0
-    bars, _, formulas = done.output.partition("Formulas: ")
+    return done.output
+
+
+def test_a_plan_is_two_screens_of_bars_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No formulas, and one row for the small parts; the last line is the command that shows a part."""
+    monkeypatch.setenv("COLUMNS", "80")
+    bars = printed()
+    assert re.search(r"^ optimizer states +[\d.]+ GiB +\d+ %  \u2588{20}", bars, re.MULTILINE)
+    assert len(re.findall(r"^ weight gathering  ", bars, re.MULTILINE)) == 1
+    assert len(bars.splitlines()) <= 55 and "source:" not in bars and "\n rotary tables " not in bars
+    rates = " ".join(bars.split())
+    assert "198 TFLOP/s operations per second of a matrix product of this size: 76 % of the peak in bf16, 261" in rates
+    assert "GB/s (assumed: PCIe 4 x16)" in rates
+    proposed = shlex.split(bars.partition("(--details")[2].partition("\n")[2].replace("\\\n", " "))
+    assert proposed[:2] == ["ds-advise", "explain"] and run(proposed[1:]) == 0
+
+
+def test_a_part_has_formula_numbers_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the meaning of each number; of a part with two passes both, which add up to its size."""
+    monkeypatch.setenv("COLUMNS", "80")
+    states = printed("optimizer", "states")
+    assert states.startswith(" optimizer states: ") and "(GPU memory)" in states
     for part in (
         "= bytes of optimizer states per master weight x one rank's shards",
         "= 8 x 7,385,016,832",
-        "source: deepspeed",
+        "\n 7,385,016,832  one rank's shards",
+        "Source: deepspeed",
     ):
-        assert part in formulas
-    for name in ("optimizer states", "weight gathering"):
-        assert [len(re.findall(rf"^ {name}  ", text, re.MULTILINE)) for text in (bars, formulas)] == [1, 1]
-    assert re.search(r"^ optimizer states +[\d.]+ GiB +\d+ %  \u2588{20}", bars, re.MULTILINE)
-    rates = " ".join(bars.split())
-    assert "198 TFLOP/s (1.98436e+14): 76 % of the peak in bf16, 261 TFLOP/s (data sheet of the RTX 5000" in rates
-    assert "GB/s (assumed: PCIe 4 x16)" in rates
-    gathers = re.search(r"^ weight gathering +([\d.]+) s  .*?, ([\d.]+) s overlapped.*?source", formulas, re.M | re.S)
-    assert gathers is not None
-    passes = [float(number) for number in re.findall(r"= ([\d.]+) s\n", gathers[0])]
-    assert len(passes) == 2 and sum(passes) == pytest.approx(float(gathers[1]) + float(gathers[2]), rel=0.05)
-    longer = CliRunner().invoke(program, ["explain", *QUESTION, "--strategy", "zero3", "--details"]).output
-    assert "\n rotary tables " in longer and "\n rotary tables " not in done.output
-    assert "the optimizer step" in longer
+        assert part in states
+    gathers = printed("weight gathering")
+    size = float(gathers.split()[2])
+    hidden = re.search(r"([\d.]+) s overlapped", gathers)
+    passes = [float(number) for number in re.findall(r"e-05 = ([\d.]+) s", " ".join(gathers.split()))]
+    assert hidden is not None and len(passes) == 2
+    assert sum(passes) == pytest.approx(size + float(hidden[1]), rel=0.05)
+    assert gathers.count("GB/s") >= 3  # in both formulas, and with its origin
+
+
+def test_details_and_the_name_of_a_section_have_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    longer, memory = printed("--details"), printed("GPU", "memory")
+    for text in (longer, memory):
+        assert "\n rotary tables " in text and "= 8 x 7,385,016,832" in text
+    assert "the optimizer step" in longer and "weight gathering" not in memory
+    assert "weight gathering" in printed("time")
 
 
 @pytest.mark.parametrize("columns", [40, 64, 120])
@@ -158,6 +182,8 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
     [
         (["--strategy", "zero9"], "unknown strategy"),
         (["--strategy", "zero3-nvme"], "cannot run"),
+        (["optimiser states"], "did you mean optimizer states"),
+        (["quantum"], "name one of "),
     ],
 )
 def test_impossible_explanations_are_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,16 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     """The key is found by its last name; 80 columns suffice; `lint --explain` answers the same."""
     assert run(["explain", "overlap_comm"]) == 0
     out = capsys.readouterr().out
-    assert "zero_optimization.overlap_comm" in out and "default false, true at stage 3." in out
-    assert "Used at ZeRO stage 1, 2, 3." in out and "overlap the reduction" in out
+    facts_of = dict(re.findall(r"^ (\S.*?)  +(\S.*)$", out, re.MULTILINE))
+    assert out.startswith(" zero_optimization.overlap_comm\n") and "overlap the reduction" in out
+    assert facts_of["default"] == "false, true at stage 3" and facts_of["ZeRO stage"] == "1, 2, 3"
     assert max(map(len, out.splitlines())) <= 80
     assert run(["lint", "--explain", "overlap_comm"]) == 0
     assert capsys.readouterr().out == out
     assert run(["explain", "offload_optimizer.buffer_count", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert run(["explain", "zero_optimization"]) == 0
-    assert "Used at every ZeRO stage." in capsys.readouterr().out
+    assert "ZeRO stage  every stage\n" in capsys.readouterr().out
     assert found["default"] == "4" and found["acts"] == ["It takes effect only with offload to NVMe."]
 
 
@@ -113,6 +115,21 @@ def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended
     found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
     assert found.recommended == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
     assert explain_key("wall_clock_breakdown", facts=facts(), answer=answer).recommended == {}
+
+
+def test_the_rules_of_lint_about_a_key_are_named() -> None:
+    assert [rule[:5] for rule in explain_key("sub_group_size", facts=facts()).rules] == ["DS306"]
+
+
+def test_a_key_after_a_model_has_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with `--model`; speeds are compared with the recommended value's."""
+    question = ["--gpus", "4xRTX4090", "--ram", "512GB", "--offline"]
+    assert run(["explain", "overlap_comm", "--model", "Qwen2.5-7B", *question]) == 0
+    out = capsys.readouterr().out
+    assert run(["explain", "Qwen2.5-7B", "overlap_comm", *question]) == 0
+    assert capsys.readouterr().out == out
+    assert re.search(r"^  false .* 0\.\d+ x$", out, re.MULTILINE)
+    assert re.search(r"^> true .* recommended$", out, re.MULTILINE)
 
 
 def test_an_unknown_name_is_refused() -> None:
