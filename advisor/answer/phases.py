@@ -130,22 +130,20 @@ def rollout_title(question: Question) -> str:
     return "colocated vLLM without sleep"
 
 
-def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[str, ...]:
-    """Return sentences on the generator, its number of GPUs, and the speed of the alternatives."""
+def division_of_gpus(question: Question, others: tuple[RolloutOutcome, ...]) -> str:
+    """Return the generator, its number of GPUs, and the speed of the alternatives; "" without rollouts."""
     rollouts, training = question.workload.rollouts, question.cluster.world_size
     if rollouts is None:
-        return ()
+        return ""
     gpus = rollouts.server_gpus
     text = (
-        f"{training} GPUs train, {gpus} generate (vLLM server)."
+        f"{training} GPUs train, {gpus} generate (vLLM server)"
         if gpus
-        else f"All {training} GPUs train and generate: {rollout_title(question)}."
+        else f"all {training} GPUs train and generate, {rollout_title(question)}"
     )
     slower = [
         f"{rollout_title(other.question)} {rate(other.tokens_per_s)}"
         for other in sorted(others, key=lambda other: -other.tokens_per_s)
         if other.best is not None
     ]
-    if not slower:
-        return (text,)
-    return (text, f"Alternatives: {', '.join(slower)} tokens/s.")
+    return f"{text}; alternatives: {', '.join(slower)} tokens/s" if slower else text

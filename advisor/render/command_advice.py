@@ -11,8 +11,9 @@ from ...ds_configs.files import check_write, write_text
 from ...ds_configs.read import offload_device_in
 from ...estimators.errors import DsAdviseError
 from ..answer.command_answer import CommandAnswer
+from ..answer.facts import answer_subject
 from ..answer.start import rank_variables
-from ..answer.verdict import answer_subject, answer_verdict
+from ..answer.verdict import answer_verdict
 from ..command.advice import CommandAdvice, Proof
 from ..document import blocks as doc
 from ..text.labels import checkpointing_title, plan_title
@@ -31,16 +32,17 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = answer_verdict(answer)
-    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "doubts")):
-        sentences = verdict.sentences if "doubts" not in left_out else verdict.sentences[:1]
+    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "facts")):
+        facts = [] if "facts" in left_out else [doc.Facts(verdict.facts)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
             verdict=verdict.headline,
             tone=verdict.tone,
             blocks=[
-                *map(doc.Sentence, sentences),
+                *verdict.sentences,
                 *today_and_advised(answer),
                 *gain(answer),
+                *facts,
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
