@@ -44,9 +44,9 @@ _STYLES: Mapping[Style, str] = {
     "": "",
     "bold": "bold",
     "dim": "dim",
-    "yellow": "yellow",
+    "yellow": "color(166)",  # yellow is unreadable on a white screen
     "good": "bold green",
-    "unsure": "bold yellow",
+    "unsure": "bold color(166)",
     "bad": "bold red",
     "advice": "bold cyan",
     "unknown": "bold magenta",
@@ -200,7 +200,8 @@ def _print_table(table: Table, console: Console) -> None:
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
         if below.strip() and not is_head:
-            sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
+            title = "" if table.head[0] else lines[0][-1]  # rows with titles
+            sentence(console, Text(f"    {title and f'{title}: '}{below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"
             sentence(console, f"    {_text(remark, console)}", style=style, hang=6)

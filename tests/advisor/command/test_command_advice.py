@@ -264,7 +264,7 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     assert answer.question.model.module is not None and engine.parameters != engine.trainable_parameters
     assert answer.question.trainable_parameters == engine.trainable_parameters
     assert answer.question.model.parameters == engine.parameters
-    assert answer.changed is not None and list(answer.changed.files) == ["ds_config_advised.json"]
+    assert answer.changed is not None and list(answer.changed.files) == ["ds_config-2.json"]
 
 
 @pytest.mark.usefixtures("folder")
