@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, vllm_engine
+from ..document.blocks import Fact
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..search.rollouts import RolloutOutcome
@@ -73,8 +74,8 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     )
 
 
-def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
-    """Yield one line per phase."""
+def phase_facts(question: Question, candidate: Candidate) -> Iterator[Fact]:
+    """Yield the time and memory of each phase, and what it does."""
     workload, plan = question.workload, candidate.plan
     rollouts = workload.rollouts
     if rollouts is None:
@@ -93,10 +94,11 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
         "training": f"{plan.gradient_accumulation_steps} micro batches of {plan.micro_batch_size} completions",
     }
     for phase in phase_figures(candidate):
-        yield (
-            f"{_TITLES[phase.name]}: {seconds(phase.seconds)} ({percent(phase.seconds / candidate.time.step_s)}), "
-            f"{gib(phase.device_bytes_per_gpu)} GiB per {device_label(question.cluster)}; {what[phase.name]}"
+        words = (
+            f"({percent(phase.seconds / candidate.time.step_s)} of the step), {gib(phase.device_bytes_per_gpu)} GiB "
+            f"per {device_label(question.cluster)}; {what[phase.name]}"
         )
+        yield Fact(_TITLES[phase.name], seconds(phase.seconds), words)
 
 
 def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> str:

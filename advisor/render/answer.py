@@ -12,7 +12,7 @@ from ...ds_configs.files import CONFIG_NAME
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.facts import answer_subject
-from ..answer.phases import phase_sentences
+from ..answer.phases import phase_facts
 from ..answer.recommendation import Change, Recommendation
 from ..answer.start import next_steps, written_config
 from ..answer.verdict import answer_verdict
@@ -152,12 +152,13 @@ def memory_and_time_blocks(
             chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)
         memory.append(chart)
         times: list[doc.Block] = []
-        if chosen is not None and "time" not in left_out:
+        if chosen is not None and "time" not in left_out and not charts:  # a report has a chart of every plan's time
             bar = time_bar(chosen.time)
             times = [Sentence(f"Step time, {seconds(chosen.time.step_s)}"), doc.Chart(bar, printed=bar)]
         yield doc.Beside(memory, times)
-    if chosen is not None and "phases" not in left_out:
-        yield from map(Sentence, phase_sentences(answer.question, chosen))
+    phases = [] if chosen is None or "phases" in left_out else [*phase_facts(answer.question, chosen)]
+    if phases:
+        yield from (Gap(), doc.Facts(phases))
 
 
 def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

@@ -188,10 +188,10 @@ MEMORY_FAMILIES: Final[Mapping[str, str]] = {
 """Titles of the memory families, in the order of a bar's parts."""
 
 TIME_FAMILIES: Final[Mapping[str, str]] = {
-    "compute": "matrix products and attention",
-    "memory": "memory-bound work on the GPU",
-    "links": "communication between GPUs",
-    "pcie": "copies to and from the host",
+    "compute": "matrix products, attention",
+    "memory": "memory-bound kernels",
+    "links": "communication",
+    "pcie": "host copies",
     "host": "optimizer on the host",
     "nvme": "NVMe",
     "launch": "launches",
