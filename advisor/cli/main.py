@@ -236,10 +236,11 @@ def run(args: list[str]) -> int:
             discard(sys.stdout)
             _report("the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
-        if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+        if isinstance(error, ModuleNotFoundError) and not (module := error.name or "ds_advise").startswith("ds_advise"):
+            extra = _extra_with(module)
+            package = f'"ds-advise[{extra}]"' if extra else _PACKAGES.get(module, module.partition(".")[0])
             size = " (about 3 GB with CUDA, unless torch is there)" if extra == "engine" else ""
-            what, fix = f"this needs {error.name}", f'pip install "ds-advise[{extra}]"{size}'
-            _report(what, "it is not installed", fix)
+            _report(f"this needs {module}", "it is not installed", f"pip install {package}{size}")
             return UNANSWERED
         if isinstance(error, MemoryError) or "failed to map segment" in str(error):
             import resource  # not everywhere
@@ -289,6 +290,10 @@ def _help_hint(args: Sequence[str]) -> str:
     """The help command that lists the options, of the command or of all."""
     command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
     return f"see ds-advise {command}"
+
+
+_PACKAGES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+"""Packages whose modules have other names."""
 
 
 def _extra_with(module: str) -> str | None:
