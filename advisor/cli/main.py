@@ -236,9 +236,10 @@ def run(args: list[str]) -> int:
             discard(sys.stdout)
             _report("the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
-        if isinstance(error, ModuleNotFoundError) and not (module := error.name or "ds_advise").startswith("ds_advise"):
+        module = ((isinstance(error, ModuleNotFoundError) and error.name) or "ds_advise").partition(".")[0]
+        if module != "ds_advise":
             extra = _extra_with(module)
-            package = f'"ds-advise[{extra}]"' if extra else _PACKAGES.get(module, module.partition(".")[0])
+            package = f'"ds-advise[{extra}]"' if extra else _PACKAGES.get(module, module)
             size = " (about 3 GB with CUDA, unless torch is there)" if extra == "engine" else ""
             _report(f"this needs {module}", "it is not installed", f"pip install {package}{size}")
             return UNANSWERED
@@ -306,7 +307,7 @@ def _extra_with(module: str) -> str | None:
         declared = [Requirement(each) for each in requires("ds-advise") or ()]
     except PackageNotFoundError:  # a checkout that is not installed
         return None
-    extras = (str(each.marker) for each in declared if each.marker and each.name == module.partition(".")[0])
+    extras = (str(each.marker) for each in declared if each.marker and each.name == module)
     return next((extra.partition("extra == ")[2].strip("\"'") for extra in extras), None)
 
 
