@@ -145,7 +145,7 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
 
 def _print_facts(block: Facts, console: Console) -> None:
     """Print each fact behind its title, which is left out if it is that of the fact above."""
-    column = max(cell_len(fact.title) for fact in block.facts) + (2 if console.width >= WIDTH else 1)
+    column = max((cell_len(fact.title) for fact in block.facts), default=0) + (2 if console.width >= WIDTH else 1)
     above = ""
     for title, figure, words, *_ in block.facts:
         shown = "" if title == above else title
