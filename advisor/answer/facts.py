@@ -18,7 +18,7 @@ from ..text.job import whole_job
 from ..text.labels import checkpointing_title, cluster_title, device_label, method_title
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rate, whole_gib
 from .assumed_parts import deciding_parts
-from .phases import division_of_gpus
+from .phases import generators
 from .recommendation import Recommendation
 
 
@@ -31,7 +31,7 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
     """Yield what else belongs to the recommended or closest plan, what its speed assumes, and the question."""
     question, chosen, shown = answer.question, answer.recommended, answer.shown
     if chosen is not None:
-        if rollouts := division_of_gpus(question, answer.other_rollouts):
+        if rollouts := generators(question, answer.other_rollouts):
             yield Fact("rollouts", "", rollouts)
         yield from _reference(question, chosen)
     if shown is not None:

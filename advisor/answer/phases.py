@@ -95,7 +95,7 @@ def phase_facts(question: Question, candidate: Candidate) -> Iterator[Fact]:
     }
     for phase in phase_figures(candidate):
         words = (
-            f"({percent(phase.seconds / candidate.time.step_s)} of the step), {gib(phase.device_bytes_per_gpu)} GiB "
+            f"({percent(phase.seconds / candidate.time.step_s)}), {gib(phase.device_bytes_per_gpu)} GiB "
             f"per {device_label(question.cluster)}; {what[phase.name]}"
         )
         yield Fact(_TITLES[phase.name], seconds(phase.seconds), words)
@@ -132,17 +132,11 @@ def rollout_title(question: Question) -> str:
     return "colocated vLLM without sleep"
 
 
-def division_of_gpus(question: Question, others: tuple[RolloutOutcome, ...]) -> str:
-    """Return the generator, its number of GPUs, and the speed of the alternatives; "" without rollouts."""
-    rollouts, training = question.workload.rollouts, question.cluster.world_size
-    if rollouts is None:
+def generators(question: Question, others: tuple[RolloutOutcome, ...]) -> str:
+    """Return the generator, and the speed of the alternatives; "" without rollouts."""
+    if question.workload.rollouts is None:
         return ""
-    gpus = rollouts.server_gpus
-    text = (
-        f"{training} GPUs train, {gpus} generate (vLLM server)"
-        if gpus
-        else f"all {training} GPUs train and generate, {rollout_title(question)}"
-    )
+    text = rollout_title(question)
     slower = [
         f"{rollout_title(other.question)} {rate(other.tokens_per_s)}"
         for other in sorted(others, key=lambda other: -other.tokens_per_s)

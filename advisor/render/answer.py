@@ -158,7 +158,7 @@ def memory_and_time_blocks(
         yield doc.Beside(memory, times)
     phases = [] if chosen is None or "phases" in left_out else [*phase_facts(answer.question, chosen)]
     if phases:
-        yield from (Gap(), doc.Facts(phases))
+        yield doc.Facts(phases)
 
 
 def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
