@@ -17,11 +17,7 @@ from ..text.units import counted_noun, gib, percent, rate, seconds
 
 StepPhase = Literal["rollout", "scoring", "training"]
 
-_TITLES: Mapping[StepPhase, str] = {
-    "rollout": "rollout",
-    "scoring": "scoring",
-    "training": "training",
-}
+_PHASES: tuple[StepPhase, ...] = ("rollout", "scoring", "training")
 
 _MEMORY_PHASES: Mapping[str, StepPhase] = {
     **dict.fromkeys(("rollout_prefill", "rollout", "weight_synchronization"), "rollout"),
@@ -56,7 +52,7 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     if "rollout" not in time.components:
         return ()
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
-    taken_s, peaks = dict.fromkeys(_TITLES, 0.0), dict.fromkeys(_TITLES, 0)
+    taken_s, peaks = dict.fromkeys(_PHASES, 0.0), dict.fromkeys(_PHASES, 0)
     for term, part_s in time.components.items():
         taken_s[_TIME_PHASES.get(term, "training")] += part_s
     for phase in memory.phases:
@@ -69,7 +65,7 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
             allocated_bytes_per_gpu=peaks[name],
             device_bytes_per_gpu=peaks[name] + beyond,
         )
-        for name in _TITLES
+        for name in _PHASES
         if taken_s[name]
     )
 
@@ -98,7 +94,7 @@ def phase_facts(question: Question, candidate: Candidate) -> Iterator[Fact]:
             f"({percent(phase.seconds / candidate.time.step_s)}), {gib(phase.device_bytes_per_gpu)} GiB "
             f"per {device_label(question.cluster)}; {what[phase.name]}"
         )
-        yield Fact(_TITLES[phase.name], seconds(phase.seconds), words)
+        yield Fact(phase.name, seconds(phase.seconds), words)
 
 
 def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> str:
