@@ -12,6 +12,11 @@ def main() -> None:
         run_and_exit()
     except KeyboardInterrupt:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name != "click":  # the library that would report the others
+            raise
+        print("ds-advise: this needs click: it is not installed; pip install click", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: 
     if not isinstance(value, dict):
         raise error(f"{name}: holds no JSON object", fix=fix)
     return value
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield the path, then the same with a number: `ds_config.json`, `ds_config-2.json`, ..."""
+    yield path
+    yield from (path.with_stem(f"{path.stem}-{number}") for number in count(2))
 
 
 def config_text(config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.rollout_time import ROLLOUT_TERMS, SCORING_TERMS, Engine, vllm_engine
+from ..document.blocks import Fact
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..search.rollouts import RolloutOutcome
@@ -16,11 +17,7 @@ from ..text.units import counted_noun, gib, percent, rate, seconds
 
 StepPhase = Literal["rollout", "scoring", "training"]
 
-_TITLES: Mapping[StepPhase, str] = {
-    "rollout": "rollout",
-    "scoring": "scoring",
-    "training": "training",
-}
+_PHASES: tuple[StepPhase, ...] = ("rollout", "scoring", "training")
 
 _MEMORY_PHASES: Mapping[str, StepPhase] = {
     **dict.fromkeys(("rollout_prefill", "rollout", "weight_synchronization"), "rollout"),
@@ -55,7 +52,7 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
     if "rollout" not in time.components:
         return ()
     beyond = memory.device_bytes_per_gpu - memory.allocated_bytes_per_gpu
-    taken_s, peaks = dict.fromkeys(_TITLES, 0.0), dict.fromkeys(_TITLES, 0)
+    taken_s, peaks = dict.fromkeys(_PHASES, 0.0), dict.fromkeys(_PHASES, 0)
     for term, part_s in time.components.items():
         taken_s[_TIME_PHASES.get(term, "training")] += part_s
     for phase in memory.phases:
@@ -68,13 +65,13 @@ def phase_figures(candidate: Candidate) -> tuple[PhaseFigures, ...]:
             allocated_bytes_per_gpu=peaks[name],
             device_bytes_per_gpu=peaks[name] + beyond,
         )
-        for name in _TITLES
+        for name in _PHASES
         if taken_s[name]
     )
 
 
-def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
-    """Yield one line per phase."""
+def phase_facts(question: Question, candidate: Candidate) -> Iterator[Fact]:
+    """Yield the time and memory of each phase, and what it does."""
     workload, plan = question.workload, candidate.plan
     rollouts = workload.rollouts
     if rollouts is None:
@@ -93,10 +90,11 @@ def phase_sentences(question: Question, candidate: Candidate) -> Iterator[str]:
         "training": f"{plan.gradient_accumulation_steps} micro batches of {plan.micro_batch_size} completions",
     }
     for phase in phase_figures(candidate):
-        yield (
-            f"{_TITLES[phase.name]}: {seconds(phase.seconds)} ({percent(phase.seconds / candidate.time.step_s)}), "
-            f"{gib(phase.device_bytes_per_gpu)} GiB per {device_label(question.cluster)}; {what[phase.name]}"
+        words = (
+            f"({percent(phase.seconds / candidate.time.step_s)}), {gib(phase.device_bytes_per_gpu)} GiB "
+            f"per {device_label(question.cluster)}; {what[phase.name]}"
         )
+        yield Fact(phase.name, seconds(phase.seconds), words)
 
 
 def _generating(question: Question, rollouts: Rollouts, engine: Engine, per_gpu: int) -> str:
@@ -130,22 +128,14 @@ def rollout_title(question: Question) -> str:
     return "colocated vLLM without sleep"
 
 
-def split_sentences(question: Question, others: tuple[RolloutOutcome, ...]) -> tuple[str, ...]:
-    """Return sentences on the generator, its number of GPUs, and the speed of the alternatives."""
-    rollouts, training = question.workload.rollouts, question.cluster.world_size
-    if rollouts is None:
-        return ()
-    gpus = rollouts.server_gpus
-    text = (
-        f"{training} GPUs train, {gpus} generate (vLLM server)."
-        if gpus
-        else f"All {training} GPUs train and generate: {rollout_title(question)}."
-    )
+def generators(question: Question, others: tuple[RolloutOutcome, ...]) -> str:
+    """Return the generator, and the speed of the alternatives; "" without rollouts."""
+    if question.workload.rollouts is None:
+        return ""
+    text = rollout_title(question)
     slower = [
         f"{rollout_title(other.question)} {rate(other.tokens_per_s)}"
         for other in sorted(others, key=lambda other: -other.tokens_per_s)
         if other.best is not None
     ]
-    if not slower:
-        return (text,)
-    return (text, f"Alternatives: {', '.join(slower)} tokens/s.")
+    return f"{text}; alternatives: {', '.join(slower)} tokens/s" if slower else text

@@ -88,9 +88,11 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
             why = "Before the start, on every node (without it, fragmentation can take a quarter more memory):"
         settings.append((variables, why))
     if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
-        one, other = (f"{_unset_speed(answer, chosen, launcher):.2f}" for launcher in ("accelerate", "deepspeed"))
-        why = f"For the optimizer on the host (without it {one} x as fast by accelerate, {other} x by deepspeed):"
-        settings.append((threads_setting(cluster), why))
+        launchers: tuple[Launcher, ...] = ("accelerate", "deepspeed")
+        speeds = {launcher: f"{_unset_speed(answer, chosen, launcher):.2f}" for launcher in launchers}
+        slower = [f"{speed} x as fast by {launcher}" for launcher, speed in speeds.items() if speed != "1.00"]
+        effect = f" (without it {', '.join(slower)})" if slower else ""
+        settings.append((threads_setting(cluster), f"For the optimizer on the host{effect}:"))
     return settings
 
 

@@ -236,10 +236,12 @@ def run(args: list[str]) -> int:
             discard(sys.stdout)
             _report("the answer cannot be written", error.strerror or str(error))
             return UNANSWERED
-        if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+        module = ((isinstance(error, ModuleNotFoundError) and error.name) or "ds_advise").partition(".")[0]
+        if module != "ds_advise":
+            extra = _extra_with(module)
+            package = f'"ds-advise[{extra}]"' if extra else _PACKAGES.get(module, module)
             size = " (about 3 GB with CUDA, unless torch is there)" if extra == "engine" else ""
-            what, fix = f"this needs {error.name}", f'pip install "ds-advise[{extra}]"{size}'
-            _report(what, "it is not installed", fix)
+            _report(f"this needs {module}", "it is not installed", f"pip install {package}{size}")
             return UNANSWERED
         if isinstance(error, MemoryError) or "failed to map segment" in str(error):
             import resource  # not everywhere
@@ -291,6 +293,10 @@ def _help_hint(args: Sequence[str]) -> str:
     return f"see ds-advise {command}"
 
 
+_PACKAGES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+"""Packages whose modules have other names."""
+
+
 def _extra_with(module: str) -> str | None:
     """The extra of the installed package that provides a module; None if no extra does."""
     from importlib.metadata import PackageNotFoundError, requires
@@ -301,7 +307,7 @@ def _extra_with(module: str) -> str | None:
         declared = [Requirement(each) for each in requires("ds-advise") or ()]
     except PackageNotFoundError:  # a checkout that is not installed
         return None
-    extras = (str(each.marker) for each in declared if each.marker and each.name == module.partition(".")[0])
+    extras = (str(each.marker) for each in declared if each.marker and each.name == module)
     return next((extra.partition("extra == ")[2].strip("\"'") for extra in extras), None)
 
 

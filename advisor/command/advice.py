@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...ds_configs.launch_commands import LAUNCHER_MODULES, Launcher, Rendezvous, launcher_words
 from ...estimators.json_form import from_attributes
 from ...probes.command.observed import Observed
+from ...probes.command.training_command import read_command
+from ...probes.command.words import is_python
 from ..answer.advice import Advice, build_advice
 from ..answer.recommendation import Recommendation
 from .changes import ChangedCommand
@@ -59,6 +62,7 @@ class ChangeFigures:
     """The command under the recommended plan."""
 
     command: tuple[str, ...]
+    """With a launcher in front of a script without one."""
     files: dict[str, str]
     """Texts of its new files by path."""
     lines: tuple[dict[str, str], ...]
@@ -104,6 +108,35 @@ class CommandAdvice(Recommendation):
         return None if self.proof is None else self.proof.changed
 
     @property
+    def start(self) -> list[str]:
+        """The words that start every rank of the changed command: with a launcher in front of a script without one."""
+        assert self.changed is not None
+        command, cluster = read_command(self.changed.words), self.question.cluster
+        if command.program is None:
+            return [*self.changed.words]
+        launcher: Launcher = "deepspeed" if self.today.arguments.takes_local_rank else "torchrun"
+        python = command.words[0]
+        by_path = is_python(python) and "/" in python  # the launcher of the same environment
+        return [
+            *command.prefix,
+            *launcher_words(
+                launcher,
+                cluster,
+                [command.program.target, *command.program.arguments],
+                is_module=command.program.is_module,
+                rendezvous=None
+                if cluster.nodes == 1
+                else Rendezvous("hostfile" if launcher == "deepspeed" else "static"),
+                program=[python, "-m", LAUNCHER_MODULES[launcher]] if by_path else None,
+            ),
+        ]
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether today's training fits, and the advised one is not faster."""
+        return self.today.fit.fits and self.speedup is not None and round(self.speedup, 2) <= 1
+
+    @property
     def speedup(self) -> float | None:
         """Speed of the recommended plan over today's, both by their dry runs; None without both."""
         proof = self.proof
@@ -128,7 +161,7 @@ class CommandAdvice(Recommendation):
             changed=None
             if changed is None
             else ChangeFigures(
-                command=changed.words,
+                command=tuple(self.start),
                 files=changed.files,
                 lines=tuple({"place": line.place, "text": line.text} for line in changed.lines),
             ),

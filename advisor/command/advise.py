@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.files import CONFIG_NAME
+from ...ds_configs.files import CONFIG_NAME, numbered
 from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
@@ -79,7 +79,7 @@ def advise_command(
     given: options of a question that replace what the command does (`gpus` among them).
     folder: the command's working folder, by default this process's.
     config_file: DeepSpeed's configuration for a command that names none.
-    destination: path of the new configuration from the folder; by default `ds_config.json`, or a name beside it.
+    destination: path of the new configuration from the folder; by default `ds_config.json`, with a number if it exists.
     change: makes the command under a plan, in place of `changed_command`.
     settings: further fields of `CommandRequest` (`rows`, `longest`).
 
@@ -138,12 +138,7 @@ def advise_command(
 
 
 def _free_name(folder: Path) -> str:
-    names = [
-        CONFIG_NAME,
-        "ds_config_advised.json",
-        *(f"ds_config_advised{number}.json" for number in range(2, 99)),
-    ]
-    return next(name for name in names if not (folder / name).exists())
+    return str(next(path for path in numbered(Path(CONFIG_NAME)) if not (folder / path).exists()))
 
 
 def _differences(question: Question, today: CommandAnswer) -> list[str]:

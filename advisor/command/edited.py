@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...ds_configs.files import numbered
 from ...estimators.errors import ConfigFileError
 from ...probes.command.observed import ObservedOption
 from ..importers.accelerate import WITH_FILE, config_named
@@ -131,9 +132,7 @@ class EditedCommand:
     def _free_path(self, path: str) -> str:
         """A path beside `path` at which there is no file, or in the folder for a file outside of it."""
         file = Path(path if (self._folder / path).is_relative_to(self._folder) else Path(path).name)
-        stems = [f"{file.stem}_advised", *(f"{file.stem}_advised{number}" for number in range(2, 100))]
-        paths = [file.with_stem(stem) for stem in stems]
-        return str(next((each for each in paths if not (self._folder / each).exists()), paths[0]))
+        return str(next(each for each in numbered(file) if each != file and not (self._folder / each).exists()))
 
     def _is_path(self, text: str, file: str) -> bool:
         with suppress(OSError, ValueError):

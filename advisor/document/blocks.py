@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
+from ..text.units import capitalised, ended
 from .charts import Drawing, Points
 from .excerpt import Excerpt as Excerpt
 
@@ -184,19 +185,26 @@ class Chart(NamedTuple):
     table_title: str = "Figures as a table"
 
 
-class Tile(NamedTuple):
-    """A figure in a box, and a short text below. share: used part of a capacity, drawn as a meter."""
+class Fact(NamedTuple):
+    """A fact under its title: a figure, or "", and the words that follow it. share: used part of a capacity, which
+    reports draw as a meter. is_subject: whether it is part of the document's subject, which reports show as a title."""
 
     title: str
     figure: str
     words: str
     share: float | None = None
+    is_subject: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The fact as a sentence, `Speed: 1,490 tokens/s.`"""
+        return ended(f"{capitalised(self.title)}: {f'{self.figure} {self.words}'.strip()}")
 
 
-class Tiles(NamedTuple):
-    """Boxes of a report; a terminal does not show them."""
+class Facts(NamedTuple):
+    """Facts, one a line with the titles in a column. A report draws those with a figure as boxes."""
 
-    tiles: Sequence[Tile]
+    facts: Sequence[Fact]
 
 
 class Folded(NamedTuple):
@@ -207,11 +215,10 @@ class Folded(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """Blocks that a wide terminal shows beside others. below: what everything else shows below the others instead."""
+    """Blocks that a wide terminal shows beside others, and everything else below them."""
 
     blocks: Sequence[Block]
     beside: Sequence[Block]
-    below: Sequence[Block] = ()
 
 
 Block: TypeAlias = (
@@ -226,7 +233,7 @@ Block: TypeAlias = (
     | Excerpt
     | Diff
     | Chart
-    | Tiles
+    | Facts
     | Folded
     | Beside
 )
@@ -275,5 +282,5 @@ def charts(blocks: Iterable[Block]) -> Iterator[Chart]:
         match block:
             case Chart():
                 yield block
-            case Beside(inner, below=below):
-                yield from charts((*inner, *below))
+            case Beside(inner, beside):
+                yield from charts((*inner, *beside))

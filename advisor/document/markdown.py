@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..text.units import gib
+from ..text.units import capitalised, percent
 from .blocks import (
     EXCERPT_COLUMNS,
     Beside,
@@ -17,6 +17,7 @@ from .blocks import (
     Diff,
     Document,
     Excerpt,
+    Facts,
     Figure,
     Folded,
     Line,
@@ -54,6 +55,11 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
                 yield _plain(f"{mark} {text}")
             case Line(text):
                 yield _plain(text)
+            case Facts(facts):
+                yield "\n".join(
+                    f"- **{_plain(capitalised(title))}**: {_plain(f'{figure} {words}')}"
+                    for title, figure, words, *_ in facts
+                )
             case Table():
                 yield _table(block.without_meters())
             case Code(lines, file):
@@ -65,16 +71,18 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             case Diff():
                 yield _fence(block.lines(), "diff")
             case Chart(printed=StackedBars() as chart):
-                yield from (_plain(_bar_text(bar, chart.families)) for bar in chart.bars)
+                yield from (_plain(_bar_text(bar, chart)) for bar in chart.bars)
             case Folded(title, inner):
                 yield _folded(title, _texts(inner))
-            case Beside(inner, below=below):
-                yield from _texts((*inner, *below))
+            case Beside(inner, beside):
+                yield from _texts((*inner, *beside))
 
 
-def _bar_text(bar: Bar, families: Mapping[str, str]) -> str:
-    """Return `weights 2.1, activations 23.6`, in GiB."""
-    return ", ".join(f"{families[family]} {gib(int(size))}" for family, size in bar.family_sizes(families).items())
+def _bar_text(bar: Bar, chart: StackedBars) -> str:
+    """Return `weights 2.1, activations 23.6`, in the chart's unit or as shares."""
+    exact = chart.unit.exact or (lambda size: percent(size / bar.value))
+    parts = bar.family_sizes(chart.families).items()
+    return ", ".join(f"{chart.families[family]} {exact(size)}" for family, size in parts)
 
 
 def _table(table: Table) -> str:

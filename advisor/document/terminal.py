@@ -24,6 +24,7 @@ from .blocks import (
     Diff,
     Document,
     Excerpt,
+    Facts,
     Figure,
     Gap,
     Heading,
@@ -43,9 +44,9 @@ _STYLES: Mapping[Style, str] = {
     "": "",
     "bold": "bold",
     "dim": "dim",
-    "yellow": "yellow",
+    "yellow": "color(166)",  # yellow is unreadable on a white screen
     "good": "bold green",
-    "unsure": "bold yellow",
+    "unsure": "bold color(166)",
     "bad": "bold red",
     "advice": "bold cyan",
     "unknown": "bold magenta",
@@ -92,7 +93,7 @@ def line_count(document: Document, columns: int = WIDTH) -> int:
 
 
 def print_document(document: Document, console: Console) -> None:
-    """Print the verdict and the blocks; charts without a printed form, tiles and folded parts are left out."""
+    """Print the verdict and the blocks; charts without a printed form and folded parts are left out."""
     if document.verdict:
         sentence(console, document.verdict, style=_STYLES[document.tone or "bold"])
     print_blocks(document.blocks, console)
@@ -114,6 +115,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                     blank(console)
                 if printed:
                     sentence(console, title, style="bold")
+            case Facts():
+                _print_facts(block, console)
             case Table():
                 _print_table(block, console)
             case Code(lines):
@@ -134,10 +137,21 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 terminal_charts.draw(printed, console)
             case Beside() if console.width >= LONGEST:
                 _print_beside(block, console)
-            case Beside(inner, below=below):
-                print_blocks((*inner, *below), console)
+            case Beside(inner, beside):
+                print_blocks((*inner, *beside), console)
             case Gap():
                 blank(console)
+
+
+def _print_facts(block: Facts, console: Console) -> None:
+    """Print each fact behind its title, which is left out if it is that of the fact above."""
+    column = max((cell_len(fact.title) for fact in block.facts), default=0) + (2 if console.width >= WIDTH else 1)
+    above = ""
+    for title, figure, words, *_ in block.facts:
+        shown = "" if title == above else title
+        text = Text.assemble((padded(shown, -column), "dim"), (figure, "bold"), " " * bool(figure and words), words)
+        sentence(console, text, hang=column)
+        above = title
 
 
 def _print_beside(block: Beside, console: Console) -> None:
@@ -186,7 +200,8 @@ def _print_table(table: Table, console: Console) -> None:
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
         if below.strip() and not is_head:
-            sentence(console, Text(f"    {below.strip()}", style=style), hang=6)
+            title = "" if table.head[0] else lines[0][-1]  # rows with titles
+            sentence(console, Text(f"    {title and f'{title}: '}{below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"
             sentence(console, f"    {_text(remark, console)}", style=style, hang=6)

@@ -22,7 +22,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import to_json
 from ..document import blocks as doc
 from ..text.language import translate
-from ..text.units import glued
+from ..text.units import capitalised, glued
 from .canvas import NARROW, WIDE, Markup, dark_rules, element, escaped, joined, standing_alone
 from .charts import draw
 
@@ -119,19 +119,29 @@ def _block(block: doc.Block) -> Markup | None:
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
             return _figure(block)
-        case doc.Tiles(tiles):
-            return element("dl", *map(_tile, tiles), class_="tiles")
+        case doc.Facts(facts):
+            tiles, others = (
+                [_fact(fact) for fact in facts if bool(fact.figure) == is_tile and not fact.is_subject]
+                for is_tile in (True, False)
+            )
+            return joined(
+                element("dl", *tiles, class_="tiles") if tiles else None,
+                element("dl", *others, class_="facts") if others else None,
+            )
         case doc.Folded(title, inner):
             return element("details", element("summary", title), draw_blocks(inner)) if inner else None
-        case doc.Beside(inner, below=below):
-            return draw_blocks((*inner, *below))
+        case doc.Beside(inner, beside):
+            return draw_blocks((*inner, *beside))
     return None
 
 
-def _tile(tile: doc.Tile) -> Markup:
-    words = element("small", tile.words) if tile.words else None
-    meter = None if tile.share is None else element("meter", value=tile.share, aria_hidden="true")
-    return element("div", element("dt", tile.title), element("dd", tile.figure, meter, words))
+def _fact(fact: doc.Fact) -> Markup:
+    title = element("dt", capitalised(fact.title))
+    if not fact.figure:
+        return element("div", title, element("dd", fact.words))
+    words = element("small", fact.words) if fact.words else None
+    meter = None if fact.share is None else element("meter", value=fact.share, aria_hidden="true")
+    return element("div", title, element("dd", fact.figure, meter, words))
 
 
 def _figure(chart: doc.Chart) -> Markup:

@@ -21,8 +21,9 @@ from ...estimators.time.step_time import estimate_time, gain_of_bf16
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted, strategy_candidate
+from ..answer.facts import loading_peak
 from ..answer.recommendation import Recommendation
-from ..answer.verdict import loading_peak, what_lacks
+from ..answer.verdict import what_lacks
 from ..question.cluster import machine_arguments
 from ..question.options import CheckpointingChoice, Risk
 from ..question.question import Question, script_constraints

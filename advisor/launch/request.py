@@ -89,8 +89,7 @@ class LaunchRequest:
     def launcher(self) -> Launcher:
         """The launcher for a command without one: torchrun, or deepspeed for a script of its own loop that was seen to
         take `--local_rank`, which only that launcher passes."""
-        seen = self.dry_run and self.dry_run.arguments
-        takes_rank = seen and not seen.trainer and any("--local_rank" in option.flags for option in seen.options)
+        takes_rank = self.dry_run is not None and self.dry_run.arguments.takes_local_rank
         return self.requested_launcher or ("deepspeed" if takes_rank and self.rendezvous is None else "torchrun")
 
     @property

@@ -96,7 +96,7 @@ def answer(request: str) -> Iterator[str]:
     yield json.dumps(
         {"part": "answer", **_shown(found, language), "command": draw_blocks(translated(command, language))}
     )
-    drawn = [*memory_and_time_blocks(found, details=True, charts=True), *chart_blocks(found)]
+    drawn = [*memory_and_time_blocks(found, charts=True), *chart_blocks(found)]
     yield json.dumps({"part": "charts", "charts": _drawn(drawn, language)})
     while found.changes.try_next():
         yield '{"part": "pause"}'

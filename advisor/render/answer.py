@@ -9,20 +9,19 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import CONFIG_NAME
-from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
-from ..answer.phases import phase_sentences
-from ..answer.reasons import time_shares
+from ..answer.facts import answer_subject
+from ..answer.phases import phase_facts
 from ..answer.recommendation import Change, Recommendation
 from ..answer.start import next_steps, written_config
-from ..answer.verdict import answer_subject, answer_verdict
+from ..answer.verdict import answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
-from ..search.candidate import candidate_duration, chance
-from ..text.job import hours, money, parts_sentences, price_label
-from ..text.labels import checkpointing_label, device_label, phase_title, plan_title
-from ..text.units import amount, gib, percent, rate, rough_rate, seconds
+from ..search.candidate import candidate_duration
+from ..text.job import parts_sentences
+from ..text.labels import device_label, phase_title, plan_title
+from ..text.units import amount, gib, percent, rate, seconds
 from .configuration import configuration
 from .ladder import ladder_notes, ladder_table
 from .plans import best_plans, gpu_limit, memory_bar, memory_chart, time_bar
@@ -41,9 +40,6 @@ then all but those, or all but one."""
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
 them, and in one whose memory would not be shown."""
-
-_LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
-"""Least share of a step's time that is named without `details`, and with `details`."""
 
 
 def answer_document(
@@ -68,7 +64,7 @@ def answer_document(
         subject=" · ".join(answer_subject(answer.question)),
         verdict=verdict.headline,
         tone=verdict.tone,
-        blocks=[Sentence(line, "unsure" if line == verdict.try_first else "") for line in verdict.sentences],
+        blocks=[*verdict.sentences, doc.Facts([*verdict.figures, *verdict.facts])],
         data=partial(_advice, answer, all_candidates=all_candidates),
     )
     whole = document
@@ -79,11 +75,10 @@ def answer_document(
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
         parts = (
             document.blocks,
-            _tiles(answer),
             () if answer.recommended else change_section,
             _start(answer, config_path, details=details, dry_run="dry run" not in left_out),
             _ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
-            memory_and_time_blocks(answer, details=details, charts=charts, left_out=left_out),
+            memory_and_time_blocks(answer, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
             _reasons(answer, details=details),
             _runs(answer, details=details),
@@ -115,60 +110,6 @@ def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
     return chain(chart_blocks(answer), scaling_blocks(answer), source_blocks(answer))
 
 
-def _tiles(answer: Recommendation) -> Iterator[doc.Block]:
-    """Yield the headline figures of the recommended plan."""
-    question, chosen = answer.question, answer.recommended
-    if chosen is None:
-        return
-    plan, memory, cluster = chosen.plan, chosen.memory, question.cluster
-    ranks, device, have = cluster.world_size, device_label(cluster), cluster.host_memory_bytes_per_node
-    between, duration, price = chosen.time.tokens_per_s_range, candidate_duration(question, chosen), question.price
-    samples, steps = plan.samples_per_step(ranks), plan.gradient_accumulation_steps
-    host, nvme = memory.host_bytes_per_node, memory.nvme_bytes_per_node
-    sample = OBJECTIVES[question.workload.objective].sample
-    batch = f"micro batch {plan.micro_batch_size}" + (f" x {steps} steps" if steps > 1 else "")
-    cost = "" if duration is None or price is None else money(duration.cost(price), price.currency)
-
-    def tile(title: str, value: str, *notes: str, share: float | None = None) -> doc.Tile:
-        return doc.Tile(title, value, " · ".join(filter(None, notes)), share)
-
-    tiles = [
-        tile(
-            "Speed",
-            rate(chosen.tokens_per_s),
-            f"{question.model.unit}/s",
-            f"{rough_rate(between[0])} to {rough_rate(between[1])}" if between else "",
-            f"{rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else "",
-        ),
-        tile(
-            f"Memory per {device}",
-            gib(chosen.device_bytes),
-            f"of {gib(cluster.gpu.memory_bytes)} GiB",
-            f"fits with {chance(chosen.fit.probability)}",
-            share=chosen.device_bytes / cluster.gpu.memory_bytes,
-        ),
-        tile(
-            "Host RAM per node" if cluster.nodes > 1 else "Host RAM",
-            gib(host),
-            "GiB" if have is None else f"of {gib(have)} GiB",
-            f"{gib(nvme)} GiB of NVMe" if nvme else "required: the RAM is unknown" if have is None else "",
-            share=None if have is None else host / have,
-        ),
-        tile(
-            "Batch",
-            f"{samples:,}",
-            f"{sample}{'s' * (samples != 1)} a step",
-            batch + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),
-            f"checkpointing {checkpointing_label(plan)}",
-        ),
-        tile("One step", seconds(chosen.time.step_s), f"{chosen.time.tokens_per_step:,} {question.model.unit}"),
-    ]
-    if duration is not None:
-        note = f"{cost} at {price_label(price)}" if price is not None else f"{duration.steps:,} steps"
-        tiles.append(tile("The whole job", hours(duration.duration_s), note))
-    yield doc.Tiles(tiles)
-
-
 def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
     steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
@@ -183,7 +124,6 @@ def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: 
 
 def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
     yield Heading("Every strategy", "ladder", printed=False)
-    yield from map(Sentence, answer_subject(answer.question))
     yield ladder_table(answer, all_candidates=all_candidates, only_fitting=only_fitting)
     for note in ladder_notes(answer, all_candidates=all_candidates, details=details):
         yield Sentence(f" {note}", "dim")
@@ -192,17 +132,11 @@ def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only
 
 
 def memory_and_time_blocks(
-    answer: Recommendation, *, details: bool, charts: bool, left_out: Collection[str] = ()
+    answer: Recommendation, *, charts: bool, left_out: Collection[str] = ()
 ) -> Iterator[doc.Block]:
     """Yield what the plan's memory and time consist of; charts: the memory of every plan."""
     shown, chosen, cluster = answer.shown, answer.recommended, answer.question.cluster
-    times = list[doc.Block]()
-    if chosen is not None and "time" not in left_out:
-        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
-        times = [Sentence(f"Step time, {seconds(chosen.time.step_s)}: {shares}.")]
-    if shown is None or "memory" in left_out:
-        yield from times
-    else:
+    if shown is not None and "memory" not in left_out:
         title, device = "Memory" if shown.measured_bytes is None else "Predicted memory", device_label(cluster)
         need, moment = gib(shown.memory.device_bytes_per_gpu), phase_title(shown.memory.peak.name)
         yield Heading("Memory and time", "memory", printed=False)
@@ -217,13 +151,14 @@ def memory_and_time_blocks(
             memory.append(Sentence(note, "dim"))
             chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)
         memory.append(chart)
-        beside: list[doc.Block] = []
-        if chosen is not None:
+        times: list[doc.Block] = []
+        if chosen is not None and "time" not in left_out and not charts:  # a report has a chart of every plan's time
             bar = time_bar(chosen.time)
-            beside = [Sentence(f"Step time, {seconds(chosen.time.step_s)}"), doc.Chart(bar, printed=bar)]
-        yield doc.Beside(memory, beside, times)
-    if chosen is not None and "phases" not in left_out:
-        yield from map(Sentence, phase_sentences(answer.question, chosen))
+            times = [Sentence(f"Step time, {seconds(chosen.time.step_s)}"), doc.Chart(bar, printed=bar)]
+        yield doc.Beside(memory, times)
+    phases = [] if chosen is None or "phases" in left_out else [*phase_facts(answer.question, chosen)]
+    if phases:
+        yield doc.Facts(phases)
 
 
 def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

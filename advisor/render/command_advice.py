@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import check_write, write_text
+from ...ds_configs.launch_commands import shell_line
 from ...ds_configs.read import offload_device_in
 from ...estimators.errors import DsAdviseError
 from ..answer.command_answer import CommandAnswer
-from ..answer.start import rank_variables
-from ..answer.verdict import answer_subject, answer_verdict
+from ..answer.facts import answer_subject
+from ..answer.start import start_settings
+from ..answer.verdict import answer_verdict
 from ..command.advice import CommandAdvice, Proof
 from ..document import blocks as doc
 from ..text.labels import checkpointing_title, plan_title
@@ -31,16 +32,17 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = answer_verdict(answer)
-    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "doubts")):
-        sentences = verdict.sentences if "doubts" not in left_out else verdict.sentences[:1]
+    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "facts")):
+        facts = [] if "facts" in left_out else [doc.Facts(verdict.facts)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
             verdict=verdict.headline,
             tone=verdict.tone,
             blocks=[
-                *map(doc.Sentence, sentences),
-                *today_and_advised(answer),
+                *verdict.sentences,
                 *gain(answer),
+                *today_and_advised(answer),
+                *facts,
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
@@ -55,7 +57,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
 def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
     sides = {"today": _facts(answer.today)}
-    if answer.proof is not None and answer.proof.answer is not None:
+    if answer.proof is not None and answer.proof.answer is not None and not answer.is_needless:
         sides["advised"] = _facts(answer.proof.answer)
     yield doc.Heading("Today and advised", "today", printed=False)
     rows = [doc.Row([name, *(side[name] for side in sides.values())]) for name in sides["today"]]
@@ -66,13 +68,10 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield how much faster the advised plan is, if today's fits."""
-    ratio = answer.speedup
-    if ratio is not None and answer.today.fit.fits:
-        is_faster = ratio >= 1
-        text = f"The advised plan is {times(ratio)} as fast as today's."
-        if not is_faster:
-            text = "Today's plan is as fast: there is no need to change it."
-        yield doc.Sentence(text, "good" if is_faster else "bold")
+    if answer.is_needless:
+        yield doc.Sentence("Today's plan is as fast: there is no need to change it.", "bold")
+    elif answer.speedup is not None and answer.today.fit.fits:
+        yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
 
 
 def _facts(answer: CommandAnswer) -> dict[str, str]:
@@ -99,8 +98,8 @@ def _offload(answer: CommandAnswer, name: str) -> str:
 
 def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield what to change: files, lines, and the command."""
-    changed, proof = answer.changed, answer.proof
-    if changed is None or proof is None:
+    changed, chosen = answer.changed, answer.recommended
+    if changed is None or chosen is None or answer.is_needless:
         return
     yield doc.Heading("What to change", "changes", printed=False)
     names = ", ".join(answer.files) if answer.files else ", ".join(changed.files)
@@ -109,15 +108,12 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     for line in changed.lines:
         place = _place(line.place)
         yield doc.Sentence(f"In {place}: {line.text}" if place else f"In the script: {line.text}")
-    variables = [f"export {name}={value}" for name, value in rank_variables(answer).items()]
-    if changed.words == answer.words and not changed.gives_config:
-        yield doc.Sentence("The command stays as it is.")
-    else:
-        yield doc.Sentence("Then the command is:")
-    words = shlex.join(changed.words)
+    words = answer.start
     if changed.gives_config:
-        words = f"ds-advise launch {next(iter(changed.files))} -- {words}"
-    yield doc.Commands([*variables, words])
+        words = ["ds-advise", "launch", next(iter(changed.files)), "--", *changed.words]
+    stays = tuple(words) == answer.words
+    yield doc.Sentence("The command stays as it is:" if stays else "Then the command is:")
+    yield doc.Commands([*(f"export {setting}" for setting, _ in start_settings(answer, chosen)), shell_line(words)])
 
 
 def _place(place: str) -> str:
@@ -160,7 +156,7 @@ def deliver_command_advice(
     from dataclasses import replace
 
     failure: DsAdviseError | None = None
-    if writes and answer.changed is not None:
+    if writes and answer.changed is not None and not answer.is_needless:
         for path, text in answer.changed.files.items():
             check_write(text, folder / path, force=force)
         try:

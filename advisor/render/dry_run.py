@@ -273,7 +273,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         step_s = answer.step.time.step_s
         times = [doc.Sentence(f"Step time, {seconds(step_s)}", "bold"), doc.Chart(bar, printed=bar)]
     yield doc.Heading("The peak and the step", "peak", printed=False)
-    yield doc.Beside([doc.Sentence(title, "bold"), memory], times, [doc.Gap(), *times])
+    yield doc.Beside([doc.Sentence(title, "bold"), memory], times)
     modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
     tensors = (
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)

@@ -12,7 +12,8 @@ from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import LOSSES
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.verdict import answer_subject, fit_tone, speed_assumptions
+from ..answer.facts import answer_subject, speed_assumptions
+from ..answer.verdict import fit_tone
 from ..command.advice import ProofFigures, TodayFigures
 from ..command.tool_file import ToolRun
 from ..document import blocks as doc

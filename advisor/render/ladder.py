@@ -7,13 +7,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ..answer.recommendation import Recommendation
-from ..document.blocks import METER_COLUMNS, Cell, Figure, Look, Meter, Row, Table
+from ..document.blocks import Cell, Figure, Look, Row, Table
 from ..search.candidate import NEEDS_RAM, Candidate
 from ..text.labels import batch_label, checkpointing_label, device_label
 from ..text.units import gib, rate
 
 _FIGURES = 4
-"""Columns of figures that every plan has; a bar of its memory follows them, then the speed."""
+"""Columns of figures that every plan has; the speed follows them."""
 
 
 class _Column(NamedTuple):
@@ -65,18 +65,14 @@ def ladder_table(answer: Recommendation, *, all_candidates: bool = False, only_f
             rows.append(_row(answer, plan, columns))
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
-    meter, others = 1 + _FIGURES, (2, 1, _FIGURES)  # checkpointing, batch, RAM
-    limit = f"{gib(answer.question.cluster.gpu.memory_bytes)} GiB"
-    titles[_FIGURES:_FIGURES], widths[_FIGURES:_FIGURES] = [f"{limit:>{METER_COLUMNS}}"], [0]
-    return Table(["strategy", *titles, ""], rows, [19, *widths, 0], gap=1, optional=(meter, *others))
+    checkpointing, batch, ram = 2, 1, _FIGURES
+    return Table(["strategy", *titles, ""], rows, [19, *widths, 0], gap=1, optional=(checkpointing, batch, ram))
 
 
 def _row(answer: Recommendation, plan: Candidate, columns: list[_Column]) -> Row:
     """Return a row. The verdict of a plan without a speed extends over its column."""
     shown = columns if plan.fit.gpu_likely_suffices else columns[:_FIGURES]
     figures: list[Cell] = [Figure(column.text(plan), column.value(plan)) for column in shown]
-    share = plan.device_bytes / answer.question.cluster.gpu.memory_bytes
-    figures.insert(_FIGURES, Meter(share, limited=True))
     verdict = plan.fit.reason.replace("likely fits", "likely")
     if plan.fit.fits and plan.memory.nvme_bytes_per_node:
         verdict += f", NVMe {gib(plan.memory.nvme_bytes_per_node)} GiB"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import floor, log10
 from string import ascii_lowercase, ascii_uppercase
 
-from ..answer.verdict import training_subject
+from ..answer.facts import training_subject
 from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..rent import Offer, RentAdvice

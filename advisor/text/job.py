@@ -28,22 +28,24 @@ def price_label(price: Price) -> str:
     return f"{cost} per GPU and hour" if price.unit == "gpu" else f"{cost} per node and hour"
 
 
-def verdict_sentence(duration: JobDuration, price: Price | None) -> str:
-    """Return steps, hours, GPU-hours and cost, each with its interval."""
+def whole_job(duration: JobDuration, price: Price | None) -> tuple[str, str]:
+    """Return the hours, and their interval, steps, GPU-hours and cost as words."""
     between, steps, value = duration.duration_s_range, duration.steps, duration.gpu_hours
     count = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
     gpu_hours = f"{count} GPU-hours"
     if duration.cluster.gpu.is_cpu:
         gpu_hours = f"{count} rank-hours"
-    ends_of_time = between and (hours(between[0]), hours(between[1]))
-    time = figure_and_interval(hours(duration.duration_s), ends_of_time, named=True)
-    text = f"The whole job takes about {time}: {counted_noun(steps, 'step')}, {gpu_hours}"
+    time = hours(duration.duration_s)
+    interval = between and figure_and_interval(time, (hours(between[0]), hours(between[1])), named=True)
+    words = f"{counted_noun(steps, 'step')}, {gpu_hours}"
+    if interval and interval != time:
+        words = f"{interval.removeprefix(time).lstrip()}, {words}"
     if price is None:
-        return f"{text} (--price adds the cost)."
+        return time, f"{words} (--price adds the cost)"
     ends = duration.cost_range(price)
     paid = money(duration.cost(price), price.currency)
     paid = figure_and_interval(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
-    return f"{text}, {paid} at {price_label(price)}."
+    return time, f"{words}, {paid} at {price_label(price)}"
 
 
 def figure_and_interval(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:

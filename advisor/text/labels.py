@@ -18,10 +18,10 @@ def checkpointing_label(plan: Plan) -> str:
 
 
 def checkpointing_title(plan: Plan) -> str:
-    """Return `gradient checkpointing on`, and where the layers' inputs are held if not on the GPU."""
+    """Return whether a plan has gradient checkpointing, and where the layers' inputs are held if not on the GPU."""
     if plan.cpu_checkpointing:
-        return "gradient checkpointing on, its layers' inputs in host RAM"
-    return "gradient checkpointing on" if plan.gradient_checkpointing else "gradient checkpointing off"
+        return "gradient checkpointing to host RAM"
+    return "gradient checkpointing" if plan.gradient_checkpointing else "no gradient checkpointing"
 
 
 def batch_label(plan: Plan) -> str:
@@ -188,10 +188,10 @@ MEMORY_FAMILIES: Final[Mapping[str, str]] = {
 """Titles of the memory families, in the order of a bar's parts."""
 
 TIME_FAMILIES: Final[Mapping[str, str]] = {
-    "compute": "matrix products and attention",
-    "memory": "memory-bound work on the GPU",
-    "links": "communication between GPUs",
-    "pcie": "copies to and from the host",
+    "compute": "matrix products, attention",
+    "memory": "memory-bound kernels",
+    "links": "communication",
+    "pcie": "host copies",
     "host": "optimizer on the host",
     "nvme": "NVMe",
     "launch": "launches",

@@ -97,21 +97,27 @@ def to_stderr(text: str) -> None:
     """Print a line on stderr; on a terminal it is wrapped."""
     line = f"ds-advise: {printable(text)}"
     if sys.stderr.isatty():
-        # Imported here: pipes and files need no terminal library.
-        from rich.console import Console
+        with suppress(ImportError):  # an error may be that this library is missing
+            # Imported here: pipes and files need no terminal library.
+            from rich.console import Console
 
-        from .lines import wrapped
+            from .lines import wrapped
 
-        line = wrapped(line, Console(stderr=True).width)
+            line = wrapped(line, Console(stderr=True).width)
     with ignore_closed_pipe(sys.stderr, OSError):  # also a full disk or a terminal that is gone: no task ends for it
         print(line, file=sys.stderr)
 
 
 def error_to_stderr(what: str, why: str = "", fix: str = "") -> None:
     """Print an error as one line on stderr; on a terminal the fix has a line of its own, whose commands are whole."""
-    if not sys.stderr.isatty():
-        to_stderr(error_line(what, why, fix))
-        return
+    if sys.stderr.isatty():
+        with suppress(ImportError):  # as above
+            _styled_error(what, why, fix)
+            return
+    to_stderr(error_line(what, why, fix))
+
+
+def _styled_error(what: str, why: str, fix: str) -> None:
     # Imported here: pipes and files need no terminal library.
     from rich.console import Console
     from rich.text import Text

@@ -15,7 +15,8 @@ from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import python_source
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.verdict import batch_sentence, need_sentence, speed_sentence, what_lacks
+from ..answer.facts import plan_facts
+from ..answer.verdict import what_lacks
 from ..data.formats import ROW_FORMATS
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
@@ -178,9 +179,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
-        batch_sentence(question, chosen),
-        need_sentence(question, chosen),
-        speed_sentence(question, chosen),
+        *(fact.sentence for fact in plan_facts(question, chosen)),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
         f"{proposed.learning_rate:g}: {takes} without the start"
         + (f"; a checkpoint every {every} steps." if every else "."),

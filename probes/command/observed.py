@@ -149,6 +149,11 @@ class ObservedArguments:
     ds_config: str
     """The file with DeepSpeed's configuration; "" for one that the code or a launcher makes."""
 
+    @property
+    def takes_local_rank(self) -> bool:
+        """Whether a script of its own loop takes `--local_rank`, which only the deepspeed launcher passes."""
+        return not self.trainer and any("--local_rank" in option.flags for option in self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:

@@ -433,3 +433,16 @@ sys.exit(run(sys.argv[1:]))"""
     assert done.returncode == (2 if message else 0), done.stderr
     if message:
         assert len(done.stderr.splitlines()) == 1 and message in done.stderr
+
+
+def test_a_terminal_without_its_library_gets_one_line(tmp_path: Path) -> None:
+    """The library that colours errors is named by an error without colours."""
+    hide = """import sys
+sys.modules["rich"] = None
+sys.stderr.isatty = lambda: True
+from ds_advise.advisor.cli.main import run
+sys.exit(run(sys.argv[1:]))"""
+    command = [sys.executable, "-c", hide, "gpt2", "--gpus", "1x24GB", "--no-write", "--offline"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "ds-advise: this needs rich: it is not installed; pip install rich\n"

@@ -48,7 +48,7 @@ COMMANDS = {
     "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How("overlap_comm"),
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How("pairs/s"),
     "ds-advise roberta-large --gpus 1x24GB --objective classification --seq-len 512": How("objective classification"),
-    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How("GPUs train"),
+    "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How("rollouts  colocated vLLM"),
     "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How("job.sbatch"),
     "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How("accelerate_fsdp2.yaml"),
     "ds-advise explain Qwen2.5-14B --gpus 2x32GB": How("gradients"),

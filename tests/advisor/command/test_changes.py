@@ -118,8 +118,8 @@ def test_keys_of_a_yaml_are_changed_in_a_copy(folder: Path) -> None:
     (folder / "run.yaml").write_text(text)
     result = found(folder, fields=TRAINER | {"model": "m"}, trainer=TRAINER)
     made = changed("llamafactory-cli train run.yaml", folder, result)
-    assert made.words == ("llamafactory-cli", "train", "run_advised.yaml") and not made.lines
-    copy = made.files["run_advised.yaml"]
+    assert made.words == ("llamafactory-cli", "train", "run-2.yaml") and not made.lines
+    copy = made.files["run-2.yaml"]
     assert copy.startswith("model: m  # mine\nper_device_train_batch_size: 4\n")
     assert yaml.safe_load(copy) == {
         "model": "m",
@@ -128,7 +128,7 @@ def test_keys_of_a_yaml_are_changed_in_a_copy(folder: Path) -> None:
         "gradient_checkpointing": False,
         "deepspeed": "ds_config.json",
     }
-    assert (folder / "run.yaml").read_text() == text and not (folder / "run_advised.yaml").exists()
+    assert (folder / "run.yaml").read_text() == text and not (folder / "run-2.yaml").exists()
 
 
 def test_own_options_are_known_by_name_and_value(folder: Path) -> None:
@@ -172,8 +172,8 @@ def test_a_configuration_of_accelerate_names_the_file_in_a_copy(folder: Path) ->
         yaml.safe_dump({**own, "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True}})
     )
     made = changed("accelerate launch --config_file a.yaml loop.py", folder, found(folder, ds_config=""))
-    assert made.words[:4] == ("accelerate", "launch", "--config_file", "a_advised.yaml")
-    values = yaml.safe_load(made.files["a_advised.yaml"])
+    assert made.words[:4] == ("accelerate", "launch", "--config_file", "a-2.yaml")
+    values = yaml.safe_load(made.files["a-2.yaml"])
     assert values["deepspeed_config"] == {"zero3_init_flag": False, "deepspeed_config_file": "ds_config.json"}
     assert "mixed_precision" not in values
     assert json.loads(made.files["ds_config.json"])["bf16"]["enabled"] is True
@@ -217,5 +217,5 @@ def test_an_option_that_switches_checkpointing_off_is_used(folder: Path) -> None
     result = found(folder, fields=fields, trainer=TRAINER | {"gradient_checkpointing": False})
     plan = PLAN.replace_fields(micro_batch_size=2, gradient_accumulation_steps=2)
     made = changed("llamafactory-cli train run.yaml deepspeed=zero3.json", folder, result, plan)
-    assert yaml.safe_load(made.files["run_advised.yaml"])["disable_gradient_checkpointing"] is True
+    assert yaml.safe_load(made.files["run-2.yaml"])["disable_gradient_checkpointing"] is True
     assert made.words[-1] == "deepspeed=ds_config.json" and not made.lines

@@ -254,8 +254,7 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines), printed
     (gpu,) = [line for line in lines if line.startswith(" GPU ")]
     (row,) = [line.split() for line in lines if line.startswith(">")]
-    assert f"It needs {row[4]} of" in printed and f"{row[4]} of 39.5 GiB" in gpu  # one figure for one plan
-    assert f"About {row[6]} samples/s" in printed and f", {row[6]} samples/s\n" in printed
+    assert f"{row[4]} of 39.5 GiB" in gpu and f", {row[6]} samples/s\n" in printed  # one figure for one plan
     assert "Wrote ds_config.json." in printed and "train.py:30: deepspeed.initialize(config=" in printed
     written = json.loads(Path("ds_config.json").read_text())
     assert written["train_micro_batch_size_per_gpu"] == 8 and written["optimizer"]["type"] == "AdamW"
@@ -264,7 +263,7 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     assert answer.question.model.module is not None and engine.parameters != engine.trainable_parameters
     assert answer.question.trainable_parameters == engine.trainable_parameters
     assert answer.question.model.parameters == engine.parameters
-    assert answer.changed is not None and list(answer.changed.files) == ["ds_config_advised.json"]
+    assert answer.changed is not None and list(answer.changed.files) == ["ds_config-2.json"]
 
 
 @pytest.mark.usefixtures("folder")

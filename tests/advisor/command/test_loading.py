@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import strategy_candidate
-from ds_advise.advisor.answer.verdict import loading_peak
+from ds_advise.advisor.answer.facts import loading_peak
 from ds_advise.advisor.command.question import command_question
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.command import command_document

@@ -43,7 +43,7 @@ def _document(text: str = "words", table: doc.Table = TABLE) -> doc.Document:
         tone="good",
         blocks=[
             doc.Sentence(text, "bold"),
-            doc.Tiles([doc.Tile(text, text, text, share=0.5)]),
+            doc.Facts([doc.Fact(text, text, text, share=0.5), doc.Fact(text, "", text)]),
             doc.Heading(f"Hours {text}", "hours"),
             table,
             doc.Code([text]),
@@ -106,9 +106,11 @@ def test_every_text_of_a_document_is_translated_and_nothing_else() -> None:
 def test_a_terminal_shows_a_table_in_columns() -> None:
     lines = _printed(_document())
     assert len(lines) == line_count(_document())
-    assert lines[:5] == [
+    assert lines[:7] == [
         " It fits. words",
         " words",
+        " words  words words",
+        "        words",
         "",
         " Hours words",
         "  machine                                    hours  plan",
@@ -128,7 +130,7 @@ def test_a_narrow_terminal_shows_long_names_above_their_figures(width: int) -> N
 
 def test_a_table_wider_than_the_terminal_is_printed_as_sentences() -> None:
     wide = doc.Table(["id", "first", "second"], [doc.Row(["7", "x" * 30, doc.Figure("9" * 12)])])
-    assert _printed(_document(table=wide), 40)[4:6] == [f" 7: {'x' * 30},", f"     second {'9' * 12}"]
+    assert _printed(_document(table=wide), 40)[6:8] == [f" 7: {'x' * 30},", f"     second {'9' * 12}"]
 
 
 CHART = StackedBars(
@@ -158,17 +160,17 @@ def test_a_bar_is_marked_at_its_limit(size: int, filled: float) -> None:
 
 
 def test_blocks_stand_beside_each_other_on_a_wide_terminal_alone() -> None:
-    """Elsewhere, other blocks stand below the first ones; a report draws their charts."""
+    """Elsewhere, they stand below the first ones; a report draws the charts of both."""
     beside = doc.Beside(
         [doc.Sentence("left"), doc.Chart(CHART, printed=CHART)],
         [doc.Sentence("right"), doc.Chart(CHART, printed=CHART)],
-        [doc.Sentence("below")],
     )
     wide, narrow = _printed(_of(beside), 120), _printed(_of(beside), 119)
     assert [line.split() for line in wide[:1]] == [["left", "right"]] and len(wide) == 3
     assert wide[1].count("│ 8.0 GiB") == 2 and max(map(len, wide)) <= 120
-    assert [line.strip() for line in narrow if "▒" not in line] == ["left", "below"]
-    assert markdown_text(_of(beside)).split()[-1] == "below" and [*doc.charts([beside])] == [beside.blocks[1]]
+    assert [line.strip() for line in narrow if "▒" not in line] == ["left", "right"]
+    assert markdown_text(_of(beside)).split("\n\n")[-1].strip() == "logits and loss 6.0"
+    assert [*doc.charts([beside])] == [beside.blocks[1], beside.beside[1]]
 
 
 def test_a_narrow_terminal_leaves_out_optional_columns_and_reports_have_no_bars_in_tables() -> None:

@@ -87,7 +87,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in printed
     assert "Samples for training: 36, for evaluation 4." in printed
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
-    assert "global batch 4" in printed
+    assert "Batch: 4 samples" in printed
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
     assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
@@ -107,7 +107,7 @@ def test_options_take_precedence_over_defaults(ask: Ask) -> None:
     """Sequence length, batch, steps and rate; the rows that are cut are counted. LoRA has a rate of its own."""
     _, printed, _ = ask("--dry --seq-len 20 --global-batch 6 --max-steps 7 --learning-rate 0.5")
     assert "Sequence length 20; rows cut: 40" in printed
-    assert "global batch 6" in printed
+    assert "Batch: 6 samples" in printed
     assert "7 steps (1.05 epochs) at a learning rate of 0.5" in printed
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
 

@@ -1,0 +1,258 @@
+"""The facts of an answer, each with a title: the plan's figures, what they assume, and the question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from ...ds_configs.training_script import evaluation_arguments
+from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s, same_size_gpus
+from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
+from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
+from ...estimators.time.step_time import estimate_time
+from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
+from ..document.blocks import Fact
+from ..question.question import Question
+from ..search.candidate import LEAST, Candidate, candidate_duration, chance
+from ..text.job import whole_job
+from ..text.labels import checkpointing_title, cluster_title, device_label, method_title
+from ..text.units import count, counted_noun, gib, percent, rate, rough_rate, whole_gib
+from .assumed_parts import deciding_parts
+from .phases import generators
+from .recommendation import Recommendation
+
+
+def plan_facts(question: Question, chosen: Candidate) -> list[Fact]:
+    """Return a plan's speed, memory, host RAM and batch."""
+    return [speed_fact(question, chosen), *memory_facts(question, chosen), batch_fact(question, chosen)]
+
+
+def further_facts(answer: Recommendation) -> Iterator[Fact]:
+    """Yield what else belongs to the recommended or closest plan, what its speed assumes, and the question."""
+    question, chosen, shown = answer.question, answer.recommended, answer.shown
+    if chosen is not None:
+        if rollouts := generators(question, answer.other_rollouts):
+            yield Fact("rollouts", "", rollouts)
+        yield from _reference(question, chosen)
+    if shown is not None:
+        yield from _evaluation(question, shown)
+    yield from _loss(answer)
+    if chosen is not None:
+        duration, limit = candidate_duration(question, chosen), question.model.max_positions
+        if duration is not None:
+            yield Fact("whole job", *whole_job(duration, question.price))
+        if limit is not None and question.workload.seq_len > limit:
+            positions = f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
+            yield Fact("note", "", positions)
+        for doubt in answer.doubts:
+            yield Fact("note", "", doubt.removesuffix("."))
+        assumed = [", ".join(speed_assumptions(question, chosen)), _cards_of_this_size(question, chosen)]
+        if any(assumed):
+            yield Fact("assumed", "", "; ".join(filter(None, assumed)))
+    for title, words in zip(("model", "training"), answer_subject(question), strict=True):
+        yield Fact(title, "", words, is_subject=True)
+
+
+def speed_fact(question: Question, chosen: Candidate) -> Fact:
+    """Return a plan's speed with its interval."""
+    cluster, between, rollouts = question.cluster, chosen.time.tokens_per_s_range, question.workload.rollouts
+    ranks, length = cluster.world_size + (rollouts.server_gpus if rollouts else 0), question.model.fixed_len
+    words = f"{question.model.unit}/s"
+    if between is not None:
+        low, high = between
+        words = f"{words} ({rough_rate(low)} to {rough_rate(high)} in 80 % of runs)"
+    if ranks > 1:
+        words = f"{words}, {rate(chosen.tokens_per_s / ranks)} per {device_label(cluster)}"
+    sequences = OBJECTIVES[question.workload.objective].sequences
+    if sequences > 1:
+        words = f"{words}; {rate(chosen.tokens_per_s / (sequences * question.workload.seq_len))} pairs/s"
+    if length and length > 1:  # for an image model, samples are counted instead of patches
+        words = f"{words}; {rate(chosen.tokens_per_s / length)} samples/s"
+    return Fact("speed", rate(chosen.tokens_per_s), words)
+
+
+def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
+    """Return what a plan's speed assumes of the machine."""
+    assumed = [f"the speed of the {question.cluster.gpu.name}"] if question.cluster.gpu.assumed else []
+    return [*assumed, *(part.phrase for part in deciding_parts(question, chosen))]
+
+
+def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
+    """Return the speeds of the plan on the slowest and the fastest card, if only a memory size was given."""
+    workload, predicted = (
+        question.workload,
+        estimate_time(question.model, question.workload, question.cluster, chosen.plan),
+    )
+    factor, speeds = chosen.tokens_per_s / predicted.tokens_per_s, dict[str, float]()  # the factor of a run of the plan
+    same_host = replace(
+        question.cluster,
+        cpu_cores_per_node=cpu_cores(question.cluster),
+        dram_bytes_per_s_per_node=dram_bytes_per_s(question.cluster),
+        host_score_s=host_score_s(question.cluster),
+    )
+    for gpu in same_size_gpus(question.cluster.gpu):
+        if question.free_precision and workload.precision != "fp32":
+            workload = replace(workload, precision=gpu.half_precision)
+        if workload.precision != "bf16" or gpu.has_bf16:
+            time = estimate_time(question.model, workload, replace(same_host, gpu=gpu), chosen.plan)
+            speeds[gpu.name] = factor * time.tokens_per_s
+    if len(speeds) < 2:
+        return ""
+    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+    return (
+        f"cards of {question.cluster.gpu.nominal_gb} GB: {rate(speeds[low])} ({low}) to {rate(speeds[high])} "
+        f"{question.model.unit}/s ({high})"
+    )
+
+
+def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
+    """Return a plan's need of the GPU's memory and of host RAM and NVMe, with the available amounts."""
+    memory, cluster, fit = chosen.memory, question.cluster, chosen.fit
+    room, have, host = cluster.gpu.memory_bytes, cluster.host_memory_bytes_per_node, memory.host_bytes_per_node
+    words = f"of {gib(room)} GiB per {device_label(cluster)}, fits with a probability of {chance(fit.gpu_probability)}"
+    if fit.fits and chosen.device_bytes > room:
+        words = f"{words} (PyTorch's cache can release some of it)"
+    each = " per node" if cluster.nodes > 1 else ""
+    if have is not None:
+        offered = f"of {gib(have)} GiB{each}"
+    elif fit.assumed_host_bytes:
+        offered = f"GiB{each}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error"
+    else:
+        offered = f"GiB{each} (--ram checks it)"
+    if memory.nvme_bytes_per_node:
+        offered = f"{offered}, {gib(memory.nvme_bytes_per_node)} GiB of NVMe{each}"
+    words = ". ".join([words, *loading_peak(chosen)]).removesuffix(".")
+    return [
+        Fact("memory", gib(chosen.device_bytes), words, chosen.device_bytes / room),
+        Fact("host RAM", gib(host), offered, None if have is None else host / have),
+    ]
+
+
+def loading_peak(plan: Candidate) -> tuple[str, ...]:
+    """Return a sentence if the GPU needs the most memory before the engine shards or casts the weights."""
+    peak = plan.memory.peak
+    if peak.name != "load":
+        return ()
+    if any(term.declared is UNCAST_WEIGHTS for term in peak.terms):
+        return ("Its peak is the loading: every GPU holds the weights in fp32 until DeepSpeed casts them.",)
+    return ("Its peak is the loading: every GPU holds the whole model before ZeRO-3 shards it.",)
+
+
+def batch_fact(question: Question, chosen: Candidate) -> Fact:
+    """Return a plan's batch, how samples are shared among GPUs, and checkpointing."""
+    plan, cluster, rollouts = chosen.plan, question.cluster, question.workload.rollouts
+    steps, device = plan.gradient_accumulation_steps, device_label(cluster)
+    samples = plan.samples_per_step(cluster.world_size)
+    noun = counted_noun(samples, OBJECTIVES[question.workload.objective].sample).partition(" ")[2]
+    prompts = f" of {samples // rollouts.num_generations} prompts" if rollouts else ""
+    asked = " (--global-batch)" if question.is_batch_free or question.free_batch else ""
+    parts = [
+        f"{noun}{prompts}{asked}",
+        f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else ""),
+    ]
+    groups = (
+        (plan.sequence_parallel_size, "each sample shared by {} (Ulysses)"),
+        (plan.autotp_size, "each layer split by {} (AutoTP)"),
+        (plan.autoep_size, "experts spread over {} (AutoEP)"),
+    )
+    parts += [words.format(f"{ranks} {device}s") for ranks, words in groups if ranks > 1]
+    return Fact("batch", f"{samples:,}", ", ".join([*parts, checkpointing_title(plan)]))
+
+
+def _reference(question: Question, chosen: Candidate) -> Iterator[Fact]:
+    if not reference_passes(question.workload) or question.workload.rollouts:
+        return
+    share = percent(chosen.time.components.get("reference model", 0.0) / chosen.time.step_s)
+    saved = "; --precompute-ref-log-probs saves both"
+    if has_reference_model(question.workload):
+        size = gib(chosen.memory.components.get("reference_model", 0))
+        words = f"a second engine takes {size} GiB and {share} of the time{saved}"
+    elif keeps_gathered(question.workload, chosen.plan):
+        terms = (part for phase in chosen.memory.phases for part in phase.terms)
+        weights = max(part.size_bytes for part in terms if part.name == "gathered_parameters")
+        words = (
+            f"the policy without adapters: {share} of the time, and ZeRO-3 keeps all weights in the backward pass, up "
+            f"to {gib(weights)} GiB per GPU{saved}"
+        )
+    else:
+        words = f"the policy without adapters: {share} of the time, no memory"
+    yield Fact("reference", "", words)
+
+
+def _evaluation(question: Question, plan: Candidate) -> Iterator[Fact]:
+    workload, memory = question.workload, plan.memory
+    phase = next((phase for phase in memory.phases if phase.name == "evaluation"), None)
+    if phase is None:
+        return
+    arguments = ", ".join(f"{name}={value}" for name, value in evaluation_arguments(workload).items())
+    step = max(other.allocated_bytes for other in memory.phases if other is not phase)
+    training = f"training {gib(step)}" if phase.allocated_bytes > step else "less than training"
+    yield Fact("evaluation", "", f"takes {gib(phase.allocated_bytes)} GiB, {training} ({arguments})")
+    if workload.eval_logits:
+        kept = sum(term.size_bytes for term in memory.host_pageable_terms if term.name == "evaluated_logits")
+        further = (
+            "; preprocess_logits_for_metrics reduces this"
+            if workload.eval_samples
+            else " and more with more batches (--eval-samples)"
+        )
+        yield Fact("evaluation", "", f"its logits take {gib(kept)} GiB of RAM per node{further}")
+
+
+def _loss(answer: Recommendation) -> Iterator[Fact]:
+    without, loss = answer.without_loss, answer.question.workload.loss
+    if without is None or answer.recommended is None:
+        return
+    standard = f"standard loss: {rate(without.tokens_per_s)} tokens/s"
+    if without.fit.probability < LEAST[answer.question.risk]:
+        standard = "no plan fits with the standard loss"
+    yield Fact("loss", "", f"{loss} ({LOSSES[loss].switch}); {standard}")
+
+
+def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
+    """Return the model and its training, without the machines. tool: the library whose trainer implements the
+    objective."""
+    model, workload = question.model, question.workload
+    size = f"{count(model.parameters)} parameters"
+    if question.trainable_parameters != model.parameters:
+        size = f"{size}, {count(question.trainable_parameters)} trained"
+    length = str(workload.seq_len)
+    if any(block.cross_attention for block in model.blocks):
+        length = f"{length} (target tokens, which are counted; the source has {model.encoder_len(workload.seq_len)})"
+    training = f"{workload.precision} · {workload.optimizer}"
+    if model.unit != "samples":
+        training = f"{training} · sequence {length}"
+    return (
+        f"{model.name} · {size} · {method_title(workload)}",
+        ", ".join([training, *_unusual(workload, tool)]),
+    )
+
+
+def _unusual(workload: Workload, tool: str) -> Iterator[str]:
+    if workload.dora:
+        yield "DoRA"
+    if workload.document_len is not None:
+        yield f"documents of {workload.document_len}"
+    if workload.objective != NEXT_TOKEN:
+        by_tool = OBJECTIVES[workload.objective].trainer
+        yield f"objective {workload.objective} by {tool}" if by_tool else f"objective {workload.objective}"
+    if workload.eval_new_tokens is not None:
+        yield f"evaluation generates {workload.eval_new_tokens} tokens"
+    if workload.loss != "standard":
+        yield f"{workload.loss} loss"
+    if workload.mlp == "tiled":
+        yield "tiled feed-forward"
+    if workload.kernels != "torch":
+        yield f"{ ({'liger': 'Liger', 'unsloth': 'unsloth'}[workload.kernels]) } kernels"
+    for field in fields(Software):
+        value, name = getattr(workload.software, field.name), field.name.replace("_", " ")
+        if value != getattr(DEFAULT, field.name):
+            version = ".".join(map(str, value)) if isinstance(value, tuple) else value
+            yield (name if value is True else f"no {name}" if value is False else f"{name} {version}")
+
+
+def answer_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
+    """Return a title of the model, and one of the training and the machines. tool: the library whose trainer
+    implements the objective."""
+    model, training = training_subject(question, tool)
+    machines = cluster_title(question.cluster, speed=False)
+    return model, f"{training} · {machines}"
