@@ -13,6 +13,7 @@ import click
 from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
+from .help import GroupedCommand
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -81,7 +82,7 @@ def file_options(*, extra: Sequence[Decorator] = ()) -> Decorator:
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
 @file_options(extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
@@ -151,7 +152,7 @@ _compared = _file_question(
 """The options of the files and strategies that are compared."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True)
 @click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
 @click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB.")
@@ -230,7 +231,7 @@ def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
     return doc.Document(subject="Requirements", verdict="", tone=None, blocks=blocks, data=result)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @_compared

@@ -485,14 +485,14 @@ OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
 
 GROUPS: Mapping[str, type] = {
     "Machine": MachineOptions,
-    "Training on the CPU": CpuOptions,
     "Method": MethodOptions,
-    "Reinforcement learning": RolloutOptions,
-    "Your own module": ModuleOptions,
     "Training": TrainingOptions,
     "Software": SoftwareOptions,
     "Amount of training": JobOptions,
     "Answer": AnswerOptions,
+    "Reinforcement learning": RolloutOptions,
+    "Your own module": ModuleOptions,
+    "Training on the CPU": CpuOptions,
 }
 """The groups by title in the help and in the manual."""
 

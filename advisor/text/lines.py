@@ -118,7 +118,7 @@ def commands(console: Console, lines: Sequence[str]) -> None:
             words = textwrap.wrap(command, columns - 3, subsequent_indent="# ", break_long_words=False)
             copyable(console, words)
             continue
-        for part in _continued(command, columns):
+        for part in continued(command, columns):
             row(console, Text(part, style="bold"))
 
 
@@ -126,7 +126,7 @@ _WITH_VALUE = r"(?<=\s)--?\w[\w-]* [^\s-]\S*"
 """An option and its value, between which a command is not broken unless they are longer than a line."""
 
 
-def _continued(command: str, columns: int) -> list[str]:
+def continued(command: str, columns: int) -> list[str]:
     """Return the lines of a command, broken at a space; a word longer than a line is broken after `=`, a comma or a
     parenthesis.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.document import blocks as doc
@@ -382,12 +383,34 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     assert run_here(["--help"]) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 80 and "ds-advise --help-all" in short
-    assert [name for name in COMMANDS if f"\n    {name} " not in short] == []
+    assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out
     assert [option.flag for option in OPTIONS.values() if f"\n  {option.flag}" not in long] == []
     assert [line for line in long.splitlines() if len(line) > 80 and "  ds-advise " not in line] == []
     assert [title for title in GROUPS if f"\n{title}:\n" not in long] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["lint", "--help"], ["doctor", "--help"]])
+def test_the_help_fits_a_narrow_terminal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A longer command continues after a backslash; only a word or quoted text that is longer than a line is longer."""
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run_here(arguments) == 0
+    out = capsys.readouterr().out
+    assert " \\\n" in out
+    assert [line for line in out.splitlines() if len(line) > 40 and " " in line.strip() and '"' not in line] == []
+
+
+def test_the_help_has_colours_on_a_terminal_only(tmp_path: Path) -> None:
+    """Commands and options stand out there, unless NO_COLOR is set."""
+    assert "\x1b" not in run("--help", cwd=tmp_path).stdout
+    for environment in ({}, {"NO_COLOR": "1"}):
+        clean: dict[str, str | None] = {"NO_COLOR": None, "TERM": "xterm", **environment}
+        shown = CliRunner().invoke(program, ["--help"], color=True, env=clean).output
+        for text in ("\x1b[36m\x1b[1mlint\x1b[0m", "\x1b[36m\x1b[1m--gpus\x1b[0m SPEC"):
+            assert (text in shown) == (environment == {})
 
 
 @pytest.mark.parametrize("name", COMMANDS)
