@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
-from ...validate.lint.rules_types import DTYPES
-from ..question.other_names import ADVICE, other_name
+from ..question.other_names import advice_for, meant_choice, other_name
 from .model_argument import is_model
 from .options import CommandWithUsersCommand
 
@@ -26,9 +25,8 @@ def instead_of(option: str, args: Sequence[str], known: Mapping[str, Sequence[st
     written = other_name(name)
     if (target := written.partition(" ")[0]) in known:
         return f"write {_filled(written, value, known[target])}"
-    for advice, names in ADVICE.items():
-        if name in names.split():
-            return advice
+    if advice := advice_for(name):
+        return advice
     near = get_close_matches(own, known, n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else ""
 
@@ -46,18 +44,9 @@ def _value(option: str, args: Sequence[str]) -> str:
 def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     """Return the option with the given value, if it has one: `--micro-batch {N}` as `--micro-batch 4`; of an option
     with choices with the choice that is meant."""
-    if choices and not (value := _choice(value, choices)):
+    if choices and not (value := meant_choice(value, choices)):
         value = "|".join(choices)
     return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
-
-
-def _choice(value: str, choices: Sequence[str]) -> str:
-    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`."""
-    value = value.lower()
-    if DTYPES.get(value) in choices:
-        return DTYPES[value]
-    near = next((choice for choice in choices if value.startswith(choice)), "")
-    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.5)), "")
 
 
 _STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
@@ -120,7 +109,7 @@ def near_choice(error: click.BadParameter) -> str:
     if found is None or option is None or not isinstance(option, click.Option):
         return ""
     value, choices = found[1].lower(), _choices(option)
-    if near := _choice(value, choices):
+    if near := meant_choice(value, choices):
         return f"write {option.opts[0]} {near}"
     return f"leave {option.opts[0]} out for the recommended value" if value == "auto" else ""
 

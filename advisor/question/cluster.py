@@ -254,10 +254,12 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
         return gpu, (known,)
     if size and len(size[1]) < 4:
+        number, is_count = size[1], gpus.strip() == size[1] and size[1].isdigit()
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
             why="it could be a count or a memory size",
-            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
+            fix=f"write --gpus {gpus.strip()}GB for memory"
+            + f", or --gpus {number}x24GB for {number} GPUs of 24 GB" * is_count,
         )
     try:
         gpu = find_gpu(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _NO_COST = "leave it out: it changes neither memory nor speed"
 _TRIED = "leave it out: every strategy is compared; ds-advise explain MODEL --strategy zero3 shows one"
@@ -53,6 +53,25 @@ ADVICE: Mapping[str, str] = {
     "config config_file",
 }
 """An answer that is no option -> names."""
+
+
+def advice_for(name: str) -> str:
+    """Return what to do in place of an option that is none here; "" for any other name."""
+    return next((advice for advice, names in ADVICE.items() if name in names.split()), "")
+
+
+def meant_choice(value: str, choices: Sequence[str]) -> str:
+    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`; "" for any
+    other value."""
+    from difflib import get_close_matches  # imported here: only mistakes need it
+
+    from ...validate.lint.rules_types import DTYPES
+
+    value = value.lower()
+    if DTYPES.get(value) in choices:
+        return DTYPES[value]
+    near = next((choice for choice in choices if value.startswith(choice)), "")
+    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.5)), "")
 
 
 def other_name(name: str) -> str:
