@@ -21,6 +21,9 @@ LONGEST = 120
 
 NARROWEST = 40
 
+_LEAST_ROOM = 30
+"""Columns of a sentence's text below which its lines begin further to the left."""
+
 SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 """Bars of a column from the lowest to the highest, and without block characters."""
 
@@ -44,7 +47,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     styled = Text(text, style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
-    if width < WIDTH - 1:  # a separate column for the names would leave too little for the text
+    if width - hang < _LEAST_ROOM:  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
     for number, line in enumerate(styled.divide(breaks)):
