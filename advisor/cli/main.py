@@ -115,6 +115,11 @@ class AdviseByDefault(click.Group):
         if args[:1] == ["--help-all"]:
             args = ["advise", "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
+            if args[0] in _WORDS or args[0].isidentifier() or args[1:]:
+                from .mistakes import other_tools_command  # imported here: an answer does not need it
+
+                if line := other_tools_command(args):
+                    raise click.UsageError(f"no command or model {args[0][:40]!r}; write {line}")
             if meant := _misspelled_command(context, args):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             if args[0] in _WORDS:
@@ -279,18 +284,25 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
                 why = "only the answer (ds-advise MODEL) and the page have it"
             elif not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, known)
-        case _ if message.lower().startswith("missing argument") or message.endswith("is missing"):
+        case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
-            fix = mistakes.near_choice(error)
-        case _ if extra := re.search(r"unexpected extra arguments? \((\S+)", message):
-            fix = mistakes.instead_of_word(extra[1].rstrip(")"), args, command)
+            fix = mistakes.near_choice(error, command)
+            message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range from \1 to \2", message)
+            if " is not one of " in message and fix.startswith("write") and "|" in fix:  # it has the choices
+                message = message.partition(" is not one of ")[0] + " is not possible"
+        case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
+            fix = mistakes.instead_of_word(extra[1].split(), args, command)
+        case _ if message.startswith("no command; write --"):
+            files = [word for word in args[1:] if not word.startswith("-")]
+            fix = mistakes.divided_command(args, command) or f"write ds-advise {' '.join((name, *files))} -- train.py"
+            message = "no command that trains"
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
         return f"{message}; {fix}", why, _help_hint(args)
-    is_exact = fix.startswith(("write", "leave"))
+    is_exact = fix.startswith(("write", "leave")) or "; write " in message
     return message, why, fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
 
 

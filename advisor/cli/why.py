@@ -71,9 +71,7 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
         try:
             found = diagnose(read_log(stream))
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise ConfigFileError(
-                f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)
-            ) from error
+            raise _unreadable(log, getattr(error, "strerror", None) or str(error)) from error
     name = "the input" if log == "-" else Path(log).name
     forecast = advice = None
     if found.kind in ("gpu_out_of_memory", "host_out_of_memory"):
@@ -93,14 +91,19 @@ def _opened(log: str) -> AbstractContextManager[BinaryIO]:
     try:
         return path.open("rb")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", "") or str(error)
-        if path.is_dir():
-            logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
-            newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
-            reason = "it is a folder; name a file in it"
-            if newest is not None:
-                reason += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
-        raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
+        if not path.is_dir():
+            raise _unreadable(log, getattr(error, "strerror", "") or str(error)) from error
+        logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
+        newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
+        fix = "name a file in it"
+        if newest is not None:
+            fix += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
+        raise ConfigFileError(f"{log[:200]} cannot be read", why="it is a folder", fix=fix) from error
+
+
+def _unreadable(log: str, why: str) -> ConfigFileError:
+    fix = "name the file with the output of the training, or pipe it: COMMAND 2>&1 | ds-advise why -"
+    return ConfigFileError(f"{log[:200]} cannot be read", why=why, fix=fix)
 
 
 def _command_advice(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+_LAYERS = (
+    "leave it out: ZeRO keeps layers whole; ds-advise explain MODEL --strategy zero1 --set autotp_size=2 splits them"
+)
+_STAGES = "leave it out: pipeline parallelism is not predicted; every ZeRO strategy is compared"
 _NO_COST = "leave it out: it changes neither memory nor speed"
 _TRIED = "leave it out: every strategy is compared; ds-advise explain MODEL --strategy zero3 shows one"
 
@@ -21,7 +25,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "cutoff_len context_length context_len context ctx block_size max_tokens",
     "--method lora": "lora use_lora peft use_peft",
     "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit",
-    "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit",
+    "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",
     "--lora-rank {N}": "lora_r lora_dim rank r",
     "--lora-targets {NAMES}": "lora_target lora_target_modules target_modules",
     "--optimizer {NAME}": "optim",
@@ -32,14 +36,16 @@ OTHER_NAMES: Mapping[str, str] = {
     "--epochs {N}": "num_train_epochs num_epochs",
     "--data {FILE}": "dataset dataset_name dataset_path data_path train_file train_data",
     "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
-    "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model",
-    "--gpus 2x24GB, which is GPUs x memory or kind": "num_gpus n_gpus n_gpu ngpu ngpus gpu_count nproc_per_node "
+    "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model m",
+    "--gpus {SPEC}": "gpu g cards accelerator gpu_name",
+    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count nproc_per_node "
     "num_processes vram gpu_memory gpu_type",
     "--gpus 2x8xH100, which is nodes x GPUs x kind": "nodes num_nodes nnodes num_machines n_nodes",
     "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
     "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
     "--output {FILE}": "output_file out save output_dir",
     "--details": "verbose v all_details",
+    "--quiet": "q silent",
     "--threads {N}": "num_threads omp_num_threads",
     "--sequence-parallel-size {N}": "sp sp_size ulysses context_parallel_size cp",
 }
@@ -47,6 +53,8 @@ OTHER_NAMES: Mapping[str, str] = {
 
 ADVICE: Mapping[str, str] = {
     _TRIED: "zero_stage zero stage strategy deepspeed_stage offload cpu_offload offload_optimizer offload_param fsdp",
+    _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size",
+    _STAGES: "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
     _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
     "gradient_clipping logging_steps save_steps",
     "name the file: ds-advise lint FILE, compare FILE FILE or explain FILE": "deepspeed deepspeed_config ds_config "
@@ -68,10 +76,20 @@ def meant_choice(value: str, choices: Sequence[str]) -> str:
     from ...validate.lint.rules_types import DTYPES
 
     value = value.lower()
-    if DTYPES.get(value) in choices:
-        return DTYPES[value]
+    known = DTYPES.get(value) or _CHOICES.get(value)
+    if known in choices:
+        return known
     near = next((choice for choice in choices if value.startswith(choice)), "")
-    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.5)), "")
+    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.7)), "")
+
+
+_CHOICES = {
+    **dict.fromkeys(("true", "yes", "1"), "on"),
+    **dict.fromkeys(("false", "no", "0", "none"), "off"),
+    **dict.fromkeys(("sft", "clm", "lm", "pretraining", "causal-lm"), "next-token"),
+    **dict.fromkeys(("cn", "chinese", "zh-hans"), "zh"),
+}
+"""Words that other tools have for a choice."""
 
 
 def other_name(name: str) -> str:
