@@ -11,10 +11,18 @@ import click
 
 from ..question.options import GROUPS, names_in
 
-_OUTPUT = ("destination", "no_write", "script", "emit", "force", "html", "plot", "markdown", "language")
+_OUTPUT: tuple[str, ...] = (
+    "destination",
+    "no_write",
+    "script",
+    "emit",
+    "force",
+    "html",
+    "plot",
+    "markdown",
+    "language",
+)
 _OUTPUT += ("as_json", "quiet", "debug", "help")
-
-_NAME = {"fg": "cyan", "bold": True}
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -71,7 +79,9 @@ class HelpFormatter(click.HelpFormatter):
         indent = " " * self.current_indent
         for name, text in rows:
             lines = _wrapped(name.replace("|", "| "), self.width, indent, f"{indent}    ").replace("| ", "|")
-            shown = re.sub(r"(?<= )--?\w[\w-]*|(?<=^  )\w[\w-]*$", lambda found: self.styled(found[0], **_NAME), lines)
+            shown = re.sub(
+                r"(?<= )--?\w[\w-]*|(?<=^  )\w[\w-]*$", lambda found: self.styled(found[0], fg="cyan", bold=True), lines
+            )
             hang = indent + " " * column
             gap = " " * (column - len(name)) if len(name) <= column - col_spacing else f"\n{hang}"
             wrapped = _wrapped(text, self.width, hang, hang).lstrip()

@@ -16,15 +16,15 @@ OTHER_NAMES: Mapping[str, str] = {
     "--precision bf16": "bf16 bfloat16",
     "--precision fp16": "fp16 float16 half",
     "--precision fp32": "fp32 float32",
-    "--micro-batch {N}": "batch_size bs batch per_device_train_batch_size per_gpu_train_batch_size "
+    "--micro-batch {N}": "batch_size bs bsz batch per_device_train_batch_size per_gpu_train_batch_size "
     "per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size micro_train_batch_size mbs",
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
     "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
     "grad_accum grad_accumulation accumulation_steps",
     "--seq-len {N}": "max_length max_seq_length max_seq_len seq_length sequence_length sequence_len model_max_length "
     "cutoff_len context_length context_len context ctx block_size max_tokens",
-    "--method lora": "lora use_lora peft use_peft",
-    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit",
+    "--method lora": "lora use_lora peft use_peft finetuning_type",
+    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits",
     "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",
     "--lora-rank {N}": "lora_r lora_dim rank r",
     "--lora-targets {NAMES}": "lora_target lora_target_modules target_modules",
@@ -32,28 +32,42 @@ OTHER_NAMES: Mapping[str, str] = {
     "--attention flash": "flash_attn flash_attention flash_attention_2 use_flash_attn use_flash_attention_2 fa2",
     "--attention {NAME}": "attn_implementation attn",
     "--kernels liger": "liger use_liger use_liger_kernel",
-    "--gradient-checkpointing on": "activation_checkpointing gradient_checkpointing_enable",
+    "--gradient-checkpointing on": "activation_checkpointing activation_checkpoint gradient_checkpointing_enable "
+    "grad_checkpointing recompute",
     "--epochs {N}": "num_train_epochs num_epochs",
     "--data {FILE}": "dataset dataset_name dataset_path data_path train_file train_data",
     "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
     "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model m",
     "--gpus {SPEC}": "gpu g cards accelerator gpu_name",
-    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count nproc_per_node "
+    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count world_size nproc_per_node "
     "num_processes vram gpu_memory gpu_type",
-    "--gpus 2x8xH100, which is nodes x GPUs x kind": "nodes num_nodes nnodes num_machines n_nodes",
+    "--gpus 2x8xH100, which is nodes x GPUs x kind": "node nodes num_nodes nnodes num_machines n_nodes",
     "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
     "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
     "--output {FILE}": "output_file out save output_dir",
     "--details": "verbose v all_details",
     "--quiet": "q silent",
+    "--json": "format output_format",
+    "--price {RATE}": "cost hourly_price",
+    "--interconnect {RATE}": "bandwidth network",
+    "--lang {LANGUAGE}": "language locale",
     "--threads {N}": "num_threads omp_num_threads",
     "--sequence-parallel-size {N}": "sp sp_size ulysses context_parallel_size cp",
 }
 """What to write -> names that other tools have for it; {N} stands for the given value."""
 
 ADVICE: Mapping[str, str] = {
-    _TRIED: "zero_stage zero stage strategy deepspeed_stage offload cpu_offload offload_optimizer offload_param fsdp",
+    _TRIED: "zero_stage zero stage strategy deepspeed_stage stages zero_config offload cpu_offload offload_optimizer offload_param fsdp",
     _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size",
+    "leave it out: fp8 is not predicted; --precision bf16 is the nearest": "fp8",
+    "leave it out: a training is predicted, not inference": "inference infer serving kv_cache",
+    "name the model, or the folder with its config.json": "model_size num_params params hidden_size num_layers layers "
+    "vocab_size num_heads",
+    "write --samples N, which is steps x global batch": "steps max_steps num_steps",
+    "write ds-advise dry-run MODEL --gpus 2x24GB": "dry_run simulate",
+    "leave it out: nothing is asked; --force overwrites files": "yes y overwrite",
+    "leave it out: set HF_TOKEN, HF_HOME for the hub": "token hf_token cache_dir trust_remote_code",
+    "leave it out: NO_COLOR=1 turns colours off": "color colour no_color",
     _STAGES: "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
     _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
     "gradient_clipping logging_steps save_steps",
@@ -76,7 +90,7 @@ def meant_choice(value: str, choices: Sequence[str]) -> str:
     from ...validate.lint.rules_types import DTYPES
 
     value = value.lower()
-    known = DTYPES.get(value) or _CHOICES.get(value)
+    known = DTYPES.get(value) or _CHOICES.get(value, "")
     if known in choices:
         return known
     near = next((choice for choice in choices if value.startswith(choice)), "")

@@ -56,7 +56,8 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
 
 
 _OPTION, _FILE = r"--?[\w-]*(?: [^\s-]\S*)?", r"[\w./-]*[./][\w./-]*\w|[A-Z_]{4,}"
-_COMMAND = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
+_NAMED = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: [\w.-]+(?= --))?"
+COMMAND = rf"{_NAMED}(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
 """A command in a sentence: its first words, then options with their values, files and placeholders."""
 
 
@@ -64,7 +65,7 @@ def wrapped(text: str, columns: int) -> str:
     """Return a message in lines of the terminal's width. Words, paths and commands are not broken; a longer one
     overflows, so that it can be copied."""
     width = min(LONGEST, max(columns, NARROWEST)) - 1
-    text = glued(re.sub(_COMMAND, lambda found: found[0].replace(" ", FIRM), text))
+    text = glued(re.sub(COMMAND, lambda found: found[0].replace(" ", FIRM), text))
     breaks = _breaks(text, width, width - 2, cuts=False)
     lines = (text[start:end].rstrip() for start, end in pairwise([0, *breaks, len(text)]))
     return "\n  ".join(lines).replace(GLUE, " ").replace(FIRM, " ")

@@ -151,6 +151,7 @@ def test_a_command_in_an_error_stays_on_one_line(columns: int) -> None:
         "ds-advise explain ds.json --model MODEL --gpus 2x24GB",
         "ds-advise --gpus 2x24GB -- torchrun train.py",
         "ds-advise compare old.json new.json",
+        "ds-advise explain gpt2 --strategy zero2",
         'pip install "ds-advise[engine]"',
     ):
         lines = wrapped(f"ds-advise: this is not what the command can read; write {command}; or leave it out", columns)
