@@ -25,7 +25,7 @@ def advise(
     loss_fn: Callable[[Any, Any], Any] | None = None,
     sharding: Literal["zero", "fsdp"] = "zero",
     deepspeed_estimate: bool = False,
-    say: Callable[[str], object] | None = None,
+    say: Callable[[str], None] | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Answer:
     """Recommend the fastest DeepSpeed configuration that fits, with memory and time of every strategy.

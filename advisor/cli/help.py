@@ -11,18 +11,8 @@ import click
 
 from ..question.options import GROUPS, names_in
 
-_OUTPUT: tuple[str, ...] = (
-    "destination",
-    "no_write",
-    "script",
-    "emit",
-    "force",
-    "html",
-    "plot",
-    "markdown",
-    "language",
-)
-_OUTPUT += ("as_json", "quiet", "debug", "help")
+_FILES = ("destination", "no_write", "script", "emit", "force", "html", "plot", "markdown")
+_OUTPUT = (*_FILES, "language", "as_json", "quiet", "debug", "help")
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -40,6 +30,9 @@ class HelpFormatter(click.HelpFormatter):
     def styled(self, text: str, **style: str | bool) -> str:
         """The text in a style. Click removes styles where stdout is not a terminal."""
         return click.style(text, **style) if self._has_colours else text  # type: ignore[arg-type]
+
+    def _named(self, found: re.Match[str]) -> str:
+        return self.styled(found[0], fg="cyan", bold=True)
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         super().write_usage(prog, args, prefix)

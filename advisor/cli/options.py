@@ -6,7 +6,7 @@ import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,9 @@ from ...ds_configs.job import JOB_KINDS
 from ..question.options import OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
 from ..text.output import Output, OutputMode, to_stderr
 from .help import GroupedCommand
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
@@ -110,7 +113,26 @@ def complete_link(_context: click.Context, _parameter: click.Parameter, incomple
     return [others + comma + name for name in _matching_names(["nvlink", "infinity-fabric", *slots], link)]
 
 
-_COMPLETIONS = {"gpus": complete_gpus, "host": complete_host, "link": complete_link}
+def complete_optimizer(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from ...estimators.optimizers import OPTIMIZERS
+
+    return _matching_names([*OPTIMIZERS], incomplete)
+
+
+def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave the completion to the shell, which knows the files."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+_COMPLETIONS = {
+    "gpus": complete_gpus,
+    "host": complete_host,
+    "link": complete_link,
+    "optimizer": complete_optimizer,
+    "data": complete_file,
+}
 
 
 def _matching_names(names: Sequence[str], prefix: str) -> list[str]:

@@ -14,7 +14,15 @@ from ...estimators.errors import ConfigFileError, DsAdviseError
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
-from .options import ACCUMULATION, PATH, CommandWithUsersCommand, model_option, output_options, users_command
+from .options import (
+    ACCUMULATION,
+    PATH,
+    CommandWithUsersCommand,
+    complete_file,
+    model_option,
+    output_options,
+    users_command,
+)
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
@@ -27,7 +35,7 @@ _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
 
 
 @click.command(cls=CommandWithUsersCommand)
-@click.argument("log", metavar="LOG", required=False)
+@click.argument("log", metavar="LOG", required=False, shell_complete=complete_file)
 @click.option(
     "--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits."
 )

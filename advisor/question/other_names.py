@@ -39,8 +39,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
     "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model m",
     "--gpus {SPEC}": "gpu g cards accelerator gpu_name",
-    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count world_size nproc_per_node "
-    "num_processes vram gpu_memory gpu_type",
+    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count world_size "
+    "nproc_per_node num_processes vram gpu_memory gpu_type",
     "--gpus 2x8xH100, which is nodes x GPUs x kind": "node nodes num_nodes nnodes num_machines n_nodes",
     "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
     "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
@@ -57,7 +57,8 @@ OTHER_NAMES: Mapping[str, str] = {
 """What to write -> names that other tools have for it; {N} stands for the given value."""
 
 ADVICE: Mapping[str, str] = {
-    _TRIED: "zero_stage zero stage strategy deepspeed_stage stages zero_config offload cpu_offload offload_optimizer offload_param fsdp",
+    _TRIED: "zero_stage zero stage strategy deepspeed_stage stages zero_config "
+    "offload cpu_offload offload_optimizer offload_param fsdp",
     _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size",
     "leave it out: fp8 is not predicted; --precision bf16 is the nearest": "fp8",
     "leave it out: a training is predicted, not inference": "inference infer serving kv_cache",

@@ -471,3 +471,19 @@ sys.exit(run(sys.argv[1:]))"""
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "ds-advise: this needs rich: it is not installed; pip install rich\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("gpt2 --optimizer adaf", "plain,adafactor"),
+        ("gpt2 --gpus 8xH100-S", "plain,8xH100-SXM5"),
+        ("gpt2 --data rows", "file,rows"),
+        ("lint ds_", "file,ds_"),
+        ("why train", "file,train"),
+    ],
+)
+def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: str) -> None:
+    typed = f"ds-advise {words}"
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DS_ADVISE_COMPLETE": "bash_complete"}
+    assert run(cwd=tmp_path, **asked).stdout.splitlines() == [found]
