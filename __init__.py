@@ -1,12 +1,19 @@
-"""ds-advise: which DeepSpeed configuration fits, how fast it runs, and the fastest that fits.
-
-The root of the repository is this package, `ds_advise`; its folders are the subpackages (see the table in README.md).
+"""Predict which DeepSpeed configurations fit and how fast they run, and recommend the fastest that fits.
 
     >>> import ds_advise
     >>> answer = ds_advise.advise("Qwen2.5-14B", gpus="2x32GB")
-    >>> answer  # prints the answer
-    >>> answer.strategy, answer.tokens_per_second, answer.ds_config
+    >>> answer  # prints the answer of the command line; a notebook shows a report
+    >>> answer.strategy, answer.tokens_per_second, answer.device_bytes_per_gpu
+    >>> answer.save()  # writes ds_config.json
+
+advise: the fastest configuration that fits, for a model or for a training command.
+estimate: memory and time of one plan.
+read_run, dry_run: memory of a configuration under the real DeepSpeed engine, on a simulated GPU.
+
+Memory is in bytes, time in seconds. Errors of the caller are `DsAdviseError`.
 """
+
+# The root of the repository is this package; its folders are the subpackages (see the table in README.md).
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -21,7 +22,16 @@ from .answer.what_if import changes
 from .plan_estimate import PlanEstimate
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
-from .question.options import OPTIONS, JobOptions, QuestionOptions, check_names, fill_defaults, names_in, plan_options
+from .question.options import (
+    GROUPS,
+    OPTIONS,
+    JobOptions,
+    QuestionOptions,
+    check_names,
+    fill_defaults,
+    names_in,
+    plan_options,
+)
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import (
@@ -159,22 +169,57 @@ def documented(function: _Function) -> _Function:
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shared = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=annotation.__origin__
+            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=_written(annotation)
         )
         for name, annotation in QuestionOptions.__annotations__.items()
     ]
     parameters = [*own, *shared]
     names = [each.name for each in parameters]
-    lines = [f"    {option.name}: {option.text}" for option in OPTIONS.values()]
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
         check_names(given, names)
         return function(*args, **given)
 
-    checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    checked.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    The options:", "", *lines, "    "])
+    shown = _Signature(parameters, return_annotation=signature.return_annotation)
+    checked.__signature__ = shown  # type: ignore[attr-defined]
+    checked.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n{_options_text()}\n    "
     return cast(_Function, checked)
+
+
+class _Signature(inspect.Signature):
+    """A signature whose text, which `help` shows, has one line per parameter."""
+
+    def __str__(self) -> str:
+        lines = re.split(r", (?=\*,|\w+: )", super().__str__()[1:])
+        return "(\n    " + ",\n    ".join(lines).replace(") -> ", ",\n) -> ")
+
+
+def _written(annotation: Any) -> Any:
+    """The type of an option, as its declaration writes it."""
+    declared = annotation.__origin__
+    return getattr(declared, "__forward_arg__", declared)
+
+
+def _options_text() -> str:
+    """The options by group, for a docstring. They are named as parameters, not as on the command line."""
+    lines = []
+    for title, group in GROUPS.items():
+        lines += ["", f"    {title}:"]
+        for option in (OPTIONS[name] for name in names_in(group)):
+            text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), option.text)
+            lines += _filled(f"{option.name}: {text}")
+    return "\n".join(lines[1:])
+
+
+def _filled(text: str) -> list[str]:
+    """The lines of an entry, as `textwrap` makes them: its import takes longer than an answer can wait."""
+    lines = ["       "]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= 100:
+            lines.append("           ")
+        lines[-1] += f" {word}"
+    return lines
 
 
 @documented
@@ -187,7 +232,10 @@ def estimate(
     loss_fn: Callable[[Any, Any], Any] | None = None,
     **options: Unpack[QuestionOptions],
 ) -> PlanEstimate:
-    """Memory and time of one plan, whether it fits or not.
+    """Predict memory and time of one plan, whether it fits or not.
+
+        >>> plan = ds_advise.estimate("Qwen2.5-14B", gpus="8xA100-80GB", strategy="zero2", micro_batch=1)
+        >>> plan.fits, plan.device_bytes_per_gpu, plan.tokens_per_second
 
     With `micro_batch` and `gradient_checkpointing` the plan has no sequence parallelism and no hpZ, unless
     `sequence_parallel_size` or the settings ask for them. Otherwise it is the best plan of the strategy, as in the
@@ -208,7 +256,8 @@ def estimate(
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
     if strategy not in PLANS:
-        raise WorkloadError(f"unknown strategy {strategy[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
+        what = f"unknown strategy {strategy[:40]!r}" if strategy else "no strategy is named"
+        raise WorkloadError(what, fix=f"pass one of {', '.join(PLANS)}")
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":

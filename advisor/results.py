@@ -21,7 +21,12 @@ from .text.language import language_of_environment
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Recommendation):
     """The result of `advise()`. At the prompt and printed it is the answer of the command line; in a notebook, that of
-    the report. The figures are those of the recommended plan, as in `PlanEstimate`; None if nothing fits."""
+    the report. The figures are those of the recommended plan, as in `PlanEstimate`; None if nothing fits.
+
+        >>> answer.fits, answer.strategy, answer.tokens_per_second
+        >>> answer.candidates, answer.changes, answer.reasons   # all plans; other GPUs and options; why this plan
+        >>> answer.to_dict(), answer.save("ds_config.json")
+    """
 
     @classmethod
     def of(cls, found: Recommendation) -> Answer:
@@ -79,38 +84,47 @@ class Answer(Recommendation):
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch | None:
+        """Name of the strategy, such as "zero2-offload"."""
         return self._best.strategy if self._best else None
 
     @property
     def micro_batch_size(self) -> int | None:
+        """Samples per GPU and forward pass."""
         return self._best.micro_batch_size if self._best else None
 
     @property
     def gradient_accumulation_steps(self) -> int | None:
+        """Micro batches per optimizer step."""
         return self._best.gradient_accumulation_steps if self._best else None
 
     @property
     def gradient_checkpointing(self) -> bool | None:
+        """Whether layers are recomputed in the backward pass."""
         return self._best.gradient_checkpointing if self._best else None
 
     @property
     def device_bytes_per_gpu(self) -> int | None:
+        """Bytes of GPU memory, with the CUDA context and NCCL."""
         return self._best.device_bytes_per_gpu if self._best else None
 
     @property
     def host_bytes_per_node(self) -> int | None:
+        """Bytes of host RAM."""
         return self._best.host_bytes_per_node if self._best else None
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Tokens of all GPUs per second (samples for a model without tokens)."""
         return self._best.tokens_per_second if self._best else None
 
     @property
     def tokens_per_second_low(self) -> float | None:
+        """Lower end of the interval that contains four of five measured speeds."""
         return self._best.tokens_per_second_low if self._best else None
 
     @property
     def tokens_per_second_high(self) -> float | None:
+        """Upper end of the interval."""
         return self._best.tokens_per_second_high if self._best else None
 
     @property

@@ -18,7 +18,6 @@ from .options import (
     LANG,
     PATH,
     CommandWithUsersCommand,
-    GroupedCommand,
     complete_model,
     output_options,
     passed_options,
@@ -34,8 +33,8 @@ _OF_COMMANDS = frozenset(
 """Parameters that also apply to the advice for a command."""
 
 
-class _Advise(CommandWithUsersCommand, GroupedCommand):
-    """Options in groups, and a command of the user's behind `--`."""
+class _Advise(CommandWithUsersCommand):
+    own_title = "Answer"
 
 
 @click.command(cls=_Advise)
@@ -89,7 +88,8 @@ def advise(
     """Recommend the fastest DeepSpeed configuration that fits MODEL, or your own training command, on the GPUs.
 
     MODEL is a name in any usual spelling, a folder or config.json, or a hub id. The command behind `--` is run
-    unmodified on a simulated GPU, as it is and as advised; a DS_CONFIG may stand for a command that names none.
+    unmodified on a simulated GPU, as it is and as advised; a DS_CONFIG in place of MODEL is for a command that names
+    none.
 
     \b
     With a model   ds-advise Qwen2.5-14B --gpus 2x32GB

@@ -13,6 +13,7 @@ import click
 from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION
 from ..text.output import Output
+from .help import GroupedCommand
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -22,6 +23,7 @@ from .options import (
     TRAINING,
     CommandWithItsWords,
     Decorator,
+    complete_file,
     model_option,
     output_options,
     question_options,
@@ -81,8 +83,8 @@ def file_options(*, extra: Sequence[Decorator] = ()) -> Decorator:
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 
-@click.command()
-@click.argument("config_file", metavar="DS_CONFIG", required=False)
+@click.command(cls=GroupedCommand)
+@click.argument("config_file", metavar="DS_CONFIG", required=False, shell_complete=complete_file)
 @file_options(extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")
@@ -151,8 +153,8 @@ _compared = _file_question(
 """The options of the files and strategies that are compared."""
 
 
-@click.command()
-@click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True)
+@click.command(cls=GroupedCommand)
+@click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True, shell_complete=complete_file)
 @click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
 @click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB.")
 @click.option("--min-tokens-per-second", type=NUMBER, metavar="N", help="Minimum predicted speed of all GPUs.")
@@ -230,9 +232,9 @@ def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
     return doc.Document(subject="Requirements", verdict="", tone=None, blocks=blocks, data=result)
 
 
-@click.command()
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.command(cls=GroupedCommand)
+@click.argument("first", metavar="A", shell_complete=complete_file)
+@click.argument("second", metavar="B", shell_complete=complete_file)
 @_compared
 @report_options("the memory of both configurations")
 @output_options

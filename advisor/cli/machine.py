@@ -12,10 +12,11 @@ from ...estimators.errors import DsAdviseError
 from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
+from .help import GroupedCommand
 from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--nvme", metavar="PATH", help="Check that this swap folder is writable, and neither in RAM nor on a network drive."
 )
@@ -42,7 +43,7 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
     return 1 if checkup.counts["problem"] else 0
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Device.  [default: cuda if there is a GPU]")
 @click.option("--ranks", type=COUNT, help="Number of GPUs or CPU processes.  [default: all GPUs; 2 on the CPU]")
 @click.option("--nvme", metavar="PATH", help="Measure the NVMe drive of this folder with a temporary file.")
@@ -69,7 +70,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     return 0
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
@@ -105,7 +106,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     return 0
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--model", metavar="MODEL", help="Folder with the config.json of a model that has no public name.")
 @click.option("-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file.")
@@ -156,7 +157,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--to-hf", type=PATH, metavar="OUT", help="Write the weights as a Hugging Face model into a new folder.")
 @click.option(
@@ -214,7 +215,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     return 0 if found.is_whole else 1
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--build", "folder", type=PATH, metavar="DIR", help="Build a static page into this folder.")
 @click.option(
     "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 import sys
@@ -23,8 +24,9 @@ from ... import __version__
 from ...estimators.errors import DsAdviseError
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
+from .help import HelpContext, HelpFormatter, help_records
 from .model_argument import with_model
-from .options import complete_model, help_records
+from .options import complete_model
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -37,11 +39,9 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "rent": ("rent:rent", "Compare the machines that one can rent by cost and hours."),
         "page": ("machine:page", "Open the what-if page in the browser, or build it."),
     },
-    "Prove": {
+    "Try and run a training": {
         "dry-run": ("runs:dry_run", "Run your script, a configuration or a model on a simulated GPU."),
         "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
-    },
-    "Run": {
         "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
         "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
         "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
@@ -72,23 +72,12 @@ PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
 """Commands whose process ends with their prediction. They make about a hundred thousand objects and no reference
 cycles."""
 
-COMMON = (
-    "gpus",
-    "ram",
-    "nvme",
-    "method",
-    "seq_len",
-    "global_batch",
-    "precision",
-    "optimizer",
-    "data",
-    "price",
-    "destination",
-    "details",
-    "verify",
-    "probe",
-)
-"""The parameters of `advise` in the short help."""
+COMMON = {
+    "Machine": ("gpus", "ram", "nvme"),
+    "Training": ("method", "seq_len", "global_batch", "precision", "optimizer", "data"),
+    "Answer": ("price", "details", "verify", "probe", "destination"),
+}
+"""The parameters of `advise` in the short help, by title."""
 
 _LONGEST_TEXT = 300
 """Maximum number of characters of an error message, which may quote the arguments."""
@@ -99,6 +88,8 @@ YES, NO, UNANSWERED, INTERRUPTED = 0, 1, 2, 130
 
 class AdviseByDefault(click.Group):
     """A group of lazily imported commands. Arguments without a command name are passed to `advise`."""
+
+    context_class = HelpContext
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -124,6 +115,11 @@ class AdviseByDefault(click.Group):
         if args[:1] == ["--help-all"]:
             args = ["advise", "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
+            if args[0] in _WORDS or args[0].isidentifier() or args[1:]:
+                from .mistakes import other_tools_command  # imported here: an answer does not need it
+
+                if line := other_tools_command(args):
+                    raise click.UsageError(f"no command or model {args[0][:40]!r}; write {line}")
             if meant := _misspelled_command(context, args):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             if args[0] in _WORDS:
@@ -138,24 +134,40 @@ class AdviseByDefault(click.Group):
         return name, command, rest if command is None else with_model(command, rest)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage and text of `advise`, all commands, and the options that most questions need."""
+        """Write what `advise` does with its examples, all commands, and the options that most questions need."""
+        assert isinstance(formatter, HelpFormatter)
         main_command = self.get_command(context, "advise")
         assert main_command is not None
         # Without the program's context the usage is that of "ds-advise", not of "ds-advise advise".
-        with click.Context(main_command, info_name=context.info_name, show_default=True) as inner:
+        with HelpContext(main_command, info_name=context.info_name, show_default=True) as inner:
             main_command.format_usage(inner, formatter)
-            main_command.format_help_text(inner, formatter)
             records = help_records(main_command, inner)
-        width = max(map(len, COMMANDS)) + 2
-        with formatter.section("Commands"):
-            for title, commands in GROUPS.items():
-                formatter.write(f"  {click.style(title, bold=True)}\n")
-                with formatter.indentation():
-                    formatter.write_dl([(f"{name:<{width - 2}}", text) for name, (_, text) in commands.items()])
-        with formatter.section("Common options"):
-            formatter.write_dl([records[name] for name in COMMON], col_max=22)
         formatter.write_paragraph()
-        formatter.write_text("ds-advise --help-all shows all options, ds-advise COMMAND --help those of a command.")
+        claim, _, examples, *_ = inspect.cleandoc(main_command.help or "").split("\n\n")
+        with formatter.indentation():
+            formatter.write_text(f"{claim}\n\n{examples}")
+        formatter.least_column = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+        formatter.least_column = _COLUMN
+        for title, names in COMMON.items():
+            with formatter.section(f"{title} options"):
+                for name in names:
+                    option, text = records[name]
+                    # Of the defaults only the usual one: `--help-all` also has those of special trainings.
+                    formatter.write_dl([(option, re.sub(r"(\[default: [^;]*);.*", r"\1]", text))], col_max=_COLUMN)
+        formatter.write_paragraph()
+        formatter.write_text(
+            "\b\n"
+            "All options   ds-advise --help-all\n"
+            "Of a command  ds-advise COMMAND --help\n"
+            'Completion    eval "$(_DS_ADVISE_COMPLETE=bash_source ds-advise)"'
+        )
+
+
+_COLUMN = 20
+"""Width of the options in the short help."""
 
 
 def _command(name: str) -> click.Command:
@@ -272,18 +284,25 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
                 why = "only the answer (ds-advise MODEL) and the page have it"
             elif not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, known)
-        case _ if message.lower().startswith("missing argument") or message.endswith("is missing"):
+        case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
-            fix = mistakes.near_choice(error)
-        case _ if extra := re.search(r"unexpected extra arguments? \((\S+)", message):
-            fix = mistakes.instead_of_word(extra[1].rstrip(")"), args, command)
+            fix = mistakes.near_choice(error, command)
+            message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range from \1 to \2", message)
+            if " is not one of " in message and fix.startswith("write") and "|" in fix:  # it has the choices
+                message = message.partition(" is not one of ")[0] + " is not possible"
+        case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
+            fix = mistakes.instead_of_word(extra[1].split(), args, command)
+        case _ if message.startswith("no command; write --"):
+            files = [word for word in args[1:] if not word.startswith("-")]
+            fix = mistakes.divided_command(args, command) or f"write ds-advise {' '.join((name, *files))} -- train.py"
+            message = "no command that trains"
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
         return f"{message}; {fix}", why, _help_hint(args)
-    is_exact = fix.startswith(("write", "leave"))
+    is_exact = fix.startswith(("write", "leave")) or "; write " in message
     return message, why, fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
 
 

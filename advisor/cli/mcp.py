@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ... import __version__
+from .help import GroupedCommand
 from .options import DEBUG, CommandWithUsersCommand
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _TYPES: Mapping[str, dict[str, Any]] = {
 """JSON Schema by name of Click's type. All other types are text."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--skill",
     is_flag=True,

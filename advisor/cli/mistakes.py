@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
-from ...validate.lint.rules_types import DTYPES
-from ..question.other_names import ADVICE, other_name
+from ...estimators.plan import STRATEGIES
+from ..question.other_names import advice_for, meant_choice, other_name
 from .model_argument import is_model
 from .options import CommandWithUsersCommand
 
@@ -24,13 +24,21 @@ def instead_of(option: str, args: Sequence[str], known: Mapping[str, Sequence[st
     if own in known:
         return f"write {own} {value}".rstrip()
     written = other_name(name)
-    if (target := written.partition(" ")[0]) in known:
-        return f"write {_filled(written, value, known[target])}"
-    for advice, names in ADVICE.items():
-        if name in names.split():
-            return advice
-    near = get_close_matches(own, known, n=1, cutoff=0.75)
+    target = written.partition(" ")[0]
+    if target in known or (target == "--model" and "--gpus" in known):  # in place of the argument MODEL
+        return f"write {_filled(written, value, known.get(target, ()))}"
+    strategy = next((each for each in STRATEGIES if own.lstrip("-") in (each, each.replace("-", ""))), "")
+    if advice := advice_for("strategy" if strategy else name):
+        model = args[0] if args and is_model(args[0]) else "MODEL"
+        meant = strategy or next((each for each in STRATEGIES if value in (each, each.removeprefix("zero"))), "zero3")
+        return advice.replace("MODEL", model).replace("zero3", meant)
+    near = get_close_matches(own, [*known, *_HELP], n=1, cutoff=0.75)
+    if own in _HELP:
+        return f"write ds-advise {own}"
     return f"did you mean {near[0]}?" if near else ""
+
+
+_HELP = ("--help", "--help-all", "--version")
 
 
 def _value(option: str, args: Sequence[str]) -> str:
@@ -46,18 +54,9 @@ def _value(option: str, args: Sequence[str]) -> str:
 def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     """Return the option with the given value, if it has one: `--micro-batch {N}` as `--micro-batch 4`; of an option
     with choices with the choice that is meant."""
-    if choices and not (value := _choice(value, choices)):
+    if choices and not (value := meant_choice(value, choices)):
         value = "|".join(choices)
     return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
-
-
-def _choice(value: str, choices: Sequence[str]) -> str:
-    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`."""
-    value = value.lower()
-    if DTYPES.get(value) in choices:
-        return DTYPES[value]
-    near = next((choice for choice in choices if value.startswith(choice)), "")
-    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.5)), "")
 
 
 _STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
@@ -65,36 +64,86 @@ _STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
 
 def divided_command(args: Sequence[str], command: click.Command) -> str:
     """Return the line with `--` before the command that trains; "" if there is no such command, or `--` before it."""
-    starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in _STARTERS)
-    at = next(starts, None)
-    if at is None or "--" in args or not isinstance(command, CommandWithUsersCommand):
+    divided = divided_words(args)
+    if len(divided) == len(args) or not isinstance(command, CommandWithUsersCommand):
         return ""
-    return f"write ds-advise {' '.join(args[:at])} -- {' '.join(args[at:])}"
+    return f"write ds-advise {' '.join(divided)}"
 
 
-def instead_of_word(word: str, args: Sequence[str], command: click.Command) -> str:
-    """Return what to type in place of a word that a command does not take."""
-    known, gpus = options_of(command), _value("--gpus", args)
+def divided_words(args: Sequence[str]) -> list[str]:
+    """Return the words with `--` before the command that trains, if there is one without it."""
+    starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in _STARTERS)
+    at = None if "--" in args else next(starts, None)
+    return [*args] if at is None else [*args[:at], "--", *args[at:]]
+
+
+def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
+    """Return what to type in place of words that a command does not take."""
+    known, gpus, word = options_of(command), _value("--gpus", args), words[0]
+    before = args[args.index(word) - 1] if args.index(word) else ""
+    flags = [each for each in command.params if isinstance(each, click.Option) and each.is_flag]
     if divided := divided_command(args, command):
         return divided
-    if "--gpus" in known and gpus and _is_gpus(f"{gpus}-{word}"):  # `--gpus H100 80GB`
-        return f"write --gpus {gpus}-{word}"
-    if "--gpus" in known and _is_gpus(word):
-        return f"write --gpus {word}"
+    if word.lower() in ("yes", "true", "on", "1", "no", "false") and any(before in each.opts for each in flags):
+        return f"write {before} without {word}"
+    if "--gpus" in known and gpus and not re.match(r"\d+x", word):  # `--gpus H100 80GB`, `--gpus 2 x A100`
+        meant = (_gpus_meant(mark.join((gpus, *words))) for mark in ("-", "", "x"))
+        if found := next(filter(None, meant), ""):
+            return f"write --gpus {found}"
+    if "--gpus" in known and (found := _gpus_meant(word)):
+        return f"write --gpus {found}"
+    if is_model(whole := "-".join((args[0], *words))):  # `qwen 2.5 14b`
+        return f"write {whole}"
     if is_model(word) and not is_model(args[0]):
         return f"write --model {word}" if "--model" in known else f"write ds-advise {word} --gpus 2x24GB"
     return ""
 
 
-def _is_gpus(word: str) -> bool:
+def _gpus_meant(text: str) -> str:
+    """Return what to write for a description of GPUs, such as 2xA100-SXM4-80GB for A100x2; "" for any other text."""
     from ..question.cluster import build_cluster  # imported here: only mistakes need it
     from ..question.options import fill_defaults
 
+    if text == "auto":
+        return ""
     try:
-        build_cluster(fill_defaults({"gpus": word}))
-    except DsAdviseError:
-        return False
-    return word != "auto"
+        build_cluster(fill_defaults({"gpus": text}))
+    except DsAdviseError as error:
+        found = re.match(r"write --gpus (\S+?),?(?: or |$)", error.fix)
+        return found[1] if found and not text.isdigit() else ""
+    return text
+
+
+COMMANDS_OF_OTHERS: Mapping[str, str] = {
+    "": "estimate estimate-memory recommend predict fit tune autotune plan memory mem ask",
+    "launch": "run start torchrun",
+    "train": "finetune sft pretrain",
+    "lint": "validate verify",
+    "why": "debug diagnose logs",
+    "doctor": "ds_report env report status info nvidia-smi",
+    "checkpoint": "ckpt zero_to_fp32 zero_to_fp32.py merge export",
+    "bench": "benchmark perf",
+    "page": "serve ui web gui",
+    "explain": "show describe formula",
+    "compare": "diff",
+    "from": "import convert",
+    "rent": "cost price cloud",
+}
+"""Command -> names of other tools' commands; "" for `advise`."""
+
+
+def other_tools_command(args: Sequence[str]) -> str:
+    """Return the line for a command of another tool, unless it is a model or a file."""
+    word = args[0]
+    name = next((name for name, words in COMMANDS_OF_OTHERS.items() if word.lower() in words.split()), None)
+    if name is None or is_model(word) or _is_there(Path(word)):
+        return ""
+    rest = divided_words(args[1:]) if name == "launch" else [*args[1:]]
+    if not name:
+        model = [] if any(is_model(each) for each in rest) else ["MODEL"]
+        gpus = [] if "--gpus" in rest else ["--gpus", "2x24GB"]
+        rest = [*model, *rest, *gpus]
+    return " ".join(filter(None, ("ds-advise", name, *rest)))
 
 
 def example_of(command: click.Command) -> str:
@@ -113,16 +162,26 @@ def no_option_value(name: str, command: click.Command) -> str:
     return ""
 
 
-def near_choice(error: click.BadParameter) -> str:
-    """Return the choice that is meant by another spelling of a value; "" if none is."""
+def near_choice(error: click.BadParameter, command: click.Command) -> str:
+    """Return how a value is written that an option does not take: the choice that is meant, or an example."""
     found = re.search(r"'(.{1,40})' is not", error.message)
     option = error.param
-    if found is None or option is None or not isinstance(option, click.Option):
+    if found is None or not isinstance(option, click.Option):
         return ""
-    value, choices = found[1].lower(), _choices(option)
-    if near := _choice(value, choices):
-        return f"write {option.opts[0]} {near}"
-    return f"leave {option.opts[0]} out for the recommended value" if value == "auto" else ""
+    name, value, choices = option.opts[0], found[1].lower(), _choices(option)
+    if value == "auto":
+        return f"leave {name} out for the recommended value"
+    if near := meant_choice(value, choices):
+        return f"write {name} {near}"
+    others = [flag for flag, words in options_of(command).items() if value in words and flag != "--quantization"]
+    if others:
+        return f"write {others[0]} {value}"
+    if written := other_name(value):
+        return f"write {written}"
+    if choices:
+        return f"write {name} {'|'.join(choices)}"
+    number = re.search(r"\[default: (?:about )?([\d.]+)", f"{option.help} [default: {option.default}]")
+    return f"write {name} {number[1] if number else 8}"
 
 
 def other_command(name: str) -> str:
@@ -175,11 +234,21 @@ def refuse_unknown(name: str, what: str = "") -> None:
 
     if command := "" if is_user_module(name) else other_command(name):
         raise UnknownModelError(f"{name[:80]} is not a model", fix=f"write {command}")
-    if "/" in name or is_user_module(name) or _is_there(Path(name)):
+    if hub := re.fullmatch(r"https?://[\w.-]+/([\w.-]+/[\w.-]+?)(?:/tree/\w+)?/?", name):
+        raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub[1]}")
+    path = Path(name)
+    is_folder = _is_there(path) and path.is_dir()
+    if "/" in name or is_user_module(name) or (_is_there(path) and not is_folder) or _is_there(path / "config.json"):
         return
     try:
         catalogue.find(name)
     except UnknownModelError as error:
+        if is_folder:
+            fix = "name the folder that has the model's config.json"
+            raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
+        if gpus := _gpus_meant(name):
+            fix = f"write ds-advise MODEL --gpus {gpus}"
+            raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         raise UnknownModelError(what or error.what, why=error.why, fix=error.fix) from None
 
 

@@ -6,14 +6,18 @@ import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ...ds_configs.job import JOB_KINDS
-from ..question.options import GROUPS, OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
+from ..question.options import OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
 from ..text.output import Output, OutputMode, to_stderr
+from .help import GroupedCommand
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Command = Callable[..., int]
 Decorator = Callable[[Any], Any]
@@ -38,19 +42,6 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             return parse_count(str(value), kilo=self._kilo)
         except ValueError as error:
             self.fail(f"{', or '.join([error.args[0], *self._words])}", param, ctx)
-
-
-class _WithChoices(click.Option):
-    """An option whose choices take several lines of the help if they need them."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        record, room = super().get_help_record(ctx), ctx.make_formatter().width - 2
-        if record is None or len(record[0]) <= room:
-            return record
-        import textwrap  # imported here: only the help needs it
-
-        lines = textwrap.wrap(record[0].replace("|", "| "), room, subsequent_indent=" " * 4, break_on_hyphens=False)
-        return "\n  ".join(lines).replace("| ", "|"), record[1]
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
@@ -122,7 +113,26 @@ def complete_link(_context: click.Context, _parameter: click.Parameter, incomple
     return [others + comma + name for name in _matching_names(["nvlink", "infinity-fabric", *slots], link)]
 
 
-_COMPLETIONS = {"gpus": complete_gpus, "host": complete_host, "link": complete_link}
+def complete_optimizer(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from ...estimators.optimizers import OPTIMIZERS
+
+    return _matching_names([*OPTIMIZERS], incomplete)
+
+
+def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave the completion to the shell, which knows the files."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+_COMPLETIONS = {
+    "gpus": complete_gpus,
+    "host": complete_host,
+    "link": complete_link,
+    "optimizer": complete_optimizer,
+    "data": complete_file,
+}
 
 
 def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
@@ -144,7 +154,6 @@ def question_option(option: Option, *, searches: bool = False, **changes: Any) -
         return click.option(option.flag, is_flag=True, help=text)
     return click.option(
         option.flag,
-        cls=_WithChoices,
         type=_type(option),
         default=option.default,
         metavar=option.metavar or None,
@@ -222,7 +231,7 @@ def model_option(text: str) -> Decorator:
     return click.option("--model", metavar="MODEL", shell_complete=complete_model, help=text)
 
 
-class CommandWithItsWords(click.Command):
+class CommandWithItsWords(GroupedCommand):
     """A command that keeps what was typed, for `typed_command`."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -236,7 +245,7 @@ def typed_command(*further: str) -> str:
     return shlex.join(["ds-advise", context.info_name or "", *context.obj, *further])
 
 
-class CommandWithUsersCommand(click.Command):
+class CommandWithUsersCommand(GroupedCommand):
     """A command that may be followed by `--` and a command of the user, which `users_command` returns."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -255,25 +264,6 @@ def users_command() -> tuple[str, ...]:
     """The words behind `--`."""
     words: tuple[str, ...] = click.get_current_context().meta[_USERS_COMMAND]
     return words
-
-
-class GroupedCommand(click.Command):
-    """A command whose help groups its options by `GROUPS`, with the others last."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        records = help_records(self, context)
-        for title, group in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([records.pop(name) for name in names_in(group)])
-        with formatter.section("Output"):
-            formatter.write_dl(list(records.values()))
-
-
-def help_records(command: click.Command, context: click.Context) -> dict[str, tuple[str, str]]:
-    """The options of a command and their help, by parameter name."""
-    own = (each for each in command.get_params(context) if isinstance(each, click.Option))
-    shown = ((each.name or "", each.get_help_record(context)) for each in own)
-    return {name: record for name, record in shown if record is not None}
 
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL", shell_complete=complete_model)

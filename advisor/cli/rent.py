@@ -9,10 +9,11 @@ import click
 
 from ..question.options import AnswerOptions, JobOptions, MethodOptions, SoftwareOptions, TrainingOptions, names_in
 from ..text.output import Output
+from .help import GroupedCommand
 from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, question_options, report_options
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @MODEL_ARGUMENT
 @question_options(
     names_in(JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price",))

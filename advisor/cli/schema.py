@@ -32,6 +32,7 @@ from ..rent import RentFigures
 from ..train.report import TrainingReport
 from ..verification.contribution import Contribution
 from ..verification.probe import ProbeAdditions
+from .help import GroupedCommand
 from .options import DEBUG
 
 Schema = dict[str, Any]
@@ -66,7 +67,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
 NAMES = tuple(_FORMS)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("command", metavar="COMMAND")
 @DEBUG
 def schema(command: str) -> int:

@@ -11,6 +11,7 @@ import click
 from ..question.options import OPTIONS, CpuOptions, MachineOptions, MethodOptions, TrainingOptions, names_in
 from ..text.output import Output
 from ..train.settings import TRAINING_OPTIONS
+from .help import GroupedCommand
 from .options import (
     FALLBACK,
     OBJECTIVE,
@@ -34,7 +35,7 @@ _TRAINED = (
 """Options of `advise` that also apply to a training."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("config_file", metavar="[DS_CONFIG]", type=PATH, required=False)
 @question_options(
     (*_TRAINED, *names_in(CpuOptions), "data", "epochs", "packing", "eval_split", *TRAINING_OPTIONS),

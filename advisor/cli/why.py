@@ -14,7 +14,15 @@ from ...estimators.errors import ConfigFileError, DsAdviseError
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
-from .options import ACCUMULATION, PATH, CommandWithUsersCommand, model_option, output_options, users_command
+from .options import (
+    ACCUMULATION,
+    PATH,
+    CommandWithUsersCommand,
+    complete_file,
+    model_option,
+    output_options,
+    users_command,
+)
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
@@ -27,7 +35,7 @@ _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
 
 
 @click.command(cls=CommandWithUsersCommand)
-@click.argument("log", metavar="LOG", required=False)
+@click.argument("log", metavar="LOG", required=False, shell_complete=complete_file)
 @click.option(
     "--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits."
 )
@@ -71,9 +79,7 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
         try:
             found = diagnose(read_log(stream))
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise ConfigFileError(
-                f"{log} cannot be read", why=getattr(error, "strerror", None) or str(error)
-            ) from error
+            raise _unreadable(log, getattr(error, "strerror", None) or str(error)) from error
     name = "the input" if log == "-" else Path(log).name
     forecast = advice = None
     if found.kind in ("gpu_out_of_memory", "host_out_of_memory"):
@@ -93,14 +99,19 @@ def _opened(log: str) -> AbstractContextManager[BinaryIO]:
     try:
         return path.open("rb")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", "") or str(error)
-        if path.is_dir():
-            logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
-            newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
-            reason = "it is a folder; name a file in it"
-            if newest is not None:
-                reason += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
-        raise ConfigFileError(f"{log[:200]} cannot be read", why=reason) from error
+        if not path.is_dir():
+            raise _unreadable(log, getattr(error, "strerror", "") or str(error)) from error
+        logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
+        newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
+        fix = "name a file in it"
+        if newest is not None:
+            fix += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
+        raise ConfigFileError(f"{log[:200]} cannot be read", why="it is a folder", fix=fix) from error
+
+
+def _unreadable(log: str, why: str) -> ConfigFileError:
+    fix = "name the file with the output of the training, or pipe it: COMMAND 2>&1 | ds-advise why -"
+    return ConfigFileError(f"{log[:200]} cannot be read", why=why, fix=fix)
 
 
 def _command_advice(

@@ -86,6 +86,8 @@ def check_file(path: Path) -> None:
     """Raise DataError for a file of an unknown kind, or that cannot be opened: `datasets`, which may not be installed,
     has one error for both a missing and an unreadable file."""
     suffix = path.suffix.lower()
+    if path.is_dir():
+        raise DataError(f"{path} is a folder", fix=f"name a data file in it ({', '.join(SUFFIXES)})")
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: unknown kind of data file",

@@ -41,6 +41,9 @@ _OTHER_ORDER = re.compile(
 """Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`, `8 H100`. The kind has a digit, so that the x in
 RTX9090 is not parsed as a separator."""
 
+_THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
+"""Words that other tools have for the GPUs of this machine."""
+
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 
@@ -254,14 +257,19 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
         return gpu, (known,)
     if size and len(size[1]) < 4:
+        number, is_count = size[1], gpus.strip() == size[1] and size[1] in map(str, range(17))
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
             why="it could be a count or a memory size",
-            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
+            fix=f"write --gpus {number}x24GB for {number} GPUs of 24 GB, or --gpus {number}GB for one of {number} GB"
+            if is_count
+            else f"write --gpus {gpus.strip()}GB for memory",
         )
+    if kind.strip().lower() in _THIS_MACHINE:
+        raise ClusterError(f"--gpus {gpus!r} names no GPU", fix="write --gpus auto for those of this machine")
     try:
         gpu = find_gpu(kind)
-    except ClusterError:
+    except ClusterError as error:
         named = _NAME_AND_SIZE.fullmatch(kind.strip())
         if named is not None:
             return _gpu_of_name_and_memory(named[1], float(named[2]))
@@ -272,10 +280,23 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]
-            fix = f"write --gpus {count}x{kind.strip()}"
+            fix = f"write --gpus {count}x{_one_of_name(kind.strip())}"
             raise ClusterError(f"--gpus {gpus!r} has the count in the wrong place", fix=fix) from None
+        if (one := _one_of_name(kind)) != kind:
+            fix = f"write --gpus {gpus.removesuffix(kind)}{one} or another of them"
+            raise ClusterError(error.what, why=error.why, fix=fix) from None
         raise
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
+
+
+def _one_of_name(kind: str) -> str:
+    """The last of several GPUs with this name, such as A100-SXM4-80GB; any other name as it is."""
+    try:
+        find_gpu(kind)
+    except ClusterError as error:
+        found = re.fullmatch("name one of them, such as --gpus (.+)", error.fix)
+        return found[1] if found else kind
+    return kind
 
 
 def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:

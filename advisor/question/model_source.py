@@ -177,6 +177,11 @@ def shape_from_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelSha
     recorded."""
     from ...probes.model_recorder.module import recorded_object
 
+    if not callable(model):
+        raise ModelConfigError(
+            f"{str(model)[:40]!r} is not a model",
+            fix='pass a name such as "Qwen2.5-14B", a folder or a torch.nn.Module',
+        )
     name = getattr(model, "__name__", type(model).__name__)
     if example_inputs is None:
         raise _not_recordable(

@@ -14,7 +14,7 @@ from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 from ...estimators.errors import UnknownOptionError, WorkloadError
 from ...estimators.rollouts import Rollout
@@ -71,6 +71,8 @@ class Option(NamedTuple):
     kind: Literal["switch", "choice", "count", "count or word", "number", "text"] = "text"
     choices: tuple[str, ...] = ()
     """The words that are accepted, for "count or word" in place of a count."""
+    types: tuple[type, ...] = ()
+    """The types of the annotation."""
 
     @property
     def flag(self) -> str:
@@ -86,36 +88,52 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise WorkloadError for a value that is not a choice or a number of the option, or a count out of
         range."""
-        if self.kind == "count or word" and value in self.choices:
+        what, is_number = f"{self.name} is {str(value)[:40]!r}", not isinstance(value, bool)
+        if isinstance(value, str) and value in self.choices:
             return
-        if self.kind == "choice" and value not in self.choices:
-            fix = f"pass one of {', '.join(self.choices)}"
-            raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
-        number: Any = {"count": Integral, "count or word": Integral, "number": Real}.get(self.kind)
-        if number is None:
-            return
-        if not isinstance(value, number):
-            kind = "number" if number is Real else "whole number"
-            raise WorkloadError(f"{self.name} is {str(value)[:40]!r}", why=f"it must be a {kind}", fix=self._fix)
-        if number is Integral and not 0 < value <= LARGEST_COUNT:
-            why = f"it must be between 1 and {LARGEST_COUNT}"
-            raise WorkloadError(f"{self.name} is {value}", why=why, fix=self._fix)
+        if self.kind == "choice":
+            from .other_names import meant_choice  # imported here: only mistakes need it
 
-    @property
-    def _fix(self) -> str:
-        return f"pass another {self.flag}"
+            near = meant_choice(str(value), self.choices)
+            fix = f"pass {self.name}={near!r}" if near else f"pass one of {', '.join(self.choices)}"
+            raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
+        if self.kind.startswith("count"):
+            if not (isinstance(value, Integral) and is_number):
+                raise WorkloadError(what, why="it must be a whole number", fix=f"pass {self.name}={self._count(value)}")
+            if not 0 < int(value) <= LARGEST_COUNT:
+                raise WorkloadError(
+                    f"{self.name} is {value}",
+                    why=f"it must be between 1 and {LARGEST_COUNT}",
+                    fix=f"pass {self.name}={self.default or 1}",
+                )
+        if self.kind == "number" and not (isinstance(value, Real) and is_number):
+            raise WorkloadError(what, why="it must be a number", fix=f"pass {self.name}={self.default or 0.1}")
+        if (
+            self.kind == "text"
+            and isinstance(value, bool | bytes | Collection)
+            and not isinstance(value, (str, *self.types))
+        ):
+            raise WorkloadError(what, why="it must be text", fix="help(ds_advise.advise) has examples")
+
+    def _count(self, value: Any) -> int:
+        """The number that a text means, for an example."""
+        try:
+            return parse_count(str(value), kilo=self.kilo)
+        except ValueError:
+            return self.default or 1
 
 
 def _declared(name: str, annotation: Any) -> Option:
     option: Option = annotation.__metadata__[0]
     members = get_args(annotation.__origin__) or (annotation.__origin__,)
-    types = {member for member in members if isinstance(member, type)}
+    types = tuple(each for member in members if isinstance(each := get_origin(member) or member, type))
+    option = option._replace(name=name, types=types)
     choices = tuple(word for member in members for word in (get_args(member) or (member,)) if isinstance(word, str))
     if int in types and str not in types:
-        return option._replace(name=name, kind="count or word" if choices else "count", choices=choices)
+        return option._replace(kind="count or word" if choices else "count", choices=choices)
     if choices and str not in types:
-        return option._replace(name=name, kind="choice", choices=choices)
-    return option._replace(name=name, kind="switch" if bool in types else "number" if float in types else "text")
+        return option._replace(kind="choice", choices=choices)
+    return option._replace(kind="switch" if bool in types else "number" if float in types else "text")
 
 
 def declared(annotations: Mapping[str, Any]) -> dict[str, Option]:
@@ -467,14 +485,14 @@ class AnswerOptions(TypedDict, total=False):
 
 class QuestionOptions(
     MachineOptions,
-    CpuOptions,
     MethodOptions,
-    RolloutOptions,
-    ModuleOptions,
     TrainingOptions,
     SoftwareOptions,
     JobOptions,
     AnswerOptions,
+    RolloutOptions,
+    ModuleOptions,
+    CpuOptions,
     total=False,
 ):
     """All options of a question. An omitted option has its default (`fill_defaults`)."""
@@ -485,14 +503,14 @@ OPTIONS: Mapping[str, Option] = declared(QuestionOptions.__annotations__)
 
 GROUPS: Mapping[str, type] = {
     "Machine": MachineOptions,
-    "Training on the CPU": CpuOptions,
     "Method": MethodOptions,
-    "Reinforcement learning": RolloutOptions,
-    "Your own module": ModuleOptions,
     "Training": TrainingOptions,
     "Software": SoftwareOptions,
     "Amount of training": JobOptions,
     "Answer": AnswerOptions,
+    "Reinforcement learning": RolloutOptions,
+    "Your own module": ModuleOptions,
+    "Training on the CPU": CpuOptions,
 }
 """The groups by title in the help and in the manual."""
 
@@ -507,25 +525,26 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
     for name in given:
         if name not in known:
             from ...validate.lint.values import nearest  # imported here: difflib is slow to import
-            from .other_names import other_name
+            from .other_names import advice_for, other_name
 
             other = other_name(name).split(" ")[0].lstrip("-").replace("-", "_")
             near = other if other in known else nearest(name, known, cutoff=0.65)
-            fix = f"did you mean {near}?" if near else "help(ds_advise.advise) lists the options"
+            fix = f"did you mean {near}?" if near else advice_for(name) or "help(ds_advise.advise) lists the options"
             raise UnknownOptionError(f"there is no option {name[:40]!r}", fix=fix)
 
 
 def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
     """All options, with defaults for the omitted ones, and numbers as text where an option is text (`ram=128`). Raises
     UnknownOptionError for an unknown name, and WorkloadError for a value that is not a choice or a number of its
-    option, or a count outside 1 to `LARGEST_COUNT`."""
+    option, or a count outside 1 to `LARGEST_COUNT`. None stands for the default."""
     check_names(options, OPTIONS)
     filled: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     for name, value in options.items():
+        if value is None:
+            continue
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
-        if value is not None:
-            OPTIONS[name].check(value)
+        OPTIONS[name].check(value)
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         filled[name] = str(value) if is_number and OPTIONS[name].kind == "text" else value
     return filled  # type: ignore[return-value]  # its keys are those of the declarations

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+_LAYERS = (
+    "leave it out: ZeRO keeps layers whole; ds-advise explain MODEL --strategy zero1 --set autotp_size=2 splits them"
+)
+_STAGES = "leave it out: pipeline parallelism is not predicted; every ZeRO strategy is compared"
 _NO_COST = "leave it out: it changes neither memory nor speed"
 _TRIED = "leave it out: every strategy is compared; ds-advise explain MODEL --strategy zero3 shows one"
 
@@ -12,47 +16,95 @@ OTHER_NAMES: Mapping[str, str] = {
     "--precision bf16": "bf16 bfloat16",
     "--precision fp16": "fp16 float16 half",
     "--precision fp32": "fp32 float32",
-    "--micro-batch {N}": "batch_size bs batch per_device_train_batch_size per_gpu_train_batch_size "
+    "--micro-batch {N}": "batch_size bs bsz batch per_device_train_batch_size per_gpu_train_batch_size "
     "per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size micro_train_batch_size mbs",
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
     "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
     "grad_accum grad_accumulation accumulation_steps",
     "--seq-len {N}": "max_length max_seq_length max_seq_len seq_length sequence_length sequence_len model_max_length "
     "cutoff_len context_length context_len context ctx block_size max_tokens",
-    "--method lora": "lora use_lora peft use_peft",
-    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit",
-    "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit",
+    "--method lora": "lora use_lora peft use_peft finetuning_type",
+    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits",
+    "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",
     "--lora-rank {N}": "lora_r lora_dim rank r",
     "--lora-targets {NAMES}": "lora_target lora_target_modules target_modules",
     "--optimizer {NAME}": "optim",
     "--attention flash": "flash_attn flash_attention flash_attention_2 use_flash_attn use_flash_attention_2 fa2",
     "--attention {NAME}": "attn_implementation attn",
     "--kernels liger": "liger use_liger use_liger_kernel",
-    "--gradient-checkpointing on": "activation_checkpointing gradient_checkpointing_enable",
+    "--gradient-checkpointing on": "activation_checkpointing activation_checkpoint gradient_checkpointing_enable "
+    "grad_checkpointing recompute",
     "--epochs {N}": "num_train_epochs num_epochs",
     "--data {FILE}": "dataset dataset_name dataset_path data_path train_file train_data",
     "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
-    "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model",
-    "--gpus 2x24GB, which is GPUs x memory or kind": "num_gpus n_gpus n_gpu ngpu ngpus gpu_count nproc_per_node "
-    "num_processes vram gpu_memory gpu_type",
-    "--gpus 2x8xH100, which is nodes x GPUs x kind": "nodes num_nodes nnodes num_machines n_nodes",
+    "--model {MODEL}": "model_name_or_path model_name model_id model_path base_model m",
+    "--gpus {SPEC}": "gpu g cards accelerator gpu_name",
+    "--gpus 2x24GB, which is GPUs x memory or kind": "n num_gpus n_gpus n_gpu ngpu ngpus gpu_count world_size "
+    "nproc_per_node num_processes vram gpu_memory gpu_type",
+    "--gpus 2x8xH100, which is nodes x GPUs x kind": "node nodes num_nodes nnodes num_machines n_nodes",
     "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
     "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
     "--output {FILE}": "output_file out save output_dir",
     "--details": "verbose v all_details",
+    "--quiet": "q silent",
+    "--json": "format output_format",
+    "--price {RATE}": "cost hourly_price",
+    "--interconnect {RATE}": "bandwidth network",
+    "--lang {LANGUAGE}": "language locale",
     "--threads {N}": "num_threads omp_num_threads",
     "--sequence-parallel-size {N}": "sp sp_size ulysses context_parallel_size cp",
 }
 """What to write -> names that other tools have for it; {N} stands for the given value."""
 
 ADVICE: Mapping[str, str] = {
-    _TRIED: "zero_stage zero stage strategy deepspeed_stage offload cpu_offload offload_optimizer offload_param fsdp",
+    _TRIED: "zero_stage zero stage strategy deepspeed_stage stages zero_config "
+    "offload cpu_offload offload_optimizer offload_param fsdp",
+    _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size",
+    "leave it out: fp8 is not predicted; --precision bf16 is the nearest": "fp8",
+    "leave it out: a training is predicted, not inference": "inference infer serving kv_cache",
+    "name the model, or the folder with its config.json": "model_size num_params params hidden_size num_layers layers "
+    "vocab_size num_heads",
+    "write --samples N, which is steps x global batch": "steps max_steps num_steps",
+    "write ds-advise dry-run MODEL --gpus 2x24GB": "dry_run simulate",
+    "leave it out: nothing is asked; --force overwrites files": "yes y overwrite",
+    "leave it out: set HF_TOKEN, HF_HOME for the hub": "token hf_token cache_dir trust_remote_code",
+    "leave it out: NO_COLOR=1 turns colours off": "color colour no_color",
+    _STAGES: "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
     _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
     "gradient_clipping logging_steps save_steps",
     "name the file: ds-advise lint FILE, compare FILE FILE or explain FILE": "deepspeed deepspeed_config ds_config "
     "config config_file",
 }
 """An answer that is no option -> names."""
+
+
+def advice_for(name: str) -> str:
+    """Return what to do in place of an option that is none here; "" for any other name."""
+    return next((advice for advice, names in ADVICE.items() if name in names.split()), "")
+
+
+def meant_choice(value: str, choices: Sequence[str]) -> str:
+    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`; "" for any
+    other value."""
+    from difflib import get_close_matches  # imported here: only mistakes need it
+
+    from ...validate.lint.rules_types import DTYPES
+
+    value = value.lower()
+    known = DTYPES.get(value) or _CHOICES.get(value, "")
+    if known in choices:
+        return known
+    near = next((choice for choice in choices if value.startswith(choice)), "")
+    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.7)), "")
+
+
+_CHOICES = {
+    **dict.fromkeys(("true", "yes", "1"), "on"),
+    **dict.fromkeys(("false", "no", "0", "none"), "off"),
+    **dict.fromkeys(("sft", "clm", "lm", "pretraining", "causal-lm"), "next-token"),
+    **dict.fromkeys(("cn", "chinese", "zh-hans"), "zh"),
+}
+"""Words that other tools have for a choice."""
 
 
 def other_name(name: str) -> str:

@@ -21,6 +21,9 @@ LONGEST = 120
 
 NARROWEST = 40
 
+_LEAST_ROOM = 30
+"""Columns of a sentence's text below which its lines begin further to the left."""
+
 SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 """Bars of a column from the lowest to the highest, and without block characters."""
 
@@ -44,7 +47,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     styled = Text(text, style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
-    if width < WIDTH - 1:  # a separate column for the names would leave too little for the text
+    if width - hang < _LEAST_ROOM:  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
     for number, line in enumerate(styled.divide(breaks)):
@@ -53,7 +56,8 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
 
 
 _OPTION, _FILE = r"--?[\w-]*(?: [^\s-]\S*)?", r"[\w./-]*[./][\w./-]*\w|[A-Z_]{4,}"
-_COMMAND = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
+_NAMED = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: [\w.-]+(?= --))?"
+COMMAND = rf"{_NAMED}(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
 """A command in a sentence: its first words, then options with their values, files and placeholders."""
 
 
@@ -61,7 +65,7 @@ def wrapped(text: str, columns: int) -> str:
     """Return a message in lines of the terminal's width. Words, paths and commands are not broken; a longer one
     overflows, so that it can be copied."""
     width = min(LONGEST, max(columns, NARROWEST)) - 1
-    text = glued(re.sub(_COMMAND, lambda found: found[0].replace(" ", FIRM), text))
+    text = glued(re.sub(COMMAND, lambda found: found[0].replace(" ", FIRM), text))
     breaks = _breaks(text, width, width - 2, cuts=False)
     lines = (text[start:end].rstrip() for start, end in pairwise([0, *breaks, len(text)]))
     return "\n  ".join(lines).replace(GLUE, " ").replace(FIRM, " ")
@@ -118,7 +122,7 @@ def commands(console: Console, lines: Sequence[str]) -> None:
             words = textwrap.wrap(command, columns - 3, subsequent_indent="# ", break_long_words=False)
             copyable(console, words)
             continue
-        for part in _continued(command, columns):
+        for part in continued(command, columns):
             row(console, Text(part, style="bold"))
 
 
@@ -126,7 +130,7 @@ _WITH_VALUE = r"(?<=\s)--?\w[\w-]* [^\s-]\S*"
 """An option and its value, between which a command is not broken unless they are longer than a line."""
 
 
-def _continued(command: str, columns: int) -> list[str]:
+def continued(command: str, columns: int) -> list[str]:
     """Return the lines of a command, broken at a space; a word longer than a line is broken after `=`, a comma or a
     parenthesis.
 

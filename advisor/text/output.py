@@ -122,12 +122,14 @@ def _styled_error(what: str, why: str, fix: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from .lines import wrapped
+    from .lines import COMMAND, wrapped
 
     console = Console(stderr=True, highlight=False)
     text = Text(wrapped(f"ds-advise: {printable(error_line(what, why))}", console.width), style="bold")
     text.stylize("red", 0, len("ds-advise:"))
     if fix:
-        text.append(f"\n  {wrapped(printable(fix), console.width - 2)}", style="not bold")
+        advice = Text(f"\n  {wrapped(printable(fix), console.width - 2)}", style="not bold")
+        advice.highlight_regex(COMMAND, "cyan")
+        text.append_text(advice)
     with ignore_closed_pipe(sys.stderr, OSError):
         console.print(text, soft_wrap=True)

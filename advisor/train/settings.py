@@ -75,7 +75,7 @@ class TrainingSettings:
             raise WorkloadError("--eval-split and --eval-data both select the rows to evaluate", fix="leave one out")
         if rate is not None and not 0 < rate < 100:
             fix = "pass one such as --learning-rate 2e-5"
-            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0", fix=fix)
+            raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0 and below 100", fix=fix)
 
 
 TRAINING_OPTIONS: Mapping[str, Option] = {

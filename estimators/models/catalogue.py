@@ -81,10 +81,13 @@ def find(name: str) -> ModelShape:
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
+    close = nearest(name, 1, least=_CLOSE)
     raise UnknownModelError(
         f"no model named {name[:80]!r} in the catalogue",
         why=f"nearest names: {', '.join(nearest(name))}",
-        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
+        fix=f"write {close[0].rpartition('/')[2]}, or name another, a folder with a config.json, or a hub id"
+        if close
+        else "give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
     )
 
 
@@ -95,7 +98,12 @@ def config(hub_id: str) -> dict[str, Any]:
     return dict(fields)
 
 
-def nearest(name: str, n: int = 5) -> list[str]:
+_CLOSE = 0.8
+"""Share of equal characters from which a name is taken for a misspelling."""
+
+
+def nearest(name: str, n: int = 5, *, least: float = 0.0) -> list[str]:
+    """Return the hub ids of the most similar names. least: the share of equal characters that they need."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     wanted = _keys([_pieces(name.rpartition("/")[2])])[0][:100]  # the comparison takes quadratic time
@@ -106,7 +114,7 @@ def nearest(name: str, n: int = 5) -> list[str]:
     best: list[str] = []
     for known in sorted(_names(), key=likeness, reverse=True):
         hub_id = _entries()[known.entry]["id"]
-        if hub_id not in best:
+        if hub_id not in best and (not least or likeness(known) >= least):
             best.append(hub_id)
     return best[:n]
 

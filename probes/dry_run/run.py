@@ -36,13 +36,13 @@ def dry_run(
     iterations: int = 4,
     expandable_segments: bool = False,
     timeout_s: float = 1800.0,
-    on_progress: OnProgress = lambda _phase: None,
+    on_progress: OnProgress | None = None,
 ) -> DryRunResult:
     """Memory of one rank of a run under the installed DeepSpeed's real engine, on a simulated GPU.
 
     rank: None for the rank with the fullest GPU.
     iterations: maximum number of optimizer steps; the run stops after one that repeats the one before it exactly.
-    on_progress: called with the running phase, several times a second.
+    on_progress: called with the running phase, several times a second; None for silence.
 
     Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
@@ -63,7 +63,9 @@ def dry_run(
             evaluated_batches=run.workload.eval_logits or 1,
             is_default_script=True,
         )
-        found = dry_run_command(command, timeout_s=timeout_s, on_progress=on_progress, error=worker_error)
+        found = dry_run_command(
+            command, timeout_s=timeout_s, on_progress=on_progress or (lambda _: None), error=worker_error
+        )
         return replace(found.result, iterations=iterations)
 
 

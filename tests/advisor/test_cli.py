@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from ds_advise.advisor.cli.main import COMMANDS, program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.document import blocks as doc
@@ -314,7 +315,9 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--gpuss", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")]
+)
 def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
     assert run_here(["gpt2", typed, "1"]) == 2
     error = f"ds-advise: no such option {typed}; did you mean {meant}? See ds-advise --help-all\n"
@@ -336,7 +339,7 @@ def test_the_commands_with_a_language_are_named(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == f"ds-advise: {error}\n"
 
 
-@pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch ds.json"])
+@pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch --foo"])
 def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
     assert run_here(words.split()) == 2
     assert re.search(rf"(; s|\? S)ee ds-advise {words.split()[0]} --help\n$", capsys.readouterr().err)
@@ -382,12 +385,34 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     assert run_here(["--help"]) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 80 and "ds-advise --help-all" in short
-    assert [name for name in COMMANDS if f"\n    {name} " not in short] == []
+    assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out
     assert [option.flag for option in OPTIONS.values() if f"\n  {option.flag}" not in long] == []
     assert [line for line in long.splitlines() if len(line) > 80 and "  ds-advise " not in line] == []
     assert [title for title in GROUPS if f"\n{title}:\n" not in long] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["lint", "--help"], ["doctor", "--help"]])
+def test_the_help_fits_a_narrow_terminal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A longer command continues after a backslash; only a word or quoted text that is longer than a line is longer."""
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run_here(arguments) == 0
+    out = capsys.readouterr().out
+    assert " \\\n" in out
+    assert [line for line in out.splitlines() if len(line) > 40 and " " in line.strip() and '"' not in line] == []
+
+
+def test_the_help_has_colours_on_a_terminal_only(tmp_path: Path) -> None:
+    """Commands and options stand out there, unless NO_COLOR is set."""
+    assert "\x1b" not in run("--help", cwd=tmp_path).stdout
+    for environment in ({}, {"NO_COLOR": "1"}):
+        clean: dict[str, str | None] = {"NO_COLOR": None, "TERM": "xterm", **environment}
+        shown = CliRunner().invoke(program, ["--help"], color=True, env=clean).output
+        for text in ("\x1b[36m\x1b[1mlint\x1b[0m", "\x1b[36m\x1b[1m--gpus\x1b[0m SPEC"):
+            assert (text in shown) == (environment == {})
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -446,3 +471,19 @@ sys.exit(run(sys.argv[1:]))"""
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "ds-advise: this needs rich: it is not installed; pip install rich\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("gpt2 --optimizer adaf", "plain,adafactor"),
+        ("gpt2 --gpus 8xH100-S", "plain,8xH100-SXM5"),
+        ("gpt2 --data rows", "file,rows"),
+        ("lint ds_", "file,ds_"),
+        ("why train", "file,train"),
+    ],
+)
+def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: str) -> None:
+    typed = f"ds-advise {words}"
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DS_ADVISE_COMPLETE": "bash_complete"}
+    assert run(cwd=tmp_path, **asked).stdout.splitlines() == [found]

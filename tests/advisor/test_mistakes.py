@@ -29,7 +29,21 @@ MISTAKES = {
     "--load-in-4bit": "write --method qlora",
     "--method qlora4": "write --method qlora",
     "--attn-implementation flash_attention_2": "write --attention flash",
-    "--zero-stage 3": "every strategy is compared; ds-advise explain MODEL --strategy zero3",
+    "--zero-stage 3": "every strategy is compared; ds-advise explain gpt2 --strategy zero3 shows one",
+    "--zero 2": "ds-advise explain gpt2 --strategy zero2 shows one",
+    "--zero2-offload": "ds-advise explain gpt2 --strategy zero2-offload shows one",
+    "--tp 2": "ds-advise explain gpt2 --strategy zero1 --set autotp_size=2 splits them",
+    "-g 2x48GB": "write --gpus 2x48GB",
+    "-q": "write --quiet",
+    "--versoin": "did you mean --version?",
+    "--precision fp8": "write --precision auto|bf16|fp16|fp32",
+    "--precision int8": "write --method qlora --quantization int8",
+    "--method dpo": "write --objective dpo",
+    "--objective sft": "write --objective next-token",
+    "--gradient-checkpointing true": "write --gradient-checkpointing on",
+    "--seq-len abc": "write --seq-len 2048",
+    "--epochs three": "write --epochs 3",
+    "--packing yes": "write --packing without yes",
     "--learning-rate 1e-5": "it changes neither memory nor speed",
     "--num-gpus 2": "write --gpus 2x24GB",
     "--deepspeed ds.json": "ds-advise lint FILE",
@@ -42,6 +56,26 @@ MISTAKES = {
 LINES = {
     "gpt2 --gpus": "write --gpus SPEC (GPUs: 2x32GB",
     "gpt2 --gpus 24GB,24GB": "write --gpus 2x24GB",
+    "gpt2 --gpus 2xA100": "write --gpus 2xA100-SXM4-80GB",
+    "gpt2 --gpus A100x2": "write --gpus 2xA100-SXM4-80GB",
+    "gpt2 --gpus 2 x A100": "write --gpus 2xA100-SXM4-80GB",
+    "gpt2 --gpus 8 H100-SXM5": "write --gpus 8xH100-SXM5",
+    "gpt2 --gpus 2": "write --gpus 2x24GB for 2 GPUs of 24 GB",
+    "gpt2 --gpus 80": "write --gpus 80GB for memory",
+    "gpt2 --gpus all": "write --gpus auto",
+    "--gpus gpt2 2x24GB": "write ds-advise MODEL --gpus 2x24GB",
+    "lama3.1-8b --gpus 24GB": "write Llama-3.1-8B",
+    "qwen 2.5 14b --gpus 24GB": "write qwen-2.5-14b",
+    "folder --gpus 24GB": "the folder folder has no config.json",
+    "https://huggingface.co/Qwen/Qwen2.5-14B": "write Qwen/Qwen2.5-14B",
+    "run train.py --lr 1": "write ds-advise launch -- train.py --lr 1",
+    "finetune --model gpt2": "write ds-advise train --model gpt2",
+    "recommend --gpus 24GB": "write ds-advise MODEL --gpus 24GB",
+    "launch ds.json": "write ds-advise launch ds.json -- train.py",
+    "gpt2 --gpus 24GB --data folder": "folder is a folder; name a data file in it",
+    "why missing.log": "pipe it: COMMAND 2>&1 | ds-advise why -",
+    "page --port 99999999": "from 0 to 65535",
+    "train --model gpt2 --data rows.jsonl --learning-rate 1e30": "it must be above 0 and below 100",
     "gpt3.5": "no model named 'gpt3.5'",
     "help": "write ds-advise --help",
     "estimate gpt2": "write ds-advise gpt2 --gpus 2x24GB",
@@ -70,7 +104,8 @@ LINES = {
 def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On one line, before the machine is looked for."""
     Path("ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-    for name in ("train.py", "axolotl.yaml", "run.log"):
+    Path("folder").mkdir()
+    for name in ("train.py", "axolotl.yaml", "run.log", "rows.jsonl"):
         Path(name).write_text("x: 1\n")
     assert run(line.split()) == 2
     error = capsys.readouterr().err
@@ -116,6 +151,7 @@ def test_a_command_in_an_error_stays_on_one_line(columns: int) -> None:
         "ds-advise explain ds.json --model MODEL --gpus 2x24GB",
         "ds-advise --gpus 2x24GB -- torchrun train.py",
         "ds-advise compare old.json new.json",
+        "ds-advise explain gpt2 --strategy zero2",
         'pip install "ds-advise[engine]"',
     ):
         lines = wrapped(f"ds-advise: this is not what the command can read; write {command}; or leave it out", columns)

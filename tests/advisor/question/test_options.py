@@ -40,7 +40,10 @@ def test_the_functions_show_every_option(function: Any) -> None:
     parameters = inspect.signature(function).parameters
     for name, option in OPTIONS.items():
         assert parameters[name].default == option.default
-        assert f"{name}: {option.help}" in (function.__doc__ or "")
+        entry = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), option.help)
+        assert f" {name}: {entry}" in " ".join((function.__doc__ or "").split())
+    shown = str(inspect.signature(function))
+    assert not re.search("lambda|ForwardRef|<function", shown) and shown.count("\n") > len(OPTIONS)
 
 
 def test_the_page_has_options_of_the_table() -> None:
@@ -53,7 +56,14 @@ def test_the_page_has_options_of_the_table() -> None:
     [
         ({"method": "magic"}, "pass one of full, lora, qlora"),
         ({"lora_rank": 0}, "lora_rank is 0"),
-        ({"seq_len": 2 * 10**9}, "pass another --seq-len"),
+        ({"lora_rank": "16"}, "lora_rank is '16': it must be a whole number; pass lora_rank=16"),
+        ({"seq_len": 2 * 10**9}, "seq_len is 2000000000: it must be between 1 and 1000000000"),
+        ({"seq_len": "4k"}, "pass seq_len=4096"),
+        ({"method": "LoRA"}, "pass method='lora'"),
+        ({"precision": "torch.bfloat16"}, "pass precision='bf16'"),
+        ({"micro_batch": True}, "micro_batch is 'True': it must be a whole number"),
+        ({"epochs": "three"}, "epochs is 'three': it must be a number"),
+        ({"gpus": ["A100"]}, "gpus is .*: it must be text"),
     ],
 )
 def test_values_are_checked_by_their_declaration(options: dict[str, Any], words: str) -> None:
@@ -67,6 +77,7 @@ def test_values_are_checked_by_their_declaration(options: dict[str, Any], words:
         (ds_advise.advise, {"gpu": "8xH100"}, "there is no option 'gpu'; did you mean gpus?"),
         (ds_advise.advise, {"commnd": ["train.py"]}, "there is no option 'commnd'; did you mean command?"),
         (ds_advise.estimate, {"stratgy": "zero2"}, "there is no option 'stratgy'; did you mean strategy?"),
+        (fill_defaults, {"zero_stage": 3}, "there is no option 'zero_stage'; leave it out: every strategy is compared"),
         (fill_defaults, {"frobnicate": 1}, "there is no option 'frobnicate'; help(ds_advise.advise) lists the options"),
     ],
 )
@@ -79,9 +90,22 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest(
             function(options) if function is fill_defaults else function("gpt2", **options)
 
 
+def test_none_stands_for_the_default() -> None:
+    assert fill_defaults({"gpus": None, "optimizer": None}) == fill_defaults({})
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"ram": 128}, "write it as --ram 128GB"), ({"gpus": 8}, "it could be a count or a memory size")],
+    [({"model": 2}, "'2' is not a model; pass a name"), ({}, "takes a model or a command")],
+)
+def test_what_is_no_model_is_an_error(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ds_advise.DsAdviseError, match=error):
+        ds_advise.advise(**options, gpus="24GB")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"ram": 128}, "write it as --ram 128GB"), ({"gpus": 8}, "write --gpus 8x24GB for 8 GPUs of 24 GB")],
 )
 def test_a_number_in_place_of_text_is_read_as_the_command_reads_it(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ds_advise.DsAdviseError, match=error):
