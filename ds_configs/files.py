@@ -6,14 +6,15 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
 
 CONFIG_NAME = "ds_config.json"
-"""The usual name of a configuration."""
+"""The usual name of a configuration; `numbered` names further ones."""
 
 _MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
@@ -66,6 +67,13 @@ def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: 
     return value
 
 
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield the names under which configurations are kept beside each other: ds_config.json, ds_config-2.json, ..."""
+    yield path
+    for number in count(2):
+        yield path.with_stem(f"{path.stem}-{number}")
+
+
 def config_text(config: Mapping[str, Any]) -> str:
     """The text of a configuration file: indented by two spaces, with a newline at the end."""
     return json.dumps(config, indent=2) + "\n"
@@ -79,13 +87,15 @@ def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
 def write_text(text: str, path: Path, *, force: bool) -> None:
     """Write `text` to `path` atomically: a reader sees the old file or the new one, never a part.
 
-    A file with the same content is not changed; one with other content is replaced only with `force`. Symbolic links
-    are followed and kept. The folder must exist.
+    A file with the same content only gets the current time, because commands take the newest configuration; one with
+    other content is replaced only with `force`. Symbolic links are followed and kept. The folder must exist.
 
     Raises ConfigFileError as `check_write` does, and if the path cannot be written.
     """
     target = check_write(text, path, force=force)
     if target.exists() and not (force and differs(text, target)):  # without force, `check_write` has compared them
+        with contextlib.suppress(OSError):  # the file of another user
+            target.touch()
         return
     try:
         replace_file(target, text)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...ds_configs.files import CONFIG_NAME, check_write, config_text, differs, write_text
+from ...ds_configs.files import CONFIG_NAME, check_write, config_text, differs, numbered, write_text
 from ...ds_configs.job import JobKind
 from ...estimators.errors import DsAdviseError
 from ..answer.recommendation import Recommendation, try_first_path
@@ -155,9 +154,9 @@ def _configs(answer: Recommendation, destination: Path) -> list[tuple[Path, str]
 
 def _free(answer: Recommendation, destination: Path) -> tuple[Recommendation, Path]:
     """Return the answer and the first path, `destination` or a numbered one, that has no other configuration."""
-    path, numbers = destination, count(2)
-    while any(differs(text, file) for file, text in _configs(answer, path)):
-        path = destination.with_stem(f"{destination.stem}-{next(numbers)}")
+    path = next(
+        path for path in numbered(destination) if not any(differs(text, file) for file, text in _configs(answer, path))
+    )
     return replace(answer, kept_config="" if path == destination else str(destination)), path
 
 

@@ -193,7 +193,8 @@ def _failure_sentence(failure: TrainingFailure, took: str = "") -> str:
 
 def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
     yield doc.Sentence(failure.message)
-    for evidence in failure.evidence:
+    raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
+    for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
