@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ def newest_file(output: Output) -> Path | None:
         names = ", ".join(str(other) for other in others)
         output.say(f"with {newest}, the newest here (not {names})" if names else f"with {newest} of this folder")
     return newest
+
+
+def launch_command(file: Path | None, machine: Mapping[str, Any], words: tuple[str, ...]) -> str:
+    """The command line that trains what was run. machine: the options that describe where."""
+    on_cpu = ["--device", "cpu", "--ranks", str(machine["ranks"] or 2)] if machine.get("device") == "cpu" else []
+    return shlex.join(["ds-advise", "launch", *([] if file is None else [str(file)]), *on_cpu, "--", *words])
 
 
 def machine_options(known: Mapping[str, Any]) -> dict[str, Any]:

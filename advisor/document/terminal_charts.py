@@ -225,18 +225,19 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
 
 
 def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, str], pen: _Pen) -> bool:
-    """Write a name into the widest row of an area. Returns whether it has the room."""
-    widest, level, begin = 0, 0, 0
-    for at_level, line in enumerate(grid):
-        at = 0
-        for cell, run in groupby(line):
-            width = len([*run])
-            if cell == fill and width > widest:
-                widest, level, begin = width, at_level, at
-            at += width
-    columns = cell_len(name)
+    """Write a name into the widest stretch of an area, the middle one of several. Returns whether it has the room."""
+    stretches = list[tuple[int, int, int]]()
+    for level, line in enumerate(grid):
+        end = 0
+        for cell, same in groupby(line):
+            begin, end = end, end + len([*same])
+            if cell == fill:
+                stretches.append((end - begin, level, begin))
+    columns, widest = cell_len(name), max(stretches)[0]
     if columns > widest:
         return False
+    equal = [stretch for stretch in stretches if stretch[0] == widest]
+    _, level, begin = equal[len(equal) // 2]
     begin += (widest - columns) // 2
     style = f"reverse {fill[1]}" if pen.is_solid else "bold"
     grid[level][begin : begin + columns] = [(name, style), *[("", "")] * (columns - 1)]

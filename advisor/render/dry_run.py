@@ -17,6 +17,7 @@ from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memor
 from ..text.units import age, gib, percent, seconds
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
+from .runs import next_command
 
 _NEAR = 1.6
 """The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
@@ -46,10 +47,11 @@ def dry_run_document(
     config_name: str = CONFIG_NAME,
     *,
     explain: bool = False,
+    following: str = "",
     training: Sequence[doc.Block] = (),
 ) -> doc.Document:
-    """Return a dry run. explain: print the modules and tensors that are largest at the peak. training: what was
-    observed of a training that is not ours."""
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the command
+    that trains. training: what was observed of a training that is not ours."""
     result, cluster = answer.result, answer.run.cluster
     micro_batch = result.config["train_micro_batch_size_per_gpu"]
     blocks: list[doc.Block] = [
@@ -76,6 +78,7 @@ def dry_run_document(
     when = "" if answer.age_s is None else f" It was run {age(answer.age_s)}; nothing has changed since."
     versions, duration = versions_label(result.versions), seconds(result.seconds)
     blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.{when}", "dim"))
+    blocks += next_command("Check, start and monitor it:", following) if following else []
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
         verdict=_verdict(answer),
@@ -262,7 +265,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         families=MEMORY_FAMILIES,
     )
     size = gib(peak.allocated_bytes_per_gpu)
-    title = f"Tensors of the {size} GiB at the peak (iteration {peak.iteration}, {peak.phase})"
+    title = f"{size} GiB of tensors at the peak (iteration {peak.iteration}, {peak.phase})"
     memory = chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
     times = list[doc.Block]()
     if answer.step is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ...probes.machine import Machine
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table
-from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
+from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
 
 _BENCH_TITLES = {
@@ -133,19 +133,26 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
 
 
-def bench_document(record: Record) -> doc.Document:
-    """Return a benchmark: every speed with its spread, and what was not measured."""
+def bench_document(record: Record, *, warning: str = "") -> doc.Document:
+    """Return a benchmark: every speed with its spread, and what was not measured. warning: why the speeds may be too
+    low."""
     result = from_json(BenchResult, record.result)
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
     devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
-    rows = [Row(_bench_cells(figure)) for figure in result.figures]
+    rows, title = list[Row](), ""
+    for figure in result.figures:
+        name, *cells = _bench_cells(figure)
+        rows.append(Row(["" if name == title else name, *cells]))
+        title = name
     blocks: list[doc.Block] = [
+        *([doc.Sentence(warning, "yellow")] if warning else []),
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
         doc.Gap(),
         Table(["", "size", "median", "lowest to highest"], rows),
         doc.Gap(),
+        *_slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
@@ -154,6 +161,13 @@ def bench_document(record: Record) -> doc.Document:
         blocks.append(doc.Sentence(f"{kept} Answers to {option} on this machine use these speeds from now on."))
     machine = machine_title(record.machine)
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
+
+
+def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
+    """Yield the remark that a device without instructions for bf16 trains faster in fp32."""
+    bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
+    if bf16 and fp32 and bf16 < fp32:
+        yield doc.Sentence(f"Products in fp32 are {times(fp32 / bf16)} as fast as in bf16: pass --precision fp32.")
 
 
 def machine_title(machine: Machine) -> str:

@@ -174,21 +174,26 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
-    takes = f"about {whole_seconds(proposed.training_s)}" if proposed.training_s >= 1 else "less than 1 s"
+    is_known = not question.cluster.gpu.is_cpu or chosen.estimate.evidence == "probe"
+    takes = f": {_duration(proposed)} without the start" if is_known else ""
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
         batch_sentence(question, chosen),
         need_sentence(question, chosen),
-        speed_sentence(question, chosen),
+        *([speed_sentence(question, chosen)] if is_known else []),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
-        f"{proposed.learning_rate:g}: {takes} without the start"
-        + (f"; a checkpoint every {every} steps." if every else "."),
+        f"{proposed.learning_rate:g}{takes}" + (f"; a checkpoint every {every} steps." if every else "."),
     ]
 
 
+def _duration(proposed: Proposal) -> str:
+    return f"about {whole_seconds(proposed.training_s)}" if proposed.training_s >= 1 else "less than 1 s"
+
+
 def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
-    """Print the plan that passed the check, if it differs from the one printed before."""
+    """Print the plan that passed the check, if it differs from the one printed before; else its duration, if only the
+    check shows it."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
@@ -196,6 +201,11 @@ def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
     elif now is not None and was is not None and now.plan != was.plan:
         for line in _plan(after):
             sentence(console, line)
+        blank(console)
+    elif now is not None and now.estimate.evidence == "probe" and after.answer.question.cluster.gpu.is_cpu:
+        sentence(
+            console, f"All {after.steps:,} steps: {_duration(after)} without the start, at the speed of the probe."
+        )
         blank(console)
 
 
@@ -213,6 +223,7 @@ def render_trained(trained: Trained, console: Console) -> None:
     outcome = trained.attempt.outcome
     if trained.finished:
         sentence(console, _ended(trained), style="bold green")
+        blank(console)
     else:
         if outcome.failure is not None:
             render_failure(outcome.failure, console, style="bold red")
@@ -222,6 +233,7 @@ def render_trained(trained: Trained, console: Console) -> None:
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
+        blank(console)
         _where(trained, console)
 
 
