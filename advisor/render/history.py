@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,9 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
-    rows, title = list[Row](), ""
-    for figure in result.figures:
-        name, *cells = _bench_cells(figure)
-        rows.append(Row(["" if name == title else name, *cells]))
-        title = name
+    rows = list[Row]()
+    for title, figures in groupby(result.figures, key=_bench_title):
+        rows += [Row(["" if number else title, *_bench_cells(each)]) for number, each in enumerate(figures)]
     blocks: list[doc.Block] = [
         *([doc.Sentence(warning, "yellow")] if warning else []),
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
@@ -177,9 +176,12 @@ def machine_title(machine: Machine) -> str:
     return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
 
 
-def _bench_cells(figure: BenchFigure) -> list[Cell]:
+def _bench_title(figure: BenchFigure) -> str:
     title = _BENCH_TITLES.get(figure.kind, figure.kind.replace("_", " "))
-    title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
+    return title + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
+
+
+def _bench_cells(figure: BenchFigure) -> list[Cell]:
     write: Mapping[str, str] = {
         **dict.fromkeys(("matrix_product", "attention_forward", "attention_backward"), f"{figure.size}"),
         "host_score": "",
@@ -187,4 +189,4 @@ def _bench_cells(figure: BenchFigure) -> list[Cell]:
     }
     large = write.get(figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
-    return [title, Figure(large), Figure(amount(figure.median, figure.unit)), spread]
+    return [Figure(large), Figure(amount(figure.median, figure.unit)), spread]

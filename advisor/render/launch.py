@@ -167,7 +167,7 @@ def _next(session: Session) -> Iterator[doc.Block]:
 
 
 def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
-    points = [(step, loss) for step, loss in outcome.losses if loss is not None]
+    points = _finite(outcome)
     if len(points) < 2:
         return
     steps, losses = zip(*points, strict=True)
@@ -177,21 +177,29 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     panel = Panel(title="loss", layers={"weights": losses})
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
-    yield doc.Sentence(f"Loss {loss_figure(losses[0])} to {loss_figure(losses[-1])}.")
     yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
 
 
+def _finite(outcome: LaunchOutcome) -> list[tuple[int, float]]:
+    return [(step, loss) for step, loss in outcome.losses if loss is not None]
+
+
 def _end_sentence(outcome: LaunchOutcome) -> str:
-    """Return `Finished after step 9, 12 s.`, or the failure with its rank and step."""
+    """Return `Finished after step 9, 12 s; loss 6.27 to 2.31.`, or the failure with its rank and step."""
     if outcome.failure is not None:
         return _failure_sentence(outcome.failure, f", {seconds(outcome.seconds)}")
-    how = "Finished" if outcome.status == "finished" else "Stopped on request"
-    return f"{how} after step {outcome.last_step}, {seconds(outcome.seconds)}."
+    how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
+    loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
+    return f"{how} {_when(outcome.last_step)}, {seconds(outcome.seconds)}{loss}."
+
+
+def _when(step: int) -> str:
+    return f"after step {step}" if step else "before the first step"
 
 
 def _failure_sentence(failure: TrainingFailure, took: str = "") -> str:
     where = "" if failure.rank is None else f", first on rank {failure.rank}"
-    return f"{FAILURE_TITLES[failure.kind]}{where}, after step {failure.step}{took}."
+    return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}{took}."
 
 
 def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
@@ -266,7 +274,8 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
     sizes = (peaks.device_bytes, peaks.reserved_bytes, peaks.allocated_bytes, peaks.host_bytes)
     for title, size, other in zip(titles, sizes, memory, strict=True):
         add(title, (size, other), gib)
-    return doc.Table(["", "measured", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
+    table = doc.Table(["", "measured", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
+    return table.without({2, 4}) if predicted is None else table
 
 
 def _target(request: LaunchRequest) -> str:

@@ -174,17 +174,21 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
-    is_known = not question.cluster.gpu.is_cpu or chosen.estimate.evidence == "probe"
-    takes = f": {_duration(proposed)} without the start" if is_known else ""
+    takes = f": {_duration(proposed)} without the start" if _is_timed(proposed) else ""
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
         batch_sentence(question, chosen),
         need_sentence(question, chosen),
-        *([speed_sentence(question, chosen)] if is_known else []),
+        *([speed_sentence(question, chosen)] if _is_timed(proposed) else []),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
         f"{proposed.learning_rate:g}{takes}" + (f"; a checkpoint every {every} steps." if every else "."),
     ]
+
+
+def _is_timed(proposed: Proposal) -> bool:
+    """Whether the plan's speed is known well enough to be printed: that of a CPU only after a probe."""
+    return not proposed.answer.question.cluster.gpu.is_cpu or proposed.chosen.estimate.evidence == "probe"
 
 
 def _duration(proposed: Proposal) -> str:
@@ -202,7 +206,7 @@ def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
         for line in _plan(after):
             sentence(console, line)
         blank(console)
-    elif now is not None and now.estimate.evidence == "probe" and after.answer.question.cluster.gpu.is_cpu:
+    elif now is not None and was is not None and not _is_timed(before) and _is_timed(after):
         sentence(
             console, f"All {after.steps:,} steps: {_duration(after)} without the start, at the speed of the probe."
         )

@@ -238,7 +238,7 @@ def test_printed_commands_can_be_pasted(
     words = ["--model", str(model), "--data", str(data), "--output-dir", str(folder.path), "--no-check"]
     assert run(["train", "--device", "cpu", "--strategy", "zero2", *words]) == 1
     printed = capsys.readouterr().out
-    assert "memory ran out, first on rank 0, after step 0." in printed and "The last checkpoint is" in printed
+    assert "memory ran out, first on rank 0, before the first step." in printed and "The last checkpoint is" in printed
     assert f"ds-advise train --resume --fallback --output-dir '{folder.path}'" in printed
 
 
