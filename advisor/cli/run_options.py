@@ -51,11 +51,12 @@ def newest_file(output: Output) -> Path | None:
     there is none."""
     from ..question.file_question import recorded_files  # imported here: `--help` needs none of it
 
-    newest, *others = recorded_files(Path()) or [None]
-    if newest is not None:
-        names = ", ".join(str(other) for other in others)
-        output.say(f"with {newest}, the newest here (not {names})" if names else f"with {newest} of this folder")
-    return newest
+    found = recorded_files(Path())
+    if not found:
+        return None
+    others = ", ".join(map(str, found[1:]))
+    output.say(f"with {found[0]}, the newest here (not {others})" if others else f"with {found[0]} of this folder")
+    return found[0]
 
 
 def launch_command(file: Path | None, machine: Mapping[str, Any], words: tuple[str, ...]) -> str:

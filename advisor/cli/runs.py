@@ -265,19 +265,20 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 
     Exit code: 0 if it ran, 1 if it failed (with the reason), 2 if the probe cannot be made.
     """
+    from ...probes.machine import busy
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..render.deliver import show_document
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
 
-    words = users_command()
+    words, was_busy = users_command(), busy()
     file = given_file(run, words, output)
     if words:
         refuse_described(run)
         machine = machine_of(file, machine)
         answer = _probed_command(file, words, machine, output, offline=run.get("offline", False), **settings)
         name, following = "the engine's configuration", launch_command(file, machine, words)
-        show_document(lambda: probe_document(answer, name, following=following), output, html=html)
+        show_document(lambda: probe_document(answer, name, warning=was_busy, following=following), output, html=html)
         return 0 if answer.result.failure is None else 1
     chosen: dict[str, Any] = {}
 
@@ -294,7 +295,8 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         **settings,
     )
     following = "" if file is None else launch_command(file, chosen, ("train.py",))
-    show_document(lambda: probe_document(answer, subject.name, following=following), output, html=html)
+    document = partial(probe_document, answer, subject.name, warning=was_busy, following=following)
+    show_document(document, output, html=html)
     return 0 if answer.result.failure is None else 1
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ...ds_configs.files import CONFIG_NAME
 from ...probes.failures.diagnosis import diagnose_text
-from ...probes.machine import busy
 from ...probes.real_run.result import ProbeResult
 from ..document import blocks as doc
 from ..text.labels import cluster_title, versions_label
@@ -31,16 +30,18 @@ _FAILURE_SENTENCES = {
 }
 
 
-def probe_document(answer: ProbeAnswer, config_name: str = CONFIG_NAME, *, following: str = "") -> doc.Document:
-    """Return a probe: its end, measured and predicted figures, and the parts of the step. following: the command that
-    trains after a probe that ran."""
+def probe_document(
+    answer: ProbeAnswer, config_name: str = CONFIG_NAME, *, warning: str = "", following: str = ""
+) -> doc.Document:
+    """Return a probe: its end, measured and predicted figures, and the parts of the step. warning: why the speed may be
+    too low. following: the command that trains after a probe that ran."""
     result, failure = answer.result, answer.result.failure
     return doc.Document(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
         verdict=_speed(result) if failure is None else _FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
         blocks=[
-            *_probe_blocks(answer),
+            *_probe_blocks(answer, warning),
             *configuration(result.config, config_name),
             *(next_command("Check, start and monitor it:", following) if following and failure is None else ()),
         ],
@@ -58,7 +59,7 @@ def _speed(result: ProbeResult) -> str:
     return f"It runs: {tokens}{seconds(result.step_s)} a step."
 
 
-def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
+def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
     if failure is not None:
         yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
@@ -67,7 +68,7 @@ def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
         return
     steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
     yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")
-    if warning := busy():
+    if warning:
         yield doc.Sentence(warning, "yellow")
     if result.solo:
         yield doc.Sentence("Times exclude communication and memory excludes NCCL: there are no other ranks.")

@@ -331,7 +331,7 @@ def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
     page = io.StringIO()
     render_trained(trained, Console(file=page, width=120))
     assert "Finished: 5 steps in 1.0 s, loss 6.260 to 6.000 (NaN in 1 step, first in step 3)." in page.getvalue()
-    assert "between steps 58 ms -" in " ".join(page.getvalue().split())
+    assert "between steps 58 ms " in " ".join(page.getvalue().split())
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
