@@ -74,14 +74,18 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
         yield doc.Sentence("Times exclude communication and memory excludes NCCL: there are no other ranks.")
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
-    columns = ["measured", "closed form", "", "dry run", ""]
     for figure in answer.figures:
         write = _UNITS[figure.unit]
-        errors = (doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error))
-        known = [doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
-        cells = [*known[:2], next(errors), known[2], next(errors)]
-        rows.append(doc.Row([figure.name, *(cells[:1] + cells[3:] if answer.command else cells)]))
-    yield doc.Table(["", *(columns[:1] + columns[3:] if answer.command else columns)], rows)
+        measured, analytic, dry = (
+            doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)
+        )
+        errors = [doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error)]
+        rows.append(doc.Row([figure.name, measured, analytic, errors[0], dry, errors[1]]))
+    unknown = set[int]()
+    for predictor, columns in (("analytic", {2, 3}), ("dry_run", {4, 5})):
+        if all(getattr(figure, predictor) is None for figure in answer.figures):
+            unknown |= columns
+    yield doc.Table(["", "measured", "closed form", "", "dry run", ""], rows).without(unknown)
     memory = answer.figures[0].dry_run_error
     if result.device == "cpu" and memory is not None and memory >= UNWRITTEN - 1:
         yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
