@@ -14,7 +14,7 @@ from typing import Any
 from ..estimators.errors import ConfigFileError, DsAdviseError
 
 CONFIG_NAME = "ds_config.json"
-"""The usual name of a configuration."""
+"""The usual name of a configuration; `numbered` names further ones."""
 
 _MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
@@ -86,13 +86,15 @@ def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
 def write_text(text: str, path: Path, *, force: bool) -> None:
     """Write `text` to `path` atomically: a reader sees the old file or the new one, never a part.
 
-    A file with the same content is not changed; one with other content is replaced only with `force`. Symbolic links
-    are followed and kept. The folder must exist.
+    A file with the same content only gets the current time, because commands take the newest configuration; one with
+    other content is replaced only with `force`. Symbolic links are followed and kept. The folder must exist.
 
     Raises ConfigFileError as `check_write` does, and if the path cannot be written.
     """
     target = check_write(text, path, force=force)
     if target.exists() and not (force and differs(text, target)):  # without force, `check_write` has compared them
+        with contextlib.suppress(OSError):  # the file of another user
+            target.touch()
         return
     try:
         replace_file(target, text)

@@ -306,6 +306,15 @@ def cpu_cores(root: Path = Path("/")) -> int:
     return cores if quota is None else min(cores, max(1, int(quota)))
 
 
+def busy() -> str:
+    """Why a measurement shows less than the machine can do, as a sentence: more processes have run in the last minute
+    than there are cores; "" if there is no such reason."""
+    cores, load = cpu_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= cores:
+        return ""
+    return f"Other processes use this machine (load {load:.1f} on {cores} cores): an idle one is faster."
+
+
 def chosen_threads() -> int | None:
     """Threads per rank from OMP_NUM_THREADS; None if it is not set."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")

@@ -62,11 +62,14 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     Exit code: 0, or 2 if the measurement failed.
     """
     from ...probes.benchmark import run_benchmark
+    from ...probes.machine import busy
     from ..render.deliver import show_document
     from ..render.history import bench_document
 
-    record = run_benchmark(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
-    show_document(lambda: bench_document(record), output)
+    was_busy = busy()
+    with output.progress("benchmark") as on_progress:
+        record = run_benchmark(device=device, ranks=ranks, nvme=nvme, on_progress=on_progress)
+    show_document(lambda: bench_document(record, warning=was_busy), output)
     return 0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ...ds_configs.files import CONFIG_NAME
 from ..question.options import OPTIONS, CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..text.output import Output
 from .options import ACCUMULATION, PATH, ROLLOUTS, TRAINING, Decorator, question_options
@@ -36,19 +36,33 @@ def run_options(model: Decorator) -> Decorator:
 
 
 def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> Path | None:
-    """The configuration that the user names, else the one in this folder that records its question; None for a command
-    that names one itself, and for a model."""
-    from ..question.file_question import has_record  # imported here: `--help` needs none of it
-
+    """The configuration that the user names, else the newest in this folder (`newest_file`); None for a command that
+    names one itself, and for a model."""
     if "config_file" in run:
         return Path(run.pop("config_file"))
     # `--deepspeed`, `--use_deepspeed`; the word `deepspeed` alone is the launcher.
     flags = any(word.startswith("-") and "deepspeed" in word for word in words)
     names_one = flags or any(".json" in word or "config_file" in word for word in words)
-    if names_one or "model" in run or not has_record(Path(CONFIG_NAME)):
+    return None if names_one or "model" in run else newest_file(output)
+
+
+def newest_file(output: Output) -> Path | None:
+    """The newest configuration that ds-advise has written into this folder, after it and the others are named; None if
+    there is none."""
+    from ..question.file_question import recorded_files  # imported here: `--help` needs none of it
+
+    found = recorded_files(Path())
+    if not found:
         return None
-    output.say(f"with {CONFIG_NAME} of this folder")
-    return Path(CONFIG_NAME)
+    others = ", ".join(map(str, found[1:]))
+    output.say(f"with {found[0]}, the newest here (not {others})" if others else f"with {found[0]} of this folder")
+    return found[0]
+
+
+def launch_command(file: Path | None, machine: Mapping[str, Any], words: tuple[str, ...]) -> str:
+    """The command line that trains what was run. machine: the options that describe where."""
+    on_cpu = ["--device", "cpu", "--ranks", str(machine["ranks"] or 2)] if machine.get("device") == "cpu" else []
+    return shlex.join(["ds-advise", "launch", *([] if file is None else [str(file)]), *on_cpu, "--", *words])
 
 
 def machine_options(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .options import (
     users_command,
     warn_ignored,
 )
-from .run_options import RANK, given_file, machine_of, machine_options, refuse_described, run_options
+from .run_options import RANK, given_file, launch_command, machine_of, machine_options, refuse_described, run_options
 
 if TYPE_CHECKING:
     from ...estimators.hardware import Cluster
@@ -170,6 +170,7 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
+    following = launch_command(file, {}, words or ("train.py",)) if file is not None or words else ""
     if words:
         refuse_described(run)
         answer, document = _command_answer(file, words, build_cluster(machine_of(file, machine)), output, **settings)
@@ -178,7 +179,8 @@ def dry_run(
         answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
-    show_document(lambda: document(answer, explain=explain), output, html=html, plot=plot)
+    following = following if answer.fit.fits else ""
+    show_document(lambda: document(answer, explain=explain, following=following), output, html=html, plot=plot)
     return 0 if answer.fit.fits else 1
 
 
@@ -263,18 +265,20 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
 
     Exit code: 0 if it ran, 1 if it failed (with the reason), 2 if the probe cannot be made.
     """
+    from ...probes.machine import busy
     from ..question.cluster import cluster_here, memory_limit_bytes
     from ..render.deliver import show_document
     from ..render.runs import probe_document
     from ..verification.probe import compared_probe
 
-    words = users_command()
+    words, was_busy = users_command(), busy()
     file = given_file(run, words, output)
     if words:
         refuse_described(run)
         machine = machine_of(file, machine)
         answer = _probed_command(file, words, machine, output, offline=run.get("offline", False), **settings)
-        show_document(lambda: probe_document(answer, "the engine's configuration"), output, html=html)
+        name, following = "the engine's configuration", launch_command(file, machine, words)
+        show_document(lambda: probe_document(answer, name, warning=was_busy, following=following), output, html=html)
         return 0 if answer.result.failure is None else 1
     chosen: dict[str, Any] = {}
 
@@ -290,7 +294,9 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         output=output,
         **settings,
     )
-    show_document(lambda: probe_document(answer, subject.name), output, html=html)
+    following = "" if file is None else launch_command(file, chosen, ("train.py",))
+    document = partial(probe_document, answer, subject.name, warning=was_busy, following=following)
+    show_document(document, output, html=html)
     return 0 if answer.result.failure is None else 1
 
 

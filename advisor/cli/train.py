@@ -22,6 +22,7 @@ from .options import (
     passed_options,
     question_options,
 )
+from .run_options import newest_file
 
 _TRAINED = (
     *names_in(
@@ -73,7 +74,8 @@ def train(
 ) -> int:
     """Train a model on a data file: recommend a configuration, check that it fits, train, save.
 
-    A DS_CONFIG that ds-advise wrote is trained as it is, with the model and the settings that it records.
+    A DS_CONFIG that ds-advise wrote is trained as it is, with the model and the settings that it records. Without
+    DS_CONFIG and --model, that is the newest one in this folder.
 
     \b
     ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl
@@ -86,6 +88,7 @@ def train(
     if not resume:  # checked before the import, which needs the extra `train`
         from ..data.rows import check_file
 
+        config_file = config_file or (None if options["model"] else newest_file(output))
         if config_file is not None:
             options |= _recorded_training(config_file, options, output)
         for name in ("model", "data"):

@@ -185,33 +185,63 @@ def _bar(sizes: Mapping[str, float], scale: float, columns: int, limit: Limit | 
 
 def _draw_areas(chart: Lines, pen: _Pen) -> None:
     """Print the first panel: in each column the position with the largest sum of its interval, with the names of the
-    stretches below."""
+    stretches below. A family has its name in its area if there is room, else in the legend if it is drawn."""
     (panel, *_), console = chart.panels, pen.console
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES))
     positions = [*zip(*panel.layers.values(), strict=True)]
     sums = [sum(value or 0 for value in each) for each in positions]
-    top = max([*sums, panel.limit.value if panel.limit else 0]) or 1
+    most = max(sums)
+    top = max(most, panel.limit.value if panel.limit else 0) or 1
     write = panel.unit.exact or panel.unit.write
     limit_row = round(panel.limit.value / top * rows) - 1 if panel.limit else None
-    names = {rows - 1: f"{write(top)} {panel.unit.title}".strip(), 0: "0"}
-    if panel.limit is not None and limit_row is not None and panel.limit.value < top:
+    names = {round(most / top * rows) - 1: write(most), 0: "0"}
+    if panel.limit is not None and limit_row is not None:
         names[limit_row] = write(panel.limit.value)
+    names[rows - 1] = f"{write(top)} {panel.unit.title}".strip()
     axis = max(map(len, names.values()))
     columns = min(LONGEST, max(console.width, NARROWEST)) - axis - 4
     highest = _highest(chart.xs, sums, columns)
     stacks = [[*accumulate((value or 0) / top * rows for value in positions[at])] for at in highest]
-    fills = [pen.fill(ink) for ink in panel.layers]
-    for level in reversed(range(rows)):
-        line = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"))
-        for stack in stacks:
-            line.append(*_cell(stack, level, fills, pen, pen.line if level == limit_row else " "))
-        line.rstrip()
-        row(console, line)
+    fills = {ink: pen.fill(ink) for ink in panel.layers}
+    grid = [
+        [_cell(stack, level, [*fills.values()], pen, pen.line if level == limit_row else " ") for stack in stacks]
+        for level in range(rows)
+    ]
+    drawn = {cell for line in grid for cell in line}
+    unnamed = {
+        ink: title
+        for ink, title in chart.families.items()
+        if ink in fills and fills[ink] in drawn and not _write_into(grid, f" {title} ", fills[ink], pen)
+    }
+    for level, line in reversed([*enumerate(grid)]):
+        text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
+        text.rstrip()
+        row(console, text)
     names_row, words = _stretch_names(chart, columns)
     row(console, " " * (axis + 3) + names_row, style="dim")
     if words:
         sentence(console, "  ".join(f"{initial} {word}" for initial, word in words.items()), style="dim")
-    pen.legend({ink: title for ink, title in chart.families.items() if ink in panel.layers})
+    pen.legend(unnamed)
+
+
+def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, str], pen: _Pen) -> bool:
+    """Write a name into the widest stretch of an area, the middle one of several. Returns whether it has the room."""
+    stretches = list[tuple[int, int, int]]()
+    for level, line in enumerate(grid):
+        end = 0
+        for cell, same in groupby(line):
+            begin, end = end, end + len([*same])
+            if cell == fill:
+                stretches.append((end - begin, level, begin))
+    columns, widest = cell_len(name), max(stretches)[0]
+    if columns > widest:
+        return False
+    equal = [stretch for stretch in stretches if stretch[0] == widest]
+    _, level, begin = equal[len(equal) // 2]
+    begin += (widest - columns) // 2
+    style = f"reverse {fill[1]}" if pen.is_solid else "bold"
+    grid[level][begin : begin + columns] = [(name, style), *[("", "")] * (columns - 1)]
+    return True
 
 
 def _highest(xs: Sequence[float], sums: Sequence[float], columns: int) -> list[int]:

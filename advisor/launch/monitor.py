@@ -105,7 +105,7 @@ class Monitor:
         def failure(kind: FailureKind, step: int, message: str, *evidence: str) -> TrainingFailure:
             return TrainingFailure(kind=kind, rank=None, step=step, message=message, evidence=evidence)
 
-        losses, first = records.last_losses(_NAN_STEPS), records.first_step
+        losses, first = [loss for _, loss in records.losses[-_NAN_STEPS:]], records.first_step
         started, joined = self._request.run.cluster.world_size, records.first("engine_ranks")
         if joined is not None and joined < started:
             message = f"{started} ranks were started, but the engine has {joined}: they train copies of the model"
@@ -144,7 +144,7 @@ class Monitor:
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
         tokens, step_s = records.speed(request.run.cluster.world_size)
         first_steps = [next(iter(rank.steps.values()))[0] for rank in records.ranks if rank.steps]
-        losses = tuple((step, loss if math.isfinite(loss) else None) for step, loss in records.losses)
+        losses = tuple((step, loss if math.isfinite(loss) else None) for step, loss in dict(records.losses).items())
         before = nan_from(losses) if failure is not None and failure.kind == "nan_loss" and losses else math.inf
         saved = next(([*map(Path, rank.checkpoints)] for rank in records.ranks if rank.checkpoints), [])
         checkpoint = next((path for path in reversed(saved) if checkpoint_step(path) < before and path.exists()), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 
 from ...probes.real_run.ranks import Ranks
 from ..verification.prediction import STEP_PHASES, PhaseFigures
@@ -19,20 +19,8 @@ def nan_from(losses: Sequence[tuple[int, float | None]]) -> int:
 
 class Records(Ranks):
     @property
-    def losses(self) -> list[tuple[int, float]]:
-        """(step, mean over the ranks) of each step for which every rank has reported a loss."""
-        losses = [dict(rank.losses) for rank in self.ranks]
-        steps = set.intersection(*map(set, losses)) if losses else set()
-        return [(step, fmean(each[step] for each in losses)) for step in sorted(steps)]
-
-    @property
     def first_step(self) -> int | None:
         return next((next(iter(rank.steps)) for rank in self.ranks if rank.steps), None)
-
-    def last_losses(self, count: int) -> list[float]:
-        """The most recent losses of the rank that has reported the fewest."""
-        fewest = min((rank.losses for rank in self.ranks), key=len, default=[])
-        return [loss for _, loss in fewest[-count:]]
 
     def highest(self, name: str) -> int | None:
         """The maximum over the ranks of a counter of torch's allocator; None if there is none."""

@@ -102,7 +102,7 @@ class LaunchRequest:
     def prediction(self) -> Prediction | None:
         if self.dry_run is not None and not self.fallbacks:
             return by_dry_run(self.dry_run)
-        return None if self.estimate is None else by_estimate(self.estimate)
+        return None if self.estimate is None else by_estimate(self.estimate, self.run.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 from ... import __version__
 from ...ds_configs.emit import ds_config
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.record import RECORD_KEY, changed_keys, without_record
 from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.objectives import OBJECTIVES
@@ -240,9 +242,16 @@ def split_batch(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return given, batch
 
 
-def has_record(path: Path) -> bool:
-    """Whether a file exists that is a configuration with a record."""
-    return RECORD_KEY in _values(path)
+def recorded_files(folder: Path) -> list[Path]:
+    """The configurations in a folder that record their question, under the usual name or a numbered one, the newest
+    first."""
+    stem = Path(CONFIG_NAME).stem
+    named = (path for path in folder.glob(f"{stem}*.json") if re.fullmatch(rf"{stem}(-\d+)?", path.stem))
+    return sorted((path for path in named if RECORD_KEY in _values(path)), key=_written_at, reverse=True)
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def is_ds_config(path: Path) -> bool:

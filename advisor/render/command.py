@@ -20,10 +20,11 @@ _ENDINGS = {
 }
 
 
-def command_document(answer: CommandAnswer, *, explain: bool = False) -> doc.Document:
-    """Return the dry run of a command."""
+def command_document(answer: CommandAnswer, *, explain: bool = False, following: str = "") -> doc.Document:
+    """Return the dry run of a command. following: the command that trains."""
     blocks = [doc.Heading("The training that was observed", "training"), *_training(answer)]
-    return dry_run_document(answer, "the engine's configuration", explain=explain, training=blocks)
+    name = "the engine's configuration"
+    return dry_run_document(answer, name, explain=explain, following=following, training=blocks)
 
 
 def _training(answer: CommandAnswer) -> Iterator[doc.Block]:

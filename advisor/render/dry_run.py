@@ -9,7 +9,6 @@ from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
 from ...probes.recording.engine_hooks import BETWEEN
 from ..answer.dry_run_answer import DryRunAnswer
-from ..answer.reasons import time_shares
 from ..answer.verdict import fit_tone
 from ..document import blocks as doc
 from ..document.charts import GIB, Bar, Lines, Panel, StackedBars
@@ -18,9 +17,7 @@ from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memor
 from ..text.units import age, gib, percent, seconds
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
-
-_SMALLEST_SHARE = 0.03
-"""Parts of a step below this share are left out of the sentence about it."""
+from .runs import next_command
 
 _NEAR = 1.6
 """The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
@@ -50,26 +47,30 @@ def dry_run_document(
     config_name: str = CONFIG_NAME,
     *,
     explain: bool = False,
+    following: str = "",
     training: Sequence[doc.Block] = (),
 ) -> doc.Document:
-    """Return a dry run. explain: print the modules and tensors that are largest at the peak. training: what was
-    observed of a training that is not ours."""
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the command
+    that trains. training: what was observed of a training that is not ours."""
     result, cluster = answer.result, answer.run.cluster
     micro_batch = result.config["train_micro_batch_size_per_gpu"]
     blocks: list[doc.Block] = [
         doc.Sentence(
-            f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}; micro batch {micro_batch}"
+            f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}; micro batch {micro_batch}."
         ),
         *_advice(answer),
         *_figures(answer),
-        *training,
-        doc.Heading("Phase by phase", "phases", printed=False),
-        *_phases(answer),
     ]
     if result.timeline:
         timeline = _timeline(answer)
         blocks += [doc.Heading("Memory over the run", "memory"), doc.Chart(timeline, printed=timeline)]
-    blocks += [*_peak(answer, explain=explain), doc.Heading("What the figures are", "evidence", printed=False)]
+    blocks += [
+        *_peak(answer, explain=explain),
+        doc.Heading("Phase by phase", "phases", printed=False),
+        *_phases(answer),
+        *training,
+        doc.Heading("What the figures are", "evidence", printed=False),
+    ]
     blocks += [doc.Sentence(note, "dim") for note in _notes(answer)]
     blocks += configuration(result.config, config_name)
     for feature in unmodeled_features(answer.run.config):
@@ -77,6 +78,7 @@ def dry_run_document(
     when = "" if answer.age_s is None else f" It was run {age(answer.age_s)}; nothing has changed since."
     versions, duration = versions_label(result.versions), seconds(result.seconds)
     blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.{when}", "dim"))
+    blocks += next_command("Check, start and monitor it:", following) if following else []
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
         verdict=_verdict(answer),
@@ -121,18 +123,21 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
     analytic, times = answer.analytic, answer.analytic_time
     rows = list[doc.Row]()
 
-    def memory(title: str, need: int, have: int | None, remark: str = "", closed: int | None = None) -> None:
+    def memory(title: str, need: int, closed: int | None, have: int | None, remark: str = "") -> None:
         figures = [doc.make_figure(each, lambda size: f"{gib(size)} GiB") for each in (need, closed)]
         meter = "" if have is None else doc.Meter(need / have, limited=True)
         rows.append(doc.Row([title, *figures, meter, remark if have is None else f"of {gib(have)} GiB"]))
 
-    memory("GPU memory", answer.required_device_bytes_per_gpu, cluster.gpu.memory_bytes)
-    closed = None if analytic is None else analytic.allocated_bytes_per_gpu
-    memory("  allocated", peak.allocated_bytes_per_gpu, None, closed=closed)
-    have, host = cluster.host_memory_bytes_per_node, answer.required_host_bytes_per_node
-    memory("host RAM per node", host, have, "not checked: pass --ram")
+    gpu = host = allocated = None
+    if analytic is not None:
+        gpu, allocated = max(analytic.device_bytes_per_gpu, answer.generation_bytes), analytic.allocated_bytes_per_gpu
+        host = None if cluster.gpu.is_cpu else analytic.host_bytes_per_node
+    memory("GPU memory", answer.required_device_bytes_per_gpu, gpu, cluster.gpu.memory_bytes)
+    memory("  allocated", peak.allocated_bytes_per_gpu, allocated, None)
+    have = cluster.host_memory_bytes_per_node
+    memory("host RAM per node", answer.required_host_bytes_per_node, host, have, "not checked: pass --ram")
     if result.nvme_bytes_per_rank:
-        memory("NVMe per GPU", result.nvme_bytes_per_rank, None)
+        memory("NVMe per GPU", result.nvme_bytes_per_rank, None, None)
     if answer.step is not None:
         steps = answer.step.time.step_s, None if times is None else times.step_s
         rows.append(doc.Row(["step time", *(doc.make_figure(each, seconds) for each in steps), "", ""]))
@@ -149,23 +154,18 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     if _is_loading(answer):
         text = f"GPU memory: that before the training; then {size} GiB are allocated."
     yield " ".join(filter(None, (text, _cached(answer), _other_allocator(answer))))
-    if analytic := answer.analytic:
-        error = analytic.allocated_bytes_per_gpu / peak.allocated_bytes_per_gpu - 1
-        if percent(abs(error)) != percent(0):
-            yield f"The closed form predicts {percent(abs(error))} {'more' if error > 0 else 'less'} allocated memory."
     processes = answer.required_host_bytes_per_node - peak.host_bytes_per_node
-    yield f"Host RAM has {gib(processes)} GiB for the processes themselves."
+    yield f"Host RAM includes {gib(processes)} GiB for the processes themselves."
     if answer.step is not None:
         step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
-        yield f"A step in its recorded schedule: {time_shares(answer.step.time, least=_SMALLEST_SHARE)}."
         computes = f"The GPU computes {percent(answer.step.gpu_busy_s / step_s)} of the time"
         if links_s:
             share = percent(answer.step.overlapped_s / links_s)
             computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"
         yield f"{computes}."
-    if result.library_workspace_bytes:
-        size = gib(result.library_workspace_bytes)
-        yield f"The phases have tensors; torch.cuda.memory_allocated also counts {size} GiB of cuBLAS workspaces."
+    if gib(peak.allocated_bytes_per_gpu - result.library_workspace_bytes) != size:
+        workspaces = gib(result.library_workspace_bytes)
+        yield f"The phases have tensors; torch.cuda.memory_allocated also counts {workspaces} GiB of cuBLAS workspaces."
     if quantizes_collectives(answer.run.config):
         yield "Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code."
 
@@ -265,7 +265,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         families=MEMORY_FAMILIES,
     )
     size = gib(peak.allocated_bytes_per_gpu)
-    title = f"Tensors of the {size} GiB at the peak (iteration {peak.iteration}, {peak.phase})"
+    title = f"{size} GiB of tensors at the peak (iteration {peak.iteration}, {peak.phase})"
     memory = chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
     times = list[doc.Block]()
     if answer.step is not None:

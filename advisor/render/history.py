@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...probes.machine import Machine
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table
-from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size
+from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
 
 _BENCH_TITLES = {
@@ -133,19 +134,24 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
 
 
-def bench_document(record: Record) -> doc.Document:
-    """Return a benchmark: every speed with its spread, and what was not measured."""
+def bench_document(record: Record, *, warning: str = "") -> doc.Document:
+    """Return a benchmark: every speed with its spread, and what was not measured. warning: why the speeds may be too
+    low."""
     result = from_json(BenchResult, record.result)
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
     devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
-    rows = [Row(_bench_cells(figure)) for figure in result.figures]
+    rows = list[Row]()
+    for title, figures in groupby(result.figures, key=_bench_title):
+        rows += [Row(["" if number else title, *_bench_cells(each)]) for number, each in enumerate(figures)]
     blocks: list[doc.Block] = [
+        *([doc.Sentence(warning, "yellow")] if warning else []),
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
         doc.Gap(),
         Table(["", "size", "median", "lowest to highest"], rows),
         doc.Gap(),
+        *_slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
@@ -156,6 +162,13 @@ def bench_document(record: Record) -> doc.Document:
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
 
 
+def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
+    """Yield the remark that a device without instructions for bf16 trains faster in fp32."""
+    bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
+    if bf16 and fp32 and bf16 < fp32:
+        yield doc.Sentence(f"Products in fp32 are {times(fp32 / bf16)} as fast as in bf16: pass --precision fp32.")
+
+
 def machine_title(machine: Machine) -> str:
     """Return `2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
     kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
@@ -163,9 +176,12 @@ def machine_title(machine: Machine) -> str:
     return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
 
 
-def _bench_cells(figure: BenchFigure) -> list[Cell]:
+def _bench_title(figure: BenchFigure) -> str:
     title = _BENCH_TITLES.get(figure.kind, figure.kind.replace("_", " "))
-    title += f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else ""
+    return title + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
+
+
+def _bench_cells(figure: BenchFigure) -> list[Cell]:
     write: Mapping[str, str] = {
         **dict.fromkeys(("matrix_product", "attention_forward", "attention_backward"), f"{figure.size}"),
         "host_score": "",
@@ -173,4 +189,4 @@ def _bench_cells(figure: BenchFigure) -> list[Cell]:
     }
     large = write.get(figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
-    return [title, Figure(large), Figure(amount(figure.median, figure.unit)), spread]
+    return [Figure(large), Figure(amount(figure.median, figure.unit)), spread]

@@ -26,10 +26,13 @@ from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds
-from ..verification.prediction import UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
+from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
 
 _TAIL_LINES = 12
+
+_PHASE_TITLES = {"step": "optimizer step"}
+"""Titles of phases, if they differ from the names."""
 
 _LEAST_REST = 0.05
 """Least part of a step outside its phases that is printed: medians and means of the same steps differ by less."""
@@ -164,7 +167,7 @@ def _next(session: Session) -> Iterator[doc.Block]:
 
 
 def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
-    points = [(step, loss) for step, loss in outcome.losses if loss is not None]
+    points = _finite(outcome)
     if len(points) < 2:
         return
     steps, losses = zip(*points, strict=True)
@@ -174,26 +177,35 @@ def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
     panel = Panel(title="loss", layers={"weights": losses})
     chart = Lines(title="Loss by step", x_title="step", xs=steps, panels=[panel])
     yield doc.Heading("Loss", "loss", printed=False)
-    yield doc.Sentence(f"Loss {loss_figure(losses[0])} to {loss_figure(losses[-1])}.")
     yield doc.Chart(chart, doc.Table(["step", "loss"], rows))
 
 
+def _finite(outcome: LaunchOutcome) -> list[tuple[int, float]]:
+    return [(step, loss) for step, loss in outcome.losses if loss is not None]
+
+
 def _end_sentence(outcome: LaunchOutcome) -> str:
-    """Return `Finished after step 9, 12 s.`, or the failure with its rank and step."""
+    """Return `Finished after step 9, 12 s; loss 6.27 to 2.31.`, or the failure with its rank and step."""
     if outcome.failure is not None:
         return _failure_sentence(outcome.failure, f", {seconds(outcome.seconds)}")
-    how = "Finished" if outcome.status == "finished" else "Stopped on request"
-    return f"{how} after step {outcome.last_step}, {seconds(outcome.seconds)}."
+    how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
+    loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
+    return f"{how} {_when(outcome.last_step)}, {seconds(outcome.seconds)}{loss}."
+
+
+def _when(step: int) -> str:
+    return f"after step {step}" if step else "before the first step"
 
 
 def _failure_sentence(failure: TrainingFailure, took: str = "") -> str:
     where = "" if failure.rank is None else f", first on rank {failure.rank}"
-    return f"{FAILURE_TITLES[failure.kind]}{where}, after step {failure.step}{took}."
+    return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}{took}."
 
 
 def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
     yield doc.Sentence(failure.message)
-    for evidence in failure.evidence:
+    raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
+    for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
@@ -216,57 +228,54 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     outcome = attempt.outcome
     prediction = None if outcome.differences else outcome.predicted
     yield _figures_table(outcome, prediction)
-    if outcome.phases:
-        yield _phases_table(outcome, prediction.phases if prediction else ())
+    yield doc.Gap()
     is_dry = prediction is not None and prediction.evidence == "dry-run"
     on_cpu = prediction if is_dry and attempt.request.device == "cpu" else None
     if on_cpu is not None and on_cpu.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
         yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
+    if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
+        yield doc.Sentence(UNTIMED, "dim")
     by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
         yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
 def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.Table:
-    """Return the measured figures with the predicted ones; figures without a counter on the device are left out."""
-    peaks = outcome.peaks
-    others: tuple[float | None, ...] = (None,) * 6
+    """Return the measured figures with the predicted ones, of the whole step and of its phases; figures without a
+    counter on the device are left out, and memory of phases without one. What remains of the step's time is a phase of
+    its own, because the data and the Trainer may take more than the computation."""
+    peaks, measured, step_s = outcome.peaks, [*outcome.phases], outcome.step_s
+    rates: tuple[float | None, ...] = (None, None)
+    memory: tuple[float | None, ...] = (None,) * 4
     if predicted is not None:
-        step_s = predicted.step_s
-        if step_s and predicted.tokens_per_step and outcome.tokens_per_step:
-            step_s *= outcome.tokens_per_step / predicted.tokens_per_step
-        memory = (predicted.device_bytes, predicted.reserved_bytes, predicted.allocated_bytes, predicted.host_bytes)
-        others = (predicted.tokens_per_s, step_s, *memory)
-    measured: list[tuple[str, float | None, Callable[[Any], str]]] = [
-        ("tokens/s", outcome.tokens_per_s, rate),
-        ("step", outcome.step_s, seconds),
-        ("GPU GiB, device", peaks.device_bytes, gib),
-        ("GPU GiB, reserved", peaks.reserved_bytes, gib),
-        ("GPU GiB, allocated", peaks.allocated_bytes, gib),
-        ("host GiB", peaks.host_bytes, gib),
-    ]
-    rows = [
-        doc.Row([name, doc.make_figure(value, write), doc.make_figure(other, write)])
-        for (name, value, write), other in zip(measured, others, strict=True)
-        if value is not None
-    ]
-    return doc.Table(["", "measured", "predicted"], rows)
-
-
-def _phases_table(outcome: LaunchOutcome, predicted: Sequence[PhaseFigures]) -> doc.Table:
-    """Return time and memory of each phase of a step, measured and predicted; on the CPU the time alone. What remains
-    of the step's time is a phase of its own, because the data and the Trainer may take more than the computation."""
-    unknown = PhaseFigures(name="", seconds=None, peak_bytes=None)
-    by_name, rows, measured, step_s = {phase.name: phase for phase in predicted}, [], [*outcome.phases], outcome.step_s
+        scaled_s = predicted.step_s
+        if scaled_s and predicted.tokens_per_step and outcome.tokens_per_step:
+            scaled_s *= outcome.tokens_per_step / predicted.tokens_per_step
+        rates = predicted.tokens_per_s, scaled_s
+        memory = predicted.device_bytes, predicted.reserved_bytes, predicted.allocated_bytes, predicted.host_bytes
     if step_s and (rest_s := step_s - sum(phase.seconds or 0.0 for phase in measured)) > _LEAST_REST * step_s:
         measured.append(PhaseFigures(name="between steps", seconds=rest_s, peak_bytes=None))
+    by_name = {phase.name: phase for phase in (predicted.phases if predicted else ())}
     has_gpu = any(phase.peak_bytes for phase in measured)
+    rows = list[doc.Row]()
+
+    def add(name: str, figures: Sequence[float | None], write: Callable[[Any], str], peaks: Sequence[Any] = ()) -> None:
+        if figures[0] is not None:
+            cells = [doc.make_figure(value, write) for value in figures]
+            rows.append(doc.Row([name, *cells, *(doc.make_figure(peak, gib) for peak in peaks)]))
+
+    add("tokens/s", (outcome.tokens_per_s, rates[0]), rate)
+    add("step", (step_s, rates[1]), seconds)
     for phase in measured:
-        pair = (phase, by_name.get(phase.name, unknown))
-        cells = [doc.make_figure(each.seconds, seconds) for each in pair]
-        cells += [doc.make_figure(each.peak_bytes, gib) for each in pair] * has_gpu
-        rows.append(doc.Row([phase.name, *cells]))
-    return doc.Table(["phase", "time", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
+        pair = (phase, by_name.get(phase.name, PhaseFigures(name="", seconds=None, peak_bytes=None)))
+        peak_bytes = [each.peak_bytes for each in pair] if has_gpu else ()
+        add(f"  {_PHASE_TITLES.get(phase.name, phase.name)}", [each.seconds for each in pair], seconds, peak_bytes)
+    titles = ("GPU GiB, device", "GPU GiB, reserved", "GPU GiB, allocated", "host GiB")
+    sizes = (peaks.device_bytes, peaks.reserved_bytes, peaks.allocated_bytes, peaks.host_bytes)
+    for title, size, other in zip(titles, sizes, memory, strict=True):
+        add(title, (size, other), gib)
+    table = doc.Table(["", "measured", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
+    return table.without({2, 4}) if predicted is None else table
 
 
 def _target(request: LaunchRequest) -> str:

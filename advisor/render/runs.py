@@ -11,8 +11,8 @@ from ...probes.failures.diagnosis import diagnose_text
 from ...probes.real_run.result import ProbeResult
 from ..document import blocks as doc
 from ..text.labels import cluster_title, versions_label
-from ..text.units import counted_noun, gib, percent, rate, seconds, times, whole_percents
-from ..verification.prediction import UNWRITTEN, UNWRITTEN_BUFFERS
+from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds, times, whole_percents
+from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, is_timed
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
 from .known_cause import cause_and_fix
@@ -30,46 +30,70 @@ _FAILURE_SENTENCES = {
 }
 
 
-def probe_document(answer: ProbeAnswer, config_name: str = CONFIG_NAME) -> doc.Document:
-    """Return a probe: its end, measured and predicted figures, and the parts of the step."""
+def probe_document(
+    answer: ProbeAnswer, config_name: str = CONFIG_NAME, *, warning: str = "", following: str = ""
+) -> doc.Document:
+    """Return a probe: its end, measured and predicted figures, and the parts of the step. warning: why the speed may be
+    too low. following: the command that trains after a probe that ran."""
     result, failure = answer.result, answer.result.failure
     return doc.Document(
         subject=f"Probe of {answer.run.model_name or 'a module'}",
-        verdict="It runs." if failure is None else _FAILURE_SENTENCES[failure.kind],
+        verdict=_speed(result) if failure is None else _FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
-        blocks=[*_probe_blocks(answer), *configuration(result.config, config_name)],
+        blocks=[
+            *_probe_blocks(answer, warning),
+            *configuration(result.config, config_name),
+            *(next_command("Check, start and monitor it:", following) if following and failure is None else ()),
+        ],
         data=answer.to_json(),
     )
 
 
-def _probe_blocks(answer: ProbeAnswer) -> Iterator[doc.Block]:
+def next_command(title: str, command: str) -> list[doc.Block]:
+    """Return the last lines of a result: the next step."""
+    return [doc.Gap(), doc.Sentence(title), doc.Commands([command])]
+
+
+def _speed(result: ProbeResult) -> str:
+    tokens = f"{rate(result.tokens_per_s)} tokens/s, " if result.tokens_per_s else ""
+    return f"It runs: {tokens}{seconds(result.step_s)} a step."
+
+
+def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
     if failure is not None:
         yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
         yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
         yield from cause_and_fix(diagnose_text(f"{failure.details}\n{failure.message}"))
         return
-    yield doc.Sentence(
-        f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {_place(answer)}, "
-        f"{len(result.ranks[0].losses)} steps."
-    )
+    steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
+    yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")
+    if warning:
+        yield doc.Sentence(warning, "yellow")
     if result.solo:
         yield doc.Sentence("Times exclude communication and memory excludes NCCL: there are no other ranks.")
     yield doc.Heading("Measured and predicted", "figures", printed=False)
     rows = []
-    columns = ["measured", "analytic", "", "dry run", ""]
     for figure in answer.figures:
         write = _UNITS[figure.unit]
-        errors = (doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error))
-        known = [doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)]
-        cells = [*known[:2], next(errors), known[2], next(errors)]
-        rows.append(doc.Row([figure.name, *(cells[:1] + cells[3:] if answer.command else cells)]))
-    yield doc.Table(["", *(columns[:1] + columns[3:] if answer.command else columns)], rows)
+        measured, analytic, dry = (
+            doc.make_figure(value, write) for value in (figure.measured, figure.analytic, figure.dry_run)
+        )
+        errors = [doc.Figure(_signed(error)) for error in (figure.analytic_error, figure.dry_run_error)]
+        rows.append(doc.Row([figure.name, measured, analytic, errors[0], dry, errors[1]]))
+    unknown = set[int]()
+    for predictor, columns in (("analytic", {2, 3}), ("dry_run", {4, 5})):
+        if all(getattr(figure, predictor) is None for figure in answer.figures):
+            unknown |= columns
+    yield doc.Table(["", "measured", "closed form", "", "dry run", ""], rows).without(unknown)
     memory = answer.figures[0].dry_run_error
     if result.device == "cpu" and memory is not None and memory >= UNWRITTEN - 1:
         yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
-    yield doc.Gap()
-    yield doc.Sentence(_step_parts(result))
+    if not is_timed(answer.run.cluster):
+        yield doc.Sentence(UNTIMED, "dim")
+    if sentence := _step_parts(answer):
+        yield doc.Gap()
+        yield doc.Sentence(sentence)
     rows = []
     for report in (each for each in result.ranks if each.steps):
         means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)
@@ -105,16 +129,19 @@ def _signed(error: float | None) -> str:
     return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 
 
-def _step_parts(result: ProbeResult) -> str:
-    """Return the parts of the slowest rank's step, by engine call."""
-    slowest = max(result.ranks, key=lambda report: report.step_s)
+def _step_parts(answer: ProbeAnswer) -> str:
+    """Return the parts of the slowest rank's step, by engine call, unless the figures have them; and the share of its
+    collectives."""
+    slowest = max(answer.result.ranks, key=lambda report: report.step_s)
 
     def share(name: str) -> float:
         return float(sum(getattr(step, name) for step in slowest.steps) / sum(step.total_s for step in slowest.steps))
 
-    parts = [share(name) for name in _STEP_PARTS[:3]]
-    forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
-    text = f"Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer"
+    found = list[str]()
+    if not answer.command:
+        parts = [share(name) for name in _STEP_PARTS[:3]]
+        forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
+        found.append(f"Step: {forward} % forward pass, {backward} % backward pass, {optimizer} % optimizer.")
     if slowest.steps[0].waiting_s is not None:
-        text += f"; {percent(share('waiting_s'))} of it in collectives"
-    return f"{text}."
+        found.append(f"Collectives take {percent(share('waiting_s'))} of the step.")
+    return " ".join(found)

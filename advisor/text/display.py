@@ -46,8 +46,8 @@ class Display:
         self._printed = self._view
         self._has_blocks = can_encode(console, _BLOCKS)
         # FORCE_COLOR colours a pipe, but nothing can be redrawn there.
-        redraws = console.is_interactive and console.file.isatty()
-        self._live = _Redrawn(console, _Lines(self._drawn)) if redraws else None
+        self.redraws = console.is_interactive and console.file.isatty()
+        self._live = _Redrawn(console, _Lines(self._drawn)) if self.redraws else None
         self._is_awaited = False  # whether the first view starts the lines: a task may end without one
 
     def __enter__(self) -> Display:

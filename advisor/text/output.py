@@ -50,10 +50,14 @@ class Output(NamedTuple):
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show on a terminal that a task goes on, until it ends; elsewhere nothing."""
-        if self.mode != "quiet" and sys.stderr.isatty():
-            with self.console(on_stderr=True).status(f"ds-advise: {what} ..."):
-                yield
-        else:
+        if not sys.stderr.isatty():
+            yield
+            return
+        from .view import View  # as above
+
+        with self.display(what) as display:
+            if display.redraws:
+                display.show(View())
             yield
 
     def show(self, form: Callable[[], Any], render: Callable[[Console], object]) -> None:

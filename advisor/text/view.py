@@ -180,7 +180,8 @@ def _rows(view: View) -> list[_Row]:
     bar: _Bar | _Sparks
     if view.step or view.total_steps:
         share = view.step / view.total_steps if view.total_steps else 0.0
-        note = view.left or (f"{seconds(view.step_s)} a step" if view.step_s and not view.total_steps else "")
+        has_room = view.tokens_per_s and not view.total_steps  # without tokens, the time of a step is the speed above
+        note = view.left or (f"{seconds(view.step_s)} a step" if view.step_s and has_room else "")
         bar = _Bar(share, share, None, "cyan") if view.total_steps else _Sparks(())
         found.append(_Row("step", Text(view.steps, "bold"), bar, note))
     if view.loss is not None:

@@ -51,9 +51,9 @@ WARMUP = 0.03
 
 
 def default_save_steps(steps: int) -> int:
-    """Steps between checkpoints: ten checkpoints per training, at most 500 steps apart (save_steps of
-    TrainingArguments)."""
-    return max(1, min(500, steps // 10))
+    """Steps between checkpoints: ten checkpoints per training, at least 10 and at most 500 steps apart (save_steps of
+    TrainingArguments). The Trainer also saves after the last step."""
+    return max(10, min(500, steps // 10))
 
 
 def check_packages(workload: Workload, *, report_to: str, device: Device) -> None:

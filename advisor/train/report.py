@@ -15,7 +15,7 @@ from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import python_source
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.facts import plan_facts
+from ..answer.facts import batch_fact, memory_facts, speed_fact
 from ..answer.verdict import what_lacks
 from ..data.formats import ROW_FORMATS
 from ..launch.command import dry_lines
@@ -175,19 +175,29 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
         return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
-    takes = f"about {whole_seconds(proposed.training_s)}" if proposed.training_s >= 1 else "less than 1 s"
+    takes = f": {_duration(proposed)} without the start" if _is_timed(proposed) else ""
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
         Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
-        *(fact.sentence for fact in plan_facts(question, chosen)),
+        *([speed_fact(question, chosen).sentence] if _is_timed(proposed) else []),
+        *(fact.sentence for fact in (*memory_facts(question, chosen), batch_fact(question, chosen))),
         f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
-        f"{proposed.learning_rate:g}: {takes} without the start"
-        + (f"; a checkpoint every {every} steps." if every else "."),
+        f"{proposed.learning_rate:g}{takes}" + (f"; a checkpoint every {every} steps." if every else "."),
     ]
 
 
+def _is_timed(proposed: Proposal) -> bool:
+    """Whether the plan's speed is known well enough to be printed: that of a CPU only after a probe."""
+    return not proposed.answer.question.cluster.gpu.is_cpu or proposed.chosen.estimate.evidence == "probe"
+
+
+def _duration(proposed: Proposal) -> str:
+    return f"about {whole_seconds(proposed.training_s)}" if proposed.training_s >= 1 else "less than 1 s"
+
+
 def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
-    """Print the plan that passed the check, if it differs from the one printed before."""
+    """Print the plan that passed the check, if it differs from the one printed before; else its duration, if only the
+    check shows it."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
@@ -195,6 +205,11 @@ def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
     elif now is not None and was is not None and now.plan != was.plan:
         for line in _plan(after):
             sentence(console, line)
+        blank(console)
+    elif now is not None and was is not None and not _is_timed(before) and _is_timed(after):
+        sentence(
+            console, f"All {after.steps:,} steps: {_duration(after)} without the start, at the speed of the probe."
+        )
         blank(console)
 
 
@@ -212,6 +227,7 @@ def render_trained(trained: Trained, console: Console) -> None:
     outcome = trained.attempt.outcome
     if trained.finished:
         sentence(console, _ended(trained), style="bold green")
+        blank(console)
     else:
         if outcome.failure is not None:
             render_failure(outcome.failure, console, style="bold red")
@@ -221,6 +237,7 @@ def render_trained(trained: Trained, console: Console) -> None:
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
+        blank(console)
         _where(trained, console)
 
 

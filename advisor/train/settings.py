@@ -47,7 +47,7 @@ class TrainingSettings:
     seed: int = SEED
     save_steps: Annotated[
         int | None,
-        Option("Steps between checkpoints and evaluations.", default_text="a tenth of all, at most 500"),
+        Option("Steps between checkpoints and evaluations.", default_text="a tenth of all, from 10 to 500"),
     ] = None
     report_to: Annotated[
         Literal["auto", "tensorboard", "swanlab", "wandb", "none"],

@@ -213,7 +213,8 @@ def verify_answer(
             return replace(answer, recommended=candidate)
         plan = candidate.plan
         output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
-        with shown_probe(output, answer.question.cluster, by_estimate(candidate.estimate), STEPS) as on_progress:
+        cluster = answer.question.cluster
+        with shown_probe(output, cluster, by_estimate(candidate.estimate, cluster), STEPS) as on_progress:
             result = probe_and_keep(
                 build_run(answer.question, plan, offline=settings.offline),
                 device=settings.device,
@@ -221,7 +222,8 @@ def verify_answer(
                 on_progress=on_progress,
             )
         if result.failure is None:
-            output.say(f"it ran, {rate(result.tokens_per_s)} tokens/s with full sequences")
+            full = f"full sequences of {answer.question.workload.seq_len:,} tokens"
+            output.say(f"it ran, {rate(result.tokens_per_s)} tokens/s with {full}")
             return replace(
                 answer, recommended=candidate.replace_estimate(measured_estimate(candidate.estimate, result))
             )

@@ -188,7 +188,7 @@ def contributed_run(record: Record, facts: DeepSpeedFacts, model: str | None = N
     estimate = found.run.estimate()
     if estimate is None:
         raise _no_row(record, "the closed form does not predict its configuration", "a dry run does")
-    predicted = by_estimate(estimate)
+    predicted = by_estimate(estimate, found.run.cluster)
     names = [each.name for each in fields(RunFigures)]
     return replace(found, predicted=RunFigures(**{name: getattr(predicted, name) for name in names}))
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ...estimators.estimate import Estimate, Evidence
+from ...estimators.hardware import Cluster
 from ..answer.command_answer import CommandAnswer
 
 STEP_PHASES = ("forward", "backward", "step")
@@ -64,8 +65,18 @@ class Prediction:
         return self.tokens_per_step / self.step_s if self.tokens_per_step and self.step_s else None
 
 
-def by_estimate(estimate: Estimate) -> Prediction:
-    """The closed form, which may have the step time of a probe."""
+UNTIMED = "Times are not predicted: the speed of this CPU was not measured (ds-advise bench --device cpu)."
+
+
+def is_timed(cluster: Cluster, evidence: Evidence = "analytic") -> bool:
+    """Whether a prediction by this evidence has times. Those of a CPU whose speed is only assumed would be off by any
+    factor: a core multiplies bf16 matrices at 1.3 GFLOP/s without instructions for it, and at up to 100 with them
+    (AMD EPYC, torch 2.13)."""
+    return evidence not in ("analytic", "dry-run") or not (cluster.gpu.is_cpu and cluster.assumptions)
+
+
+def by_estimate(estimate: Estimate, cluster: Cluster) -> Prediction:
+    """The closed form for a plan on this cluster, which may have the step time of a probe."""
     memory, time, plan = estimate.memory, estimate.time, estimate.plan
     return Prediction(
         evidence=estimate.evidence,
@@ -74,14 +85,15 @@ def by_estimate(estimate: Estimate) -> Prediction:
         reserved_bytes=memory.reserved_bytes_per_gpu,
         device_bytes=memory.device_bytes_per_gpu,
         host_bytes=memory.host_training_bytes_per_node,
-        step_s=time.step_s,
+        step_s=time.step_s if is_timed(cluster, estimate.evidence) else None,
         tokens_per_step=time.tokens_per_step,
     )
 
 
 def by_dry_run(answer: CommandAnswer) -> Prediction:
     """A dry run of the command, with the peak of each phase over the steps and the simulated time."""
-    engine, result, time = answer.engine, answer.result, answer.step and answer.step.time
+    engine, result = answer.engine, answer.result
+    time = answer.step.time if answer.step and is_timed(answer.run.cluster) else None
     seconds = Counter[str]()
     for term in time.terms if time else ():
         seconds[term.name.partition(": ")[0]] += term.seconds  # type: ignore[assignment]  # seconds are no integers

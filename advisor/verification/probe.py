@@ -25,7 +25,7 @@ from ..text.output import Output
 from .command import command_answer
 from .dry_run import no_such_rank
 from .past_results import keep_probe, probe_and_keep
-from .prediction import Prediction, by_dry_run, by_estimate
+from .prediction import Prediction, by_dry_run, by_estimate, is_timed
 from .run_view import shown_probe
 
 _PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "optimizer"}
@@ -69,7 +69,8 @@ class ProbeAnswer:
     @property
     def figures(self) -> tuple[ProbeFigure, ...]:
         """Memory figures, then time figures; empty after a failure."""
-        result, time = self.result, None if self.estimate is None else self.estimate.time
+        result, cluster = self.result, self.run.cluster
+        time = self.estimate.time if self.estimate is not None and is_timed(cluster) else None
         predictions = (time, self.prediction)
         seconds = [each.step_s if each else None for each in predictions]
         rates = [each.tokens_per_s if each else None for each in predictions]
@@ -231,7 +232,7 @@ def compared_probe(run: Run, *, rank: int, steps: int, dry: bool, output: Output
     folder = Path(run.model_name)
     has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
     predicted = None if settings.get("solo") else run.estimate()
-    prediction = None if predicted is None else by_estimate(predicted)
+    prediction = None if predicted is None else by_estimate(predicted, run.cluster)
     with shown_probe(output, run.cluster, prediction, steps) as on_progress:
         result = probe_and_keep(
             run,

@@ -51,8 +51,6 @@ class RunView:
         self.prediction = prediction
         self._cluster, self._total_steps, self._shows_loss = cluster, total_steps, shows_loss
         self._losses, self._next = list[float](), list[float]()
-        self._first_loss: float | None = None
-        self._loss: float | None = None
         self._read, self._per_mean = 0, 1
 
     def view(self, ranks: Ranks, memory: MemorySampler) -> View:
@@ -60,6 +58,7 @@ class RunView:
         trainer, predicted = ranks.first("trainer"), self.prediction
         tokens, step_s = ranks.speed(self._cluster.world_size, last=_RECENT)
         total_steps = self._total_steps or (int(trainer["total_steps"]) if trainer else None)
+        losses = [loss for _, loss in (*ranks.losses[:1], *ranks.losses[-1:])] if self._shows_loss else []
         self._keep(ranks)
         return View(
             phase=_phase(ranks, memory),
@@ -70,20 +69,17 @@ class RunView:
             tokens_per_s=tokens / step_s if tokens and step_s else None,
             predicted_tokens_per_s=predicted.tokens_per_s if predicted else None,
             losses=tuple(self._losses),
-            first_loss=self._first_loss,
-            loss=self._loss if self._shows_loss else None,
+            first_loss=losses[0] if losses else None,
+            loss=losses[-1] if losses else None,
             memory=self._memory(memory),
         )
 
     def _keep(self, ranks: Ranks) -> None:
-        """Add the new steps' losses, means over the ranks; once there are too many, each is the mean of two neighbours,
-        then of four, and so on."""
-        every = [rank.losses for rank in ranks.ranks]
-        for index in range(self._read, min(map(len, every), default=0)):
-            self._loss = fmean(losses[index][1] for losses in every)
-            self._first_loss = self._loss if self._first_loss is None else self._first_loss
+        """Add the new steps' losses; once there are too many, each is the mean of two neighbours, then of four, and so
+        on."""
+        for _, loss in ranks.losses[self._read :]:
             self._read += 1
-            self._next.append(self._loss)
+            self._next.append(loss)
             if len(self._next) < self._per_mean:
                 continue
             self._losses.append(_mean(self._next))

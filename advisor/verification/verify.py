@@ -118,7 +118,9 @@ def probe_candidates(
         )
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
-        with shown_probe(output, question.cluster, by_estimate(candidate.estimate), STEPS) as on_progress:
+        with shown_probe(
+            output, question.cluster, by_estimate(candidate.estimate, question.cluster), STEPS
+        ) as on_progress:
             return probe_and_keep(
                 build_run(question, candidate.plan, offline=offline),
                 device=device,

@@ -153,6 +153,8 @@ class Ranks:
         self.folder = folder
         self._by_file: dict[Path, Rank] = {}
         self._sizes: dict[Path, int] = {}
+        self.losses = list[tuple[int, float]]()
+        """(step, mean over the ranks) of the losses that every rank has reported."""
         self.heard_at = time.monotonic()
         """Time at which a rank or the launcher last recorded or printed anything."""
 
@@ -161,6 +163,8 @@ class Ranks:
             self._by_file.setdefault(path, Rank(EventLogReader(path), int(path.stem.removeprefix("rank"))))
         for rank in self._by_file.values():
             rank.read()
+        new = (rank.losses[len(self.losses) :] for rank in self._by_file.values())
+        self.losses += [(same[0][0], fmean(loss for _, loss in same)) for same in zip(*new, strict=False)]
         with contextlib.suppress(OSError):  # the folder may be removed
             sizes = {path: path.stat().st_size for path in (*self._by_file, *self.folder.glob("*.log"))}
             if sizes != self._sizes:

@@ -65,7 +65,7 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     assert schema_errors(page.data, command_schema("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures")[: len(known)] == known
-    assert "It runs." in page.text and UNWRITTEN_BUFFERS not in page.text
+    assert "It runs: " in page.text and UNWRITTEN_BUFFERS not in page.text
     dry: Any = SimpleNamespace(phases=[SimpleNamespace(iteration=1, total_peak_bytes=20 * 10**9)])
     page = Page(render_html(probe_document(replace(answer, dry_run=dry))))
     assert "21 x" in page.text and UNWRITTEN_BUFFERS in page.text
@@ -83,7 +83,7 @@ def _session(run: Run, folder: Path, **outcome: Any) -> Session:
     request, estimate = launch_request(run, folder), run.estimate()
     assert estimate is not None
     known: dict[str, Any] = {
-        "predicted": by_estimate(estimate),
+        "predicted": by_estimate(estimate, run.cluster),
         "phases": (PhaseFigures(name="forward", seconds=0.25, peak_bytes=3 * 2**30),),
         "last_step": 9,
         "peaks": Peaks(host_bytes=3 * 2**30),

@@ -386,15 +386,27 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
     assert prediction is not None
     tokens, step_s = prediction.time.tokens_per_step * share, prediction.time.step_s * share
     speed = {"step_s": step_s, "tokens_per_step": tokens, "tokens_per_s": tokens / step_s}
-    outcome = outcome_of(folder, None, last_step=9, predicted=by_estimate(prediction), **speed)
+    measured = replace(run.cluster, assumptions=())
+    outcome = outcome_of(folder, None, last_step=9, predicted=by_estimate(prediction, measured), **speed)
     page = io.StringIO()
     request = launch_request(run, folder)
     render_figures(Attempt(request=request, outcome=outcome), Console(file=page, width=80))
-    rows = {line.split()[0]: line.split()[1:] for line in page.getvalue().splitlines()}
+    rows = {line.split()[0]: line.split()[1:] for line in page.getvalue().splitlines() if line}
     assert rows["tokens/s"][0] == rows["tokens/s"][1]
     half = len(rows["step"]) // 2
     assert rows["step"][:half] == rows["step"][half:]
     assert f"Padding counts as tokens: {tokens:.0f} in a step. Predicted by the closed form" in page.getvalue()
+
+
+def test_a_cpu_has_predicted_times_only_if_its_speed_was_measured(folder: Path) -> None:
+    """An assumed speed of a core may be wrong by two orders of magnitude."""
+    run = replace(_run(folder), cluster=cpu_cluster(2))
+    estimate = run.estimate()
+    assert estimate is not None and run.cluster.assumptions
+    assert by_estimate(estimate, run.cluster).step_s is None
+    measured = replace(run.cluster, assumptions=())
+    assert by_estimate(estimate, measured).step_s == estimate.time.step_s
+    assert by_estimate(replace(estimate, evidence="probe"), run.cluster).step_s == estimate.time.step_s
 
 
 def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     rank.losses = [(step, 4.0 - step / 10_000) for step in range(1, 20_001)]
     rank.phase = "step 20001"
     ranks = Ranks(tmp_path)
-    ranks._by_file[tmp_path] = rank
+    ranks._by_file[tmp_path], ranks.losses = rank, rank.losses
     memory = MemorySampler(os.getpid(), gpus=False)
     view = views.view(ranks, memory)
     assert 128 <= len(view.losses) < 256 and (view.first_loss, view.loss) == (3.9999, 2.0)

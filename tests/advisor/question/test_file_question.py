@@ -225,6 +225,14 @@ def test_commands_without_a_file_find_that_of_the_folder(capsys: pytest.CaptureF
     assert "with ds_config.json of this folder" in shown.err and "--nproc_per_node 4" in shown.out
     assert run([*launch[:-1], "deepspeed", "train.py"]) == 0  # the launcher names no file
     assert "with ds_config.json of this folder" in capsys.readouterr().err
+    assert run(["Qwen2.5-0.5B", "--gpus", "2xH100", "--quiet"]) == 0  # into the next free name
+    assert run(launch) == 0
+    shown = capsys.readouterr()
+    assert "with ds_config-2.json, the newest here (not ds_config.json)" in shown.err
+    assert "--nproc_per_node 2" in shown.out
+    assert run(["Qwen2.5-0.5B", "--gpus", "4xH100", "--quiet"]) == 0  # the first answer again
+    assert run(launch) == 0 and "with ds_config.json, the newest here" in capsys.readouterr().err
+    Path("ds_config-2.json").unlink()
     assert run([*launch, "--deepspeed", "other.json"]) == 2 and "of this folder" not in capsys.readouterr().err
     config = json.loads(Path("ds_config.json").read_text())
     Path("ds_config.json").write_text(json.dumps(without_record(config)))

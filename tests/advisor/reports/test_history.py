@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.render.history import bench_document
 from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
+from ds_advise.probes.machine import busy, cpu_cores
 from ds_advise.probes.store import Record, Store
 
-from tests.helpers import MACHINE, bench_result
+from tests.helpers import MACHINE, bench_result, printed_document
 
 STEP = {"total_s": 2.0, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.5, "waiting_s": None}
 RANK = {
@@ -48,6 +50,29 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines), lines
     return lines
+
+
+def _bench(bf16_flops_per_s: float, warning: str = "") -> str:
+    speeds = {"bf16": bf16_flops_per_s, "fp32": 8e10}
+    figures = [
+        figure("matrix_product", how, size, speed, [1.0], "flop/s")
+        for how, speed in speeds.items()
+        for size in (256, 512)
+    ]
+    result = bench_result(*figures, versions={"torch": "2", "deepspeed": "0"})
+    record = Record(kind="bench", machine=MACHINE, result=asdict(result))
+    return " ".join(printed_document(bench_document(record, warning=warning)).split())
+
+
+def test_a_benchmark_says_what_makes_this_machine_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes, and products in bf16 by a device without instructions for it."""
+    monkeypatch.setattr("os.getloadavg", lambda: (cpu_cores() + 0.5, 0.0, 0.0))
+    shown = _bench(1e9, busy())
+    assert f"load {cpu_cores() + 0.5:.1f} on {cpu_cores()} cores" in shown
+    assert "Products in fp32 are 80 x as fast as in bf16: pass --precision fp32." in shown
+    assert shown.count("matrix product, bf16") == 1, "a kind is named once for all its sizes"
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
+    assert busy() == "" and "--precision" not in _bench(1e11)
 
 
 def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:

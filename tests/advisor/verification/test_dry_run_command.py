@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "stdout", printed)
         assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
     assert len(started) == 1, "both commands make the same run, which is done once"
-    assert "ds-advise: dry run, 0 s: load\n" in meanwhile.getvalue()
+    assert re.search(r"^ds-advise: dry run, \d+ s: load$", meanwhile.getvalue(), re.MULTILINE)
     (folder / "answer.json").write_text(answer.getvalue())
     printed.flush()
     (folder / "printed.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
     assert "backward 1" in chart[height] and "backward 2" in chart[height] and "backward 3" not in chart[height]
-    assert "W weights" in " ".join(chart)
+    assert any("B buffers B" in line for line in chart[:height]), "an area has its name if there is room"
 
 
 @pytest.mark.parametrize(
