@@ -26,7 +26,7 @@ _INKS = {
     "optimizer": ("▓", "yellow"),
     "loss": ("▒", "magenta"),
     "activations": ("▚", "cyan"),
-    "buffers": ("▄", "red"),
+    "buffers": ("▄", "magenta"),
     "generation": ("░", "bright_magenta"),
     "runtime": ("═", "bright_black"),
     "compute": ("█", "bright_blue"),
@@ -34,7 +34,7 @@ _INKS = {
     "links": ("▒", "magenta"),
     "pcie": ("▚", "cyan"),
     "host": ("▓", "yellow"),
-    "nvme": ("▄", "red"),
+    "nvme": ("▄", "magenta"),
     "launch": ("═", "bright_black"),
     "other": ("·", ""),
 }
