@@ -15,7 +15,7 @@ from .dry_run import dry_run_document
 
 _ENDINGS = {
     "repeated": "step {steps} repeats the one before it, and so do all later ones",
-    "steps": "{steps} steps were run; their lengths vary, so none repeats (--longest trains the longest batch)",
+    "steps": "{steps} steps were run; none repeats the one before it",
     "script": "the script ended by itself after {steps} steps",
 }
 
@@ -72,7 +72,8 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "other engines", ", ".join(others)
     cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())
     yield "rows", f"the first {observed.rows_read:,} of {cut}" if cut else ""
-    yield "end", _ENDINGS[observed.ended].format(steps=observed.steps)
+    hint = " (--longest trains the longest batch)" if observed.ended == "steps" and _varies(observed) else ""
+    yield "end", _ENDINGS[observed.ended].format(steps=observed.steps) + hint
     yield "evaluation", "its first batches only" if observed.evaluation_cut else ""
 
 
@@ -92,12 +93,16 @@ def _largest(observed: Observed) -> list[tuple[str, tuple[int, ...]]]:
     return sorted(observed.batch_shapes.items(), key=lambda item: prod(item[1]), reverse=True)[:3]
 
 
+def _varies(observed: Observed) -> bool:
+    return len(set(observed.batch_lengths)) > 1
+
+
 def _lengths(observed: Observed) -> str:
     lengths = observed.batch_lengths
     if not lengths:
         return ""
     if observed.searched_batches:
         return f"{max(lengths)} tokens, the longest of {observed.searched_batches:,} batches"
-    if min(lengths) == max(lengths):
+    if not _varies(observed):
         return f"{max(lengths)} tokens in every batch"
     return f"{min(lengths)} to {max(lengths)} tokens"
