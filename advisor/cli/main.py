@@ -10,6 +10,7 @@ import gc
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -296,8 +297,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
             fix = mistakes.instead_of_word(extra[1].split(), args, command)
         case _ if message.startswith("no command; write --"):
-            files = [word for word in args[1:] if not word.startswith("-")]
-            fix = mistakes.divided_command(args, command) or f"write ds-advise {' '.join((name, *files))} -- train.py"
+            words = [word for word in args if word != "--"]
+            fix = mistakes.divided_command(args, command) or f"write ds-advise {shlex.join(words)} -- train.py"
             message = "no command that trains"
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):

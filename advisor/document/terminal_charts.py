@@ -21,12 +21,12 @@ from ..text.units import FIRM, percent
 from .charts import Drawing, Limit, Lines, Points, StackedBars, Unit
 
 _INKS = {
-    "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal
+    "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal, and red is for what is wrong
     "gradients": ("▀", "green"),
     "optimizer": ("▓", "yellow"),
     "loss": ("▒", "magenta"),
     "activations": ("▚", "cyan"),
-    "buffers": ("▄", "magenta"),
+    "buffers": ("▄", "color(168)"),
     "generation": ("░", "bright_magenta"),
     "runtime": ("═", "bright_black"),
     "compute": ("█", "bright_blue"),
@@ -34,7 +34,7 @@ _INKS = {
     "links": ("▒", "magenta"),
     "pcie": ("▚", "cyan"),
     "host": ("▓", "yellow"),
-    "nvme": ("▄", "magenta"),
+    "nvme": ("▄", "color(168)"),
     "launch": ("═", "bright_black"),
     "other": ("·", ""),
 }

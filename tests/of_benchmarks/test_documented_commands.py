@@ -87,6 +87,7 @@ ELSEWHERE = {
     "ds-advise probe": RECORDED,
     "ds-advise launch -- train.py": RECORDED,
     "ds-advise train ds_config.json --data chats.jsonl": "test_train_command.py",
+    "ds-advise train --data chats.jsonl": RECORDED,
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective ppo": "test_rollouts.py asks it",
     "ds-advise launch ds_config.json --gpus 2x8xH100 --emit slurm -- train.py --model_name_or_path ./model --output_dir out": "test_job_files_run.py",  # noqa: E501
     "python3 -m venv .venv": "test_packaging.py installs the wheel",

@@ -148,7 +148,7 @@ HUES = {
     "magenta": (250, 290),
     "bright_magenta": (290, 330),
     "cyan": (165, 195),
-    "red": (330, 360),
+    "color(168)": (330, 360),
 }
 """Degrees of each colour of a terminal; grey has none."""
 

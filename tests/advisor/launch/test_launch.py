@@ -159,7 +159,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 8xH100 --hostfile unequal -- train.py", "nodes with different numbers of GPUs"),
         ("--gpus 8xH100 --hostfile empty -- train.py", "nodes without GPUs"),
         ("--gpus 8xH100 train.py --steps 3", "--gpus 8xH100 -- train.py --steps 3"),
-        ("--gpus 8xH100", "no command; write --"),
+        ("--gpus 8xH100", "write ds-advise launch ds_config.json --log-dir log --gpus 8xH100 -- train.py"),
         ("--gpus 8xH100 --master a --nodes 2 --fallback -- train.py", "--fallback and --master contradict each other"),
         ("--gpus 8xH100 --check quick -- train.py", "--check quick needs a model"),
         ("--gpus 8xH100 --seq-len 32 -- train.py", "--seq-len has no effect on a command"),
