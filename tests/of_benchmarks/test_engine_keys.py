@@ -30,7 +30,8 @@ def wrong(base: str, changes: Sequence[Change]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("base", ["stage 2", pytest.param("stage 3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["stage 2", "stage 3"])
 def test_some_keys_are_followed_or_named(base: str) -> None:
     """One group of keys without effect, and keys whose bytes the closed form has."""
     names = ("grad_accum_dtype", "contiguous_gradients", "round_robin_gradients", "communication_data_type")

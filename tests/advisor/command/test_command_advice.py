@@ -267,7 +267,10 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("micro", "rounded"), [("2", 1), ("2", 8), ("1", 1)])
+@pytest.mark.parametrize(
+    ("micro", "rounded"),
+    [pytest.param("2", 1, marks=pytest.mark.slow), ("2", 8), pytest.param("1", 1, marks=pytest.mark.slow)],
+)
 def test_padding_to_the_longest_of_a_batch_is_none_for_one_row(micro: str, rounded: int) -> None:
     """The advised micro batch is 1; a mask reaches its attention only where lengths are rounded up."""
     given = ["--deepspeed", "auto.json", "--output_dir", "out", "--bf16", "--report_to", "none"]
