@@ -299,11 +299,25 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredMemory:
+    """Peaks of memory that were measured; None for what was not."""
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    """This and the previous fields: of the fullest GPU."""
+    host_bytes: int | None
+    """Of all ranks of a node and their launcher."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     plan: Plan
     memory: MemoryEstimate
     time: TimeEstimate
     evidence: Evidence = "analytic"
+    measured: MeasuredMemory | None = None
+    """What a run of the plan took; None without one."""
 
 
 Terms = tuple[MemoryTerm, ...]

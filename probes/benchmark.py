@@ -165,7 +165,7 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
             **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
         }
         words = [sys.executable, "-m", f"{__package__}.benchmark_rank", str(folder)]
-        ranks, failure = watch(
+        ranks, failure, _ = watch(
             with_launcher(words, task.ranks, folder=folder, port=free_port()),
             folder,
             environment=observed_environment(Settings(str(folder)), os.environ | variables),

@@ -259,7 +259,10 @@ def compare(
     from ..question.job import check_job, has_amount
     from ..render.comparison import comparison_document
     from ..render.deliver import show_document
+    from .mistakes import refuse_unknown_side
 
+    for name in (first, second):
+        refuse_unknown_side(name)
     sides = [name if is_strategy(name) else read_file_question(Path(name), question) for name in (first, second)]
     files = [side for side in sides if isinstance(side, FileQuestion)]
     check_job({name: value for each in (question, *(file.asked for file in files)) for name, value in each.items()})

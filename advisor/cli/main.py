@@ -232,7 +232,7 @@ def run(args: list[str]) -> int:
     except DsAdviseError as error:
         from .mistakes import other_reader  # imported here: an answer does not need it
 
-        what, fix = other_reader(error) or (error.what, error.fix)
+        what, fix = other_reader(error, args) or (error.what, error.fix)
         _report(what, error.why if what == error.what else "", fix)
         return error.exit_code
     except click.UsageError as error:

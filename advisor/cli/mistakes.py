@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
-from ...estimators.plan import STRATEGIES
+from ...estimators.plan import PLANS, STRATEGIES
 from ..question.other_names import advice_for, meant_choice, other_name
 from .model_argument import is_model
 from .options import CommandWithUsersCommand
@@ -116,11 +116,13 @@ def _gpus_meant(text: str) -> str:
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "": "estimate estimate-memory recommend predict fit tune autotune plan memory mem ask",
+    "--html report.html": "report html",
+    "--plot memory.svg": "plot chart",
     "launch": "run start torchrun",
     "train": "finetune sft pretrain",
     "lint": "validate verify",
     "why": "debug diagnose logs",
-    "doctor": "ds_report env report status info nvidia-smi",
+    "doctor": "ds_report env status info nvidia-smi",
     "checkpoint": "ckpt zero_to_fp32 zero_to_fp32.py merge export",
     "bench": "benchmark perf",
     "page": "serve ui web gui",
@@ -129,7 +131,7 @@ COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "from": "import convert",
     "rent": "cost price cloud",
 }
-"""Command -> names of other tools' commands; "" for `advise`."""
+"""Command -> names of other tools' commands; "" for `advise`, and an option for `advise` with it."""
 
 
 def other_tools_command(args: Sequence[str]) -> str:
@@ -139,11 +141,12 @@ def other_tools_command(args: Sequence[str]) -> str:
     if name is None or is_model(word) or _is_there(Path(word)):
         return ""
     rest = divided_words(args[1:]) if name == "launch" else [*args[1:]]
-    if not name:
-        model = [] if any(is_model(each) for each in rest) else ["MODEL"]
-        gpus = [] if "--gpus" in rest else ["--gpus", "2x24GB"]
-        rest = [*model, *rest, *gpus]
-    return " ".join(filter(None, ("ds-advise", name, *rest)))
+    if name and not name.startswith("-"):
+        return " ".join(("ds-advise", name, *rest))
+    rest = [word for word in rest if word not in ("--help", "-h")]
+    model = [] if any(is_model(each) for each in rest) else ["MODEL"]
+    gpus = [] if "--gpus" in rest else ["--gpus", "2x24GB"]
+    return " ".join(filter(None, ("ds-advise", *model, *rest, *gpus, name)))
 
 
 def example_of(command: click.Command) -> str:
@@ -156,7 +159,8 @@ def no_option_value(name: str, command: click.Command) -> str:
     """Return how an option without its value is written: `write --gpus SPEC (GPUs: 2x32GB, 8xA100-80GB, ...)`."""
     for option in command.params:
         if isinstance(option, click.Option) and name in option.opts:
-            metavar = option.metavar or "|".join(_choices(option)) or option.type.name.upper()
+            own = option.type.name  # of a count with words N|max
+            metavar = option.metavar or "|".join(_choices(option)) or (own if "|" in own else own.upper())
             text = (option.help or "").partition("  [")[0].rstrip(".")
             return f"write {name} {metavar}" + (f" ({text})" if text else "")
     return ""
@@ -186,22 +190,25 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
 
 def other_command(name: str) -> str:
     """Return the command for a file that is no model; "" for a model or a name."""
-    from ..question.file_question import is_ds_config  # imported here: names need none of it
+    from ..question.file_question import is_ds_config, records_question  # imported here: names need none of it
 
     path = Path(name)
     if is_ds_config(path):
-        return f"ds-advise explain {name} --model MODEL --gpus 2x24GB"
+        return f"ds-advise explain {name}" + ("" if records_question(path) else " --model MODEL --gpus 2x24GB")
     if path.suffix.lower() == ".py":
         return f"ds-advise --gpus 2x24GB -- torchrun {name}"
     if not _is_there(path) or not path.is_file() or _begins_object(path):
         return ""
-    by_suffix = {
-        **dict.fromkeys((".yaml", ".yml", ".toml"), f"ds-advise from {name} --gpus 2x24GB"),
-        **dict.fromkeys((".log", ".txt", ".out", ".err"), f"ds-advise why {name}"),
-        **dict.fromkeys((".jsonl", ".csv", ".parquet"), f"ds-advise MODEL --gpus 2x24GB --data {name}"),
-        **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
-    }
-    return by_suffix.get(path.suffix.lower(), "")
+    return _READERS.get(path.suffix.lower(), "").format(name=name)
+
+
+_READERS: Mapping[str, str] = {
+    **dict.fromkeys((".yaml", ".yml", ".toml"), "ds-advise from {name} --gpus 2x24GB"),
+    **dict.fromkeys((".log", ".txt", ".out", ".err"), "ds-advise why {name}"),
+    **dict.fromkeys((".jsonl", ".csv", ".parquet"), "ds-advise MODEL --gpus 2x24GB --data {name}"),
+    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
+}
+"""Suffix of a file -> the command that reads it."""
 
 
 def _begins_object(path: Path) -> bool:
@@ -220,11 +227,21 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def other_reader(error: DsAdviseError) -> tuple[str, str] | None:
-    """Return what is wrong and what to type if a file that should be JSON is one that another command reads."""
+def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] | None:
+    """Return what is wrong and what to type if a file that should be JSON is one that another command reads. args: the
+    command line."""
     name, colon, _ = error.what.partition(": not JSON")
     command = other_command(name) if isinstance(error, ConfigFileError) and colon else ""
+    if command and args[0] in _RUNNING and name.endswith(".py"):
+        own, _, users = " ".join(divided_words(args)).partition(" -- ")
+        gpus = " --gpus 2x24GB" if args[0] == "dry-run" and "--gpus" not in args else ""
+        starter = "" if users.split()[0] in _STARTERS else "torchrun "
+        return f"{name[:80]} is not a DeepSpeed configuration", f"write ds-advise {own}{gpus} -- {starter}{users}"
     return (f"{name[:80]} is not a DeepSpeed configuration", f"write {command}") if command else None
+
+
+_RUNNING = ("dry-run", "probe", "launch")
+"""Commands that run the user's command."""
 
 
 def refuse_unknown(name: str, what: str = "") -> None:
@@ -232,11 +249,13 @@ def refuse_unknown(name: str, what: str = "") -> None:
     from ...estimators.models import catalogue
     from ..question.model_source import is_user_module
 
+    path = Path(name)
     if command := "" if is_user_module(name) else other_command(name):
         raise UnknownModelError(f"{name[:80]} is not a model", fix=f"write {command}")
+    if path.suffix.lower() in (".json", *_READERS) and not _is_there(path):
+        raise UnknownModelError(f"{name[:80]}: no such file", fix="name a model, such as Qwen2.5-14B, or its folder")
     if hub := re.fullmatch(r"https?://[\w.-]+/([\w.-]+/[\w.-]+?)(?:/tree/\w+)?/?", name):
         raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub[1]}")
-    path = Path(name)
     is_folder = _is_there(path) and path.is_dir()
     if "/" in name or is_user_module(name) or (_is_there(path) and not is_folder) or _is_there(path / "config.json"):
         return
@@ -250,6 +269,15 @@ def refuse_unknown(name: str, what: str = "") -> None:
             fix = f"write ds-advise MODEL --gpus {gpus}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         raise UnknownModelError(what or error.what, why=error.why, fix=error.fix) from None
+
+
+def refuse_unknown_side(name: str) -> None:
+    """Raise ConfigFileError for a side of a comparison that is neither a strategy nor like the name of a file."""
+    if name in PLANS or _is_there(Path(name)) or not re.fullmatch(r"\w[\w-]*", name):
+        return
+    near = get_close_matches(name, PLANS, n=1, cutoff=0.85)
+    fix = f"write {near[0]}" if near else f"write one of {', '.join(PLANS)}, or the path of a file"
+    raise ConfigFileError(f"no strategy or file {name[:40]!r}", fix=fix)
 
 
 def options_of(command: click.Command) -> dict[str, tuple[str, ...]]:

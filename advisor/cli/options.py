@@ -35,6 +35,10 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
         self.name = "|".join(["N", *words])
         self._kilo, self._words = kilo, words
 
+    def get_metavar(self, *_: Any, **__: Any) -> str:
+        """The words as one types them; Click writes names of types in capitals."""
+        return self.name
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int) or value in self._words:
             return value

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
-from ..text.units import capitalised, ended
 from .charts import Drawing, Points
 from .excerpt import Excerpt as Excerpt
 
@@ -194,11 +193,6 @@ class Fact(NamedTuple):
     words: str
     share: float | None = None
     is_subject: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """The fact as a sentence, `Speed: 1,490 tokens/s.`"""
-        return ended(f"{capitalised(self.title)}: {f'{self.figure} {self.words}'.strip()}")
 
 
 class Facts(NamedTuple):

@@ -13,6 +13,7 @@ from ...estimators.errors import ClusterError
 from ...estimators.hardware import Cluster
 from ...estimators.workload import Workload
 from ...probes.command.training_command import TrainingCommand, read_command
+from ...probes.command.words import check_script
 from ...probes.run import Run, check_device
 from ..question.file_question import FileQuestion
 from ..question.run import read_run
@@ -42,6 +43,8 @@ def launch_request(
     Raises DsAdviseError for a command or options that cannot be launched.
     """
     command, config = read_command(words), {} if question is None else question.config
+    if place["starts"]:
+        check_script(words, Path.cwd())
     if command.program is None:
         cluster, rendezvous = _own_processes(command, launcher, place), None
     else:

@@ -137,7 +137,10 @@ def parse_cluster(
     at = rates = ""
     if nvme is not None:
         place, at, rates = nvme.rpartition("@") if "@" in nvme.rpartition(":")[2] else (nvme, "", "")
-        path, _, size = place.rpartition(":")
+        path, colon, size = place.rpartition(":")
+        if "/" in size or (colon and not size):
+            folder = place.removesuffix(":")
+            raise ClusterError(f"{folder[:40]} has no size", fix=f"write --nvme {folder[:40]}:2TB")
         cluster = replace(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )

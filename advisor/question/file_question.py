@@ -247,7 +247,7 @@ def recorded_files(folder: Path) -> list[Path]:
     first."""
     stem = Path(CONFIG_NAME).stem
     named = (path for path in folder.glob(f"{stem}*.json") if re.fullmatch(rf"{stem}(-\d+)?", path.stem))
-    return sorted((path for path in named if RECORD_KEY in _values(path)), key=_written_at, reverse=True)
+    return sorted((path for path in named if records_question(path)), key=_written_at, reverse=True)
 
 
 def _written_at(path: Path) -> int:
@@ -258,6 +258,11 @@ def is_ds_config(path: Path) -> bool:
     """Whether a file exists that is a DeepSpeed configuration, and not that of a model."""
     values = _values(path)
     return bool(values) and "model_type" not in values and "architectures" not in values
+
+
+def records_question(path: Path) -> bool:
+    """Whether a file is a configuration that records its question."""
+    return RECORD_KEY in _values(path)
 
 
 def _values(path: Path) -> Mapping[str, Any]:

@@ -21,8 +21,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
     "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
     "grad_accum grad_accumulation accumulation_steps",
-    "--seq-len {N}": "max_length max_seq_length max_seq_len seq_length sequence_length sequence_len model_max_length "
-    "cutoff_len context_length context_len context ctx block_size max_tokens",
+    "--seq-len {N}": "seq max_length max_seq_length max_seq_len seq_length sequence_length sequence_len "
+    "model_max_length cutoff_len context_length context_len context ctx block_size max_tokens",
     "--method lora": "lora use_lora peft use_peft finetuning_type",
     "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits",
     "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",

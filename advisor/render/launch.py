@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds
 from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
+from .runs import next_command
 
 _TAIL_LINES = 12
 
@@ -164,6 +166,12 @@ def _next(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence(session.following_sentence)
         if session.following.command is not None:
             yield doc.Code([session.following.command])
+    elif (saved := session.attempts[-1].outcome.checkpoint) is not None:
+        here = Path.cwd()
+        saved = saved.relative_to(here) if saved.is_relative_to(here) else saved
+        yield from next_command(
+            "Check the checkpoint, and export its weights:", shlex.join(["ds-advise", "checkpoint", str(saved)])
+        )
 
 
 def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:

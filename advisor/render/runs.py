@@ -85,7 +85,7 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     for predictor, columns in (("analytic", {2, 3}), ("dry_run", {4, 5})):
         if all(getattr(figure, predictor) is None for figure in answer.figures):
             unknown |= columns
-    yield doc.Table(["", "measured", "closed form", "", "dry run", ""], rows).without(unknown)
+    yield doc.Table(["", "measured", "closed form", "error", "dry run", "error"], rows).without(unknown)
     memory = answer.figures[0].dry_run_error
     if result.device == "cpu" and memory is not None and memory >= UNWRITTEN - 1:
         yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")

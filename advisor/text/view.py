@@ -42,13 +42,15 @@ class MemoryUse(NamedTuple):
     peak_bytes: int
     predicted_bytes: int | None = None
     capacity_bytes: int | None = None
+    is_stepping: bool = True
+    """Whether a step was made: the peak is compared with the prediction from then on."""
 
     @property
     def exceeds(self) -> bool:
         """Whether the peak is above the prediction, by the printed figures."""
-        return self.predicted_bytes is not None and (
-            self.peak_bytes > self.predicted_bytes and gib(self.peak_bytes) != gib(self.predicted_bytes)
-        )
+        if self.predicted_bytes is None or not self.is_stepping:
+            return False
+        return self.peak_bytes > self.predicted_bytes and gib(self.peak_bytes) != gib(self.predicted_bytes)
 
     @property
     def style(self) -> str:

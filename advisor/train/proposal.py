@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from datasets import disable_progress_bars
+
 from ...ds_configs.training_script import packages
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
@@ -128,6 +130,7 @@ def propose(
 
     Raises DsAdviseError for data, a model or options that do not allow a training.
     """
+    disable_progress_bars()  # the caller shows that it reads
     check_causal(shape, fix="use ds-advise launch with a script of yours")
     if question.get("experts") == "autoep":
         raise WorkloadError(

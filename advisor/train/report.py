@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from ...ds_configs.files import config_text
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import python_source
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..answer.advice import PlanFigures, plan_figures
-from ..answer.facts import batch_fact, memory_facts, speed_fact
+from ..answer.facts import plan_facts
 from ..answer.verdict import what_lacks
 from ..data.formats import ROW_FORMATS
+from ..document import blocks as doc
+from ..document.terminal import print_blocks
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
@@ -134,56 +136,62 @@ def training_report(proposed: Proposal | None, trained: Trained | None) -> Train
 
 
 def render_proposal(proposed: Proposal, console: Console) -> None:
-    """Print the data, the recommended plan (or the one nearest to fitting), and the predicted duration."""
-    for paragraph in (_data(proposed), _plan(proposed)):
-        for line in paragraph:
-            sentence(console, line)
-        blank(console)
+    """Print the recommended plan (or the one nearest to fitting), the predicted duration, and the data."""
+    print_blocks([*_plan(proposed, _data(proposed)), doc.Gap()], console)
 
 
-def _data(proposed: Proposal) -> list[str]:
+def _data(proposed: Proposal) -> list[doc.Fact]:
     data, samples, cuts = proposed.data, proposed.samples, proposed.samples.cuts
-    template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
-    plain = data.row_format in ("text", "prompt-completion")
-    counted = "all of the text" if data.divisible else "the answers" if plain else f"the answers in {template}"
-    lines = [
-        f"{data.name}: {counted_noun(data.rows, 'row')} of {ROW_FORMATS[data.row_format].title}; sequence 95th "
-        f"percentile {data.typical:,} tokens, longest {data.longest:,}.",
+    title = ROW_FORMATS[data.row_format].title
+    packed = f" packed, {percent(samples.fill)} full" if samples.packing else ""
+    held_out = f", {samples.evaluation_samples:,} for evaluation" if samples.evaluation_samples else ""
+    facts = [
+        doc.Fact(
+            "data",
+            f"{data.rows:,}",
+            f"{'row' if data.rows == 1 else 'rows'} of {title} in {data.name}: {samples.train_samples:,} samples for "
+            f"training{packed}{held_out}",
+        ),
         *(
-            f"Left out of {each.name}, empty or with an empty answer: {counted_noun(each.empty_rows, 'row')}."
+            doc.Fact("data", "", f"left out of {each.name}, empty or without answer: {each.empty_rows:,}")
             for each in (data, proposed.evaluation)
             if each is not None and each.empty_rows
         ),
-        f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens, {counted}.",
     ]
+    cut = f"rows cut: {cuts.truncated:,}, left without an answer: {cuts.dropped:,}"
+    uncut = "longer text is continued" if data.divisible else "no row is cut"
+    lengths = f"tokens (95th percentile {data.typical:,}, longest {data.longest:,})"
+    facts.append(
+        doc.Fact("sequence", f"{samples.seq_len:,}", f"{lengths}; {cut if cuts.truncated or cuts.dropped else uncut}")
+    )
+    template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
+    plain = data.row_format in ("text", "prompt-completion")
+    counted = "all of the text" if data.divisible else "the answers" if plain else f"the answers in {template}"
+    facts.append(doc.Fact("loss", percent(data.trained_tokens / data.tokens), f"of the tokens, {counted}"))
     if data.untrained_turns:
         turns = counted_noun(data.untrained_turns, "earlier answer")
-        lines.append(f"Not trained, because the template changes them later: {turns}.")
-    cut = f"rows cut: {cuts.truncated:,}, left without an answer: {cuts.dropped:,}"
-    lines.append(f"Sequence length {samples.seq_len:,}; {'longer text is continued' if data.divisible else cut}.")
-    packed = f" packed, {percent(samples.fill)} full" if samples.packing else ""
-    held_out = f", for evaluation {samples.evaluation_samples:,}" if samples.evaluation_samples else ""
-    lines.append(f"Samples for training: {samples.train_samples:,}{packed}{held_out}.")
-    return lines
+        facts.append(doc.Fact("loss", "", f"not trained, because the template changes them later: {turns}"))
+    return facts
 
 
-def _plan(proposed: Proposal) -> list[str | Text]:
+def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Block]:
     question, chosen, every = proposed.answer.question, proposed.answer.recommended, proposed.settings.save_steps
     if chosen is None:
-        near = proposed.answer.closest
-        nearest = [what_lacks(question, near)] if near else []
+        yield doc.Sentence("Nothing fits.", "bad")
+        if near := proposed.answer.closest:
+            yield doc.Sentence(what_lacks(question, near))
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
-        return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} shows what would help."]
+        yield doc.Sentence(f"{ask} shows what would help.")
+        yield doc.Facts(data)
+        return
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
-    takes = f": {_duration(proposed)} without the start" if _is_timed(proposed) else ""
+    takes = f", {_duration(proposed)} without the start" if _is_timed(proposed) else ""
+    saves = f", a checkpoint every {every}" if every else ""
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
-    return [
-        Text(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", style="bold"),
-        *([speed_fact(question, chosen).sentence] if _is_timed(proposed) else []),
-        *(fact.sentence for fact in (*memory_facts(question, chosen), batch_fact(question, chosen))),
-        f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
-        f"{proposed.learning_rate:g}{takes}" + (f"; a checkpoint every {every} steps." if every else "."),
-    ]
+    words = f"({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of {proposed.learning_rate:g}"
+    facts = plan_facts(question, chosen)[0 if _is_timed(proposed) else 1 :]
+    yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")
+    yield doc.Facts([*facts, doc.Fact("steps", f"{proposed.steps:,}", f"{words}{takes}{saves}"), *data])
 
 
 def _is_timed(proposed: Proposal) -> bool:
@@ -203,9 +211,7 @@ def render_checked(before: Proposal, after: Proposal, console: Console) -> None:
         sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
         sentence(console, "A shorter --seq-len, --method lora or --loss fused takes less memory.")
     elif now is not None and was is not None and now.plan != was.plan:
-        for line in _plan(after):
-            sentence(console, line)
-        blank(console)
+        print_blocks([*_plan(after), doc.Gap()], console)
     elif now is not None and was is not None and not _is_timed(before) and _is_timed(after):
         sentence(
             console, f"All {after.steps:,} steps: {_duration(after)} without the start, at the speed of the probe."

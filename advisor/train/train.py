@@ -37,7 +37,7 @@ from ..question.model_source import load_model
 from ..question.run import build_run, read_ds_config
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import rate
+from ..text.units import gib, rate
 from ..verification.past_results import probe_and_keep
 from ..verification.prediction import by_estimate
 from ..verification.probe_order import measured_estimate
@@ -163,7 +163,8 @@ def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
 def _proposed(
     settings: TrainingSettings, shape: ModelShape, question: Mapping[str, Any], folder: TrainingFolder, output: Output
 ) -> Proposal:
-    proposed = propose(settings, shape, question, folder)
+    with output.waiting(f"reading {settings.data.name}"):
+        proposed = propose(settings, shape, question, folder)
     if output.mode == "human":
         render_proposal(proposed, output.console())
     return proposed
@@ -223,7 +224,8 @@ def verify_answer(
             )
         if result.failure is None:
             full = f"full sequences of {answer.question.workload.seq_len:,} tokens"
-            output.say(f"it ran, {rate(result.tokens_per_s)} tokens/s with {full}")
+            peak = f", at most {gib(result.host_peak_bytes)} GiB of host RAM" if result.host_peak_bytes else ""
+            output.say(f"it ran, {rate(result.tokens_per_s)} tokens/s with {full}{peak}")
             return replace(
                 answer, recommended=candidate.replace_estimate(measured_estimate(candidate.estimate, result))
             )

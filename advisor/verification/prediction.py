@@ -76,15 +76,15 @@ def is_timed(cluster: Cluster, evidence: Evidence = "analytic") -> bool:
 
 
 def by_estimate(estimate: Estimate, cluster: Cluster) -> Prediction:
-    """The closed form for a plan on this cluster, which may have the step time of a probe."""
-    memory, time, plan = estimate.memory, estimate.time, estimate.plan
+    """The closed form for a plan on this cluster, with the figures that a probe of it has measured."""
+    memory, time, plan, measured = estimate.memory, estimate.time, estimate.plan, estimate.measured
     return Prediction(
         evidence=estimate.evidence,
         engine={name: getattr(plan, name) for name in ENGINE_SETTINGS},
-        allocated_bytes=memory.allocated_bytes_per_gpu,
-        reserved_bytes=memory.reserved_bytes_per_gpu,
-        device_bytes=memory.device_bytes_per_gpu,
-        host_bytes=memory.host_training_bytes_per_node,
+        allocated_bytes=(measured and measured.allocated_bytes) or memory.allocated_bytes_per_gpu,
+        reserved_bytes=(measured and measured.reserved_bytes) or memory.reserved_bytes_per_gpu,
+        device_bytes=(measured and measured.device_bytes) or memory.device_bytes_per_gpu,
+        host_bytes=(measured and measured.host_bytes) or memory.host_training_bytes_per_node,
         step_s=time.step_s if is_timed(cluster, estimate.evidence) else None,
         tokens_per_step=time.tokens_per_step,
     )

@@ -18,7 +18,7 @@ from math import inf
 from statistics import median
 from typing import Literal, NamedTuple
 
-from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
+from ...estimators.estimate import Estimate, MeasuredMemory, Spread, TimeEstimate, TimeTerm
 from ...estimators.plan import Plan
 from ...probes.real_run.command import STEPS
 from ...probes.real_run.result import ProbeResult
@@ -91,15 +91,21 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
 
 
 def measured_estimate(estimate: Estimate, result: ProbeResult) -> Estimate:
-    """Return a plan's estimate with the time that its probe measured, term by term. The spread is the middle 80 % of
-    the slowest rank's steps."""
+    """Return a plan's estimate with the time that its probe measured, term by term, and the memory that it took. The
+    spread is the middle 80 % of the slowest rank's steps."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
     steps = sorted(step.total_s for step in slowest.steps)
     beyond = int(len(steps) / 10)
     # Speed is the inverse of time: the longest steps give the low end.
     spread = Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
     time = replace(calibration(result, estimate.time).apply(estimate.time), spread=spread)
-    return replace(estimate, time=time, evidence="probe")
+    measured = MeasuredMemory(
+        allocated_bytes=result.highest("allocated_bytes"),
+        reserved_bytes=result.highest("reserved_bytes"),
+        device_bytes=result.device_peak_bytes,
+        host_bytes=result.host_peak_bytes,
+    )
+    return replace(estimate, time=time, evidence="probe", measured=measured)
 
 
 def _kind(term: TimeTerm) -> str:

@@ -71,7 +71,7 @@ class RunView:
             losses=tuple(self._losses),
             first_loss=losses[0] if losses else None,
             loss=losses[-1] if losses else None,
-            memory=self._memory(memory),
+            memory=self._memory(memory, is_stepping=bool(ranks.step)),
         )
 
     def _keep(self, ranks: Ranks) -> None:
@@ -88,7 +88,7 @@ class RunView:
                 self._losses = [_mean(self._losses[index : index + 2]) for index in range(0, _MOST_LOSSES, 2)]
                 self._per_mean *= 2
 
-    def _memory(self, memory: MemorySampler) -> tuple[MemoryUse, ...]:
+    def _memory(self, memory: MemorySampler, *, is_stepping: bool) -> tuple[MemoryUse, ...]:
         cluster, predicted = self._cluster, self.prediction
         host = MemoryUse(
             "host",
@@ -96,6 +96,7 @@ class RunView:
             memory.host_peak_bytes,
             predicted.host_bytes if predicted else None,
             cluster.host_memory_bytes_per_node,
+            is_stepping,
         )
         if memory.device_bytes is None or memory.device_peak_bytes is None:
             return (host,)
@@ -105,6 +106,7 @@ class RunView:
             memory.device_peak_bytes,
             predicted.device_bytes if predicted else None,
             cluster.gpu.memory_bytes,
+            is_stepping,
         )
         return device, host
 

@@ -87,7 +87,7 @@ def probe_command(
             memory_limit_bytes=probe.memory_limit_bytes,
             solo=probe.solo,
         )
-        ranks, failure = watch(
+        ranks, failure, memory = watch(
             words,
             folder,
             environment=observed_environment(settings, environment),
@@ -114,6 +114,8 @@ def probe_command(
         config=first.get("config", {}),
         seconds=time.monotonic() - started,
         load=load,
+        device_peak_bytes=memory.device_peak_bytes,
+        host_peak_bytes=memory.host_peak_bytes,
     )
 
 

@@ -115,6 +115,10 @@ class ProbeResult:
     seconds: float = 0.0
     load: float = 0.0
     """Load average of the minute before the probe; other busy processes increase the times."""
+    device_peak_bytes: int | None = None
+    """Peak memory of all processes on the fullest GPU; None without a GPU."""
+    host_peak_bytes: int | None = None
+    """Peak anonymous and shared memory of all processes of the probe; None in one of an earlier version."""
 
     @property
     def step_s(self) -> float:

@@ -140,9 +140,9 @@ def watch(
     timeout_s: float,
     gpus: bool = False,
     on_progress: OnProgress = lambda _ranks, _memory: None,
-) -> tuple[list[Rank], RankFailure | None]:
-    """Start the command and wait until every rank has reported. Returns the ranks in their order, and the first
-    failure.
+) -> tuple[list[Rank], RankFailure | None, MemorySampler]:
+    """Start the command and wait until every rank has reported. Returns the ranks in their order, the first failure,
+    and the memory with its peaks.
 
     folder: of the records. environment: of `observed_environment`. stall_s: maximum time without an event or a line of
     output of any rank; more is a hang. timeout_s: limit of the whole. gpus: whether to sample the GPUs' memory too.
@@ -157,7 +157,7 @@ def watch(
                 with contextlib.suppress(Exception):  # who watches must not end the run
                     on_progress(job.records, job.memory)
             if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
-                return job.records.ranks, None if job.is_done else failure
+                return job.records.ranks, None if job.is_done else failure, job.memory
             time.sleep(_POLL_S)
 
 

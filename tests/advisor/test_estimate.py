@@ -64,7 +64,7 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         ({"software": "python=3.11"}, "no setting"),
         ({"software": "transformers=new"}, "pass a version such as"),
         ({"software": "reentrant=perhaps"}, "reentrant"),
-        ({"document_len": 512}, "--attention flash"),
+        ({"document_len": 512}, 'pass attention="flash"'),
         ({"document_len": 4096, "attention": "flash"}, "do not fit"),
         ({"kernels": "liger", "model": "gpt2"}, "Liger has no kernels"),
         ({"strategy": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
@@ -85,12 +85,13 @@ def test_older_software_holds_more_of_the_logits() -> None:
     assert "initialize" in peaks[0] and "initialize" not in peaks[2]
 
 
-@pytest.mark.parametrize(("name", "value", "kind"), [("seq_len", "x", "whole number"), ("epochs", "x", "number")])
-def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "example"), [("seq_len", "x", "whole number", 1), ("epochs", "x", "number", 0.1)]
+)
+def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str, example: float) -> None:
     with pytest.raises(WorkloadError) as error:
         ds_advise.advise(MODEL, gpus=GPUS, **{name: value})
-    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass another {flag}"
+    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass {name}={example}"
 
 
 @pytest.mark.parametrize(

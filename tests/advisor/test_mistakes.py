@@ -24,6 +24,8 @@ MISTAKES = {
     "--gradient-accumulation-steps 4": "write --global-batch N: micro batch x accumulation x GPUs",
     "--max-seq-length 4096": "write --seq-len 4096",
     "--seq_len 4096": "write --seq-len 4096",
+    "--seq 8k": "write --seq-len 8k",
+    "--nvme /nvme": "/nvme has no size; write --nvme /nvme:2TB",
     "--lora-r 16": "write --lora-rank 16",
     "--lora": "write --method lora",
     "--load-in-4bit": "write --method qlora",
@@ -50,7 +52,7 @@ MISTAKES = {
     "--micro-batch auto": "leave --micro-batch out",
     "--optim adamw_torch": "write --optimizer adamw_torch",
     "--epoch 3": "did you mean --epochs?",
-    "--seq-len": "write --seq-len N",
+    "--seq-len": "write --seq-len N|max",
     "2x24GB": "write --gpus 2x24GB",
 }
 LINES = {
@@ -89,7 +91,15 @@ LINES = {
     "missing.py": "write ds-advise --gpus 2x24GB -- torchrun missing.py",
     "explain ds201": "write ds-advise lint --explain DS201",
     "page --port abc": "'abc' is not a whole number",
-    "dry-run train.py": "write ds-advise --gpus 2x24GB -- torchrun train.py",
+    "dry-run train.py": "write ds-advise dry-run --gpus 2x24GB -- torchrun train.py",
+    "probe train.py": "write ds-advise probe -- torchrun train.py",
+    "report": "write ds-advise MODEL --gpus 2x24GB --html report.html",
+    "report --help": "write ds-advise MODEL --gpus 2x24GB --html report.html",
+    "missing.json --gpus 24GB": "missing.json: no such file",
+    "recorded.json": "write ds-advise explain recorded.json\n",
+    "compare ds.json zero9": "no strategy or file 'zero9'; write one of ddp, zero1, zero2,",
+    "compare ds.json zero2-ofload": "write zero2-offload\n",
+    "launch -- missing.py": "there is no file missing.py",
     "launch ds.json train.py --lr 1": "write ds-advise launch ds.json -- train.py --lr 1",
     "gpt2 --gpus H100 80GB": "write --gpus H100-80GB",
     "gpt2 --gpus 4090x2": "write --gpus 2xRTX4090",
@@ -104,6 +114,7 @@ LINES = {
 def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On one line, before the machine is looked for."""
     Path("ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    Path("recorded.json").write_text('{"zero_optimization": {"stage": 2}, "ds_advise": {}}')
     Path("folder").mkdir()
     for name in ("train.py", "axolotl.yaml", "run.log", "rows.jsonl"):
         Path(name).write_text("x: 1\n")

@@ -169,3 +169,18 @@ def test_an_error_says_all_of_it_wherever_it_is_shown(kind: type[ds_advise.DsAdv
 def test_the_package_lists_what_it_exports() -> None:
     assert {*dir(ds_advise)} == {*ds_advise.__all__, "__version__"}
     assert all(getattr(ds_advise, name).__name__ == name for name in ds_advise.__all__)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gpus": "2x32QB"}, 'or give the memory alone, such as gpus="2x24GB"'),
+        ({"gpus": "2x24GB", "ram": "lots"}, "ram='lots' is not a size"),
+        ({"gpus": "2x24GB", "device": "cpu"}, 'gpus does not apply to device="cpu"'),
+    ],
+)
+def test_an_error_names_the_arguments_of_python(options: dict[str, str], text: str) -> None:
+    """Not the options of the command line."""
+    with pytest.raises(ds_advise.DsAdviseError) as caught:
+        ds_advise.advise("gpt2", offline=True, **options)  # type: ignore[arg-type]
+    assert text in str(caught.value) and "--" not in str(caught.value)

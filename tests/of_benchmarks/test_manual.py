@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
-from ds_advise.advisor.cli.main import program
+from ds_advise.advisor.cli.main import GROUPS, program
 from ds_advise.advisor.cli.schema import NAMES, Schema, command_schema
 from ds_advise.advisor.text.units import gib
 
@@ -37,6 +38,21 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
     assert "manual of ds-advise" not in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     shown = (tmp_path / "site" / "own-script" / "index.html").read_text(encoding="utf-8")
     assert re.search(r'<span class="term-bold term-\d">[^<]* fits', shown), "output has its colours"
+
+
+def test_the_menu_of_commands_is_that_of_the_help() -> None:
+    """The same groups in the same order. The answer itself is in the guides."""
+    nav = {
+        title: pages
+        for part in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+        for title, pages in part.items()
+    }
+    menu = {
+        title: [name for page in pages for name in page] for part in nav["Commands"] for title, pages in part.items()
+    }
+    menu["Try and run a training"].remove("job files")  # of `--emit`
+    helped = {title: [name for name in names if name != "advise"] for title, names in GROUPS.items()}
+    assert [*menu.items()] == [*helped.items()]
 
 
 def keys(schema: Schema, part: Schema) -> Iterator[str]:

@@ -104,6 +104,8 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert schema_errors(page.data, command_schema("launch")) == []
     assert "Finished after step 9, " in page.text
     assert exact(page, "figures")[0] == 512.0 and 0.25 in exact(page, "figures") and "loss" in page.sections
+    saved = render_html(session_document(_session(run_of_gpt2, tmp_path, checkpoint=Path.cwd() / "out/checkpoint-9")))
+    assert "ds-advise checkpoint out/checkpoint-9" in Page(saved).text and "ds-advise checkpoint" not in page.text
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
     page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
     assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text

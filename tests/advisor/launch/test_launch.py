@@ -31,6 +31,7 @@ from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.advisor.train.train import verify_answer
 from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.advisor.verification.prediction import by_estimate
+from ds_advise.advisor.verification.probe_order import measured_estimate
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.time.job import checkpoint_bytes
@@ -407,6 +408,17 @@ def test_a_cpu_has_predicted_times_only_if_its_speed_was_measured(folder: Path) 
     measured = replace(run.cluster, assumptions=())
     assert by_estimate(estimate, measured).step_s == estimate.time.step_s
     assert by_estimate(replace(estimate, evidence="probe"), run.cluster).step_s == estimate.time.step_s
+
+
+def test_the_memory_of_a_probe_is_the_prediction(folder: Path) -> None:
+    """In place of the closed form's; what the device has no counter of stays that of the closed form."""
+    run = _run(folder)
+    estimate = run.estimate()
+    assert estimate is not None
+    result = replace(ran(1.0, world_size=2, device="cpu", tokens_per_step=64), host_peak_bytes=123 << 20)
+    predicted = by_estimate(measured_estimate(estimate, result), run.cluster)
+    assert (predicted.evidence, predicted.host_bytes) == ("probe", 123 << 20)
+    assert predicted.allocated_bytes == estimate.memory.allocated_bytes_per_gpu
 
 
 def test_a_probe_is_the_prediction_of_the_training_it_proves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

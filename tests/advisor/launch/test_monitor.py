@@ -250,6 +250,9 @@ def test_memory_above_its_prediction_has_a_sign_and_a_colour(columns: int) -> No
         assert all(
             (span.start > mark) == (span.style == "yellow") for span in over.spans if span.style in ("yellow", "green")
         )
+    loading = View(memory=[use._replace(is_stepping=False) for use in uses])
+    before = "\n".join(each.plain for each in rows("training", loading, (1.0, 1.0), columns, blocks=True))
+    assert "peak 60.0" in before and ">" not in before, "no verdict before the first step"
     nearly = rows("training", View(step=1, memory=[full]), (1.0, 1.0), columns, blocks=True)
     assert {"red", "bold red"} <= {span.style for each in nearly for span in each.spans}
     said = line("training", view, 3_725.0)

@@ -105,7 +105,7 @@ def test_what_is_no_model_is_an_error(options: dict[str, Any], error: str) -> No
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"ram": 128}, "write it as --ram 128GB"), ({"gpus": 8}, "write --gpus 8x24GB for 8 GPUs of 24 GB")],
+    [({"ram": 128}, 'write it as ram="128GB"'), ({"gpus": 8}, 'write gpus="8x24GB" for 8 GPUs of 24 GB')],
 )
 def test_a_number_in_place_of_text_is_read_as_the_command_reads_it(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ds_advise.DsAdviseError, match=error):

@@ -84,11 +84,11 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     """What would be written and started, with the paths that it would have."""
     code, printed, _ = ask("--dry --eval-split 0.1 --epochs 2")
     assert code == 0
-    assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in printed
-    assert "Samples for training: 36, for evaluation 4." in printed
+    assert "data 40 rows of chat messages in chats.jsonl: 36 samples for training, 4 for evaluation" in printed
+    assert "no row is cut" in printed and printed.index("Full fine-tuning") < printed.index("data 40 rows")
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
-    assert "Batch: 4 samples" in printed
-    assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
+    assert "batch 4 samples" in printed
+    assert "steps 18 (2 epochs) at a learning rate of 2e-05" in printed
     assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in printed
     assert not (tmp_path / "out").exists()
 
@@ -106,9 +106,9 @@ def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
 def test_options_take_precedence_over_defaults(ask: Ask) -> None:
     """Sequence length, batch, steps and rate; the rows that are cut are counted. LoRA has a rate of its own."""
     _, printed, _ = ask("--dry --seq-len 20 --global-batch 6 --max-steps 7 --learning-rate 0.5")
-    assert "Sequence length 20; rows cut: 40" in printed
-    assert "Batch: 6 samples" in printed
-    assert "7 steps (1.05 epochs) at a learning rate of 0.5" in printed
+    assert "sequence 20 tokens (95th percentile" in printed and "; rows cut: 40" in printed
+    assert "batch 6 samples" in printed
+    assert "steps 7 (1.05 epochs) at a learning rate of 0.5" in printed
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
 
 
@@ -349,7 +349,7 @@ def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: P
 
 def test_rows_that_are_left_out_are_counted(ask: Ask, data: Path) -> None:
     data.write_text(data.read_text() + '\n{"messages": null}')
-    assert "Left out of chats.jsonl, empty or with an empty answer: 1 row." in ask("--dry")[1]
+    assert "left out of chats.jsonl, empty or without answer: 1" in ask("--dry")[1]
 
 
 def test_the_sequence_length_follows_the_data() -> None:

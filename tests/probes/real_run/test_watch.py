@@ -78,13 +78,14 @@ def watched(tmp_path: Path, body: str, ranks: int = 1, **limits: Any) -> tuple[l
     (tmp_path / "rank.py").write_text(RANK + body)
     folder = tmp_path / "records"
     folder.mkdir()
-    return watch(
+    found, failure, _ = watch(
         [sys.executable, "launcher.py", str(ranks), "rank.py"],
         folder,
         environment=observed_environment(Settings(str(folder)), {**os.environ, "PATH": search_path()}),
         working_folder=tmp_path,
         **{"stall_s": 3600, "timeout_s": 3600} | limits,
     )
+    return found, failure
 
 
 def test_reports_of_all_ranks_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
