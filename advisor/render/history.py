@@ -18,6 +18,7 @@ from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
+from ..verification.past_results import REQUIRED
 
 _BENCH_TITLES = {
     "elementwise_sum": "sum in device memory",
@@ -68,7 +69,7 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         blocks.append(doc.Sentence("Older ones: --limit N.", "dim"))
     words = (
         "tokens/s and GiB are measured. GiB: memory of the highest rank on the GPU, or its tensors in RAM on the CPU; "
-        "for a training the fullest GPU, or the RAM of all ranks; for a dry run its result."
+        "for a training the fullest GPU, or the RAM of all ranks; for a dry run what a GPU needs."
     )
     return _document([*blocks, doc.Gap(), doc.Sentence(words, "dim")], build_history(records))
 
@@ -122,7 +123,7 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
         peaks, speed = result["peaks"], result.get("tokens_per_s")
         return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
     if "peak" in result:  # the result of a dry run
-        return "-", gib(result["peak"]["device_bytes_per_gpu"])
+        return "-", gib(result.get(REQUIRED, result["peak"]["device_bytes_per_gpu"]))
     ranks = result.get("ranks") or []
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
     slowest = max((times[len(times) // 2] for times in steps), default=0.0)
