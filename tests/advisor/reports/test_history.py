@@ -98,7 +98,7 @@ ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
         ("training", {"tokens_per_s": 1234.0, "failure": None, "peaks": PEAKS}, ["1,230", "3.0"]),
         ("probe", PROBE.result, ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]),
         ("probe", FAILED, ["out", "of", "memory"]),
-        ("dry-run", {"peak": {"device_bytes_per_gpu": 2**40}, REQUIRED: 6 * 2**30}, ["-", "6.0"]),
+        ("dry-run", {"peak": {"device_bytes_per_gpu": 2**40}, REQUIRED: 6 * 2**30}, ["4x2", "6.0"]),
         ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, ["500", "2.0"]),
     ],
     ids=["training", "probe", "failed", "dry run", "on the CPU"],
