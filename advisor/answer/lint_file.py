@@ -15,6 +15,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
 from ...validate.lint import DeepSpeedFacts, LintReport, lint, load_facts
 from ...validate.lint.config_file import apply, correct, read_config_file, shown_name
+from ..question.cluster import advise_command
 from ..question.file_question import FileQuestion, file_question, split_batch
 from ..question.model_source import load_model
 from ..question.rollouts import training_cluster
@@ -48,6 +49,7 @@ def lint_settings(
             workload = None
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
+        known["advise"] = advise_command(model if isinstance(model, str) else shape.name, cluster)
         from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
 
         with suppress(DsAdviseError):  # a lint rule reports it

@@ -14,6 +14,7 @@ from ...estimators.objectives import offered_loss
 from ...estimators.plan import Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
+from ..question.cluster import advise_command
 from ..question.file_question import FileQuestion
 from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, predict
@@ -60,6 +61,8 @@ class MemoryForecast:
     """Whether the plan was predicted to fit: then the training differs from the question."""
     changes: tuple[MemoryChange, ...]
     """At most three, the fastest first."""
+    advise: str
+    """The command that finds a plan for the model and the GPUs."""
 
 
 def memory_forecast(
@@ -83,6 +86,7 @@ def memory_forecast(
         peak=candidate.memory.peak.name,
         fits=candidate.fit.fits,
         changes=tuple(sorted(found, key=lambda each: -each.tokens_per_second)[:MOST_CHANGES]),
+        advise=advise_command(file.model or model.name, cluster),
     )
 
 

@@ -96,12 +96,17 @@ def _wrapped(text: str, *form: int | str) -> str:
 _NO_BREAK = "\N{NON-BREAKING HYPHEN}"
 
 
+_FEW = 4
+"""Options that need no groups."""
+
+
 class HelpContext(click.Context):
     formatter_class = HelpFormatter
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has its options by group: its own, those of `GROUPS`, and those of the output."""
+    """A command whose help has its options by group: its own, those of `GROUPS` if it has more than a few, and those of
+    the output."""
 
     context_class = HelpContext
     own_title = "Options"
@@ -109,7 +114,8 @@ class GroupedCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = help_records(self, context)
-        shared = {title: names_in(group) for title, group in GROUPS.items()}
+        is_short = len(records.keys() - {*_OUTPUT}) <= _FEW
+        shared = {} if is_short else {title: names_in(group) for title, group in GROUPS.items()}
         groups = {"Options": (), **shared, "Output": _OUTPUT}
         grouped = {name for names in groups.values() for name in names}
         groups[self.own_title] += tuple(name for name in records if name not in grouped)

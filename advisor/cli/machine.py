@@ -44,7 +44,9 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
 
 
 @click.command(cls=GroupedCommand)
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Device.  [default: cuda if there is a GPU]")
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="Device to measure.  [default: cuda if there is a GPU]"
+)
 @click.option("--ranks", type=COUNT, help="Number of GPUs or CPU processes.  [default: all GPUs; 2 on the CPU]")
 @click.option("--nvme", metavar="PATH", help="Measure the NVMe drive of this folder with a temporary file.")
 @output_options

@@ -174,6 +174,12 @@ def gpus_argument(cluster: Cluster) -> str:
     return counts + kind
 
 
+def advise_command(model: str, cluster: Cluster) -> str:
+    """Return the command that finds a plan for a model on this cluster."""
+    where = f"--device cpu --ranks {cluster.world_size}" if cluster.gpu.is_cpu else f"--gpus {gpus_argument(cluster)}"
+    return f"ds-advise {model} {where}"
+
+
 def machine_arguments(cluster: Cluster) -> dict[str, str]:
     """Return the options that describe this cluster, as far as it is known, by name."""
     found, gpu = {"gpus": gpus_argument(cluster)}, cluster.gpu

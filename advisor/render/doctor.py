@@ -19,17 +19,17 @@ _STYLES: Mapping[FindingStatus, doc.Style] = {
     "ok": "good",
 }
 _STATUS_WIDTH = 9
-_CHECK_WIDTH = 19
 
 
 def doctor_document(checkup: Checkup) -> doc.Document:
     """Return the verdict, then the findings by area, the most serious first."""
     tone: Tone = "bad" if checkup.counts["problem"] else "unsure" if checkup.counts["warning"] else "good"
     blocks = list[doc.Block]()
+    width = 2 + max((len(finding.check) for finding in checkup.findings), default=0)
     for area, findings in groupby(checkup.findings, key=lambda finding: finding.area):
         blocks.append(doc.Heading("GPUs" if area == "gpus" else capitalised(area), area))
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
-            blocks += _finding(finding)
+            blocks += _finding(finding, width)
     if tone != "good":
         blocks.append(doc.Sentence("The cause of a training that failed: ds-advise why LOG", "dim"))
     return doc.Document(subject="This machine", verdict=_verdict(checkup), tone=tone, blocks=blocks, data=checkup)
@@ -48,12 +48,12 @@ def _verdict(checkup: Checkup) -> str:
     return "No problem found: DeepSpeed works here."
 
 
-def _finding(finding: DoctorFinding) -> Iterator[doc.Block]:
+def _finding(finding: DoctorFinding, width: int) -> Iterator[doc.Block]:
     indent = " " * _STATUS_WIDTH
     yield doc.Sentence(
-        f"{finding.check:<{_CHECK_WIDTH}}{printable(finding.what)}",
+        f"{finding.check:<{width}}{printable(finding.what)}",
         "dim" if finding.status == "ok" else "",
-        hang=_STATUS_WIDTH + _CHECK_WIDTH,
+        hang=_STATUS_WIDTH + width,
         mark=f" {finding.status}".ljust(_STATUS_WIDTH),
         mark_style=_STYLES[finding.status],
     )

@@ -12,12 +12,13 @@ from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import SCHEMA_VERSION, from_json
 from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
-from ...probes.machine import Machine
+from ...probes.machine import Machine, this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
+from ..verification.past_results import REQUIRED
 
 _BENCH_TITLES = {
     "elementwise_sum": "sum in device memory",
@@ -56,11 +57,12 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
             "ds-advise probe a configuration."
         )
         return _document([doc.Sentence(verdict)], build_history(records))
-    rows, machine = list[Row](), ""
+    rows, machine, own_key = list[Row](), "", this_machine().key
     for record in records:
         if record.machine.key != machine:
             machine = record.machine.key
-            rows.append(Row([f"machine {machine}: {machine_title(record.machine)}"], "faded"))
+            here = " (this machine)" if machine == own_key else ""
+            rows.append(Row([f"on {machine_title(record.machine)}{here}:"], "faded"))
         head: list[Cell] = [Figure(str(record.id)), age(record.age_s).removesuffix(" ago"), record.kind]
         rows.append(Row([*head, *_result(record)]))
     blocks: list[doc.Block] = [Table(["id", "when", "kind", "model", "plan", "tokens/s", "GiB"], rows)]
@@ -68,7 +70,7 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         blocks.append(doc.Sentence("Older ones: --limit N.", "dim"))
     words = (
         "tokens/s and GiB are measured. GiB: memory of the highest rank on the GPU, or its tensors in RAM on the CPU; "
-        "for a training the fullest GPU, or the RAM of all ranks; for a dry run its result."
+        "for a training the fullest GPU, or the RAM of all ranks; for a dry run what a GPU needs."
     )
     return _document([*blocks, doc.Gap(), doc.Sentence(words, "dim")], build_history(records))
 
@@ -117,12 +119,12 @@ def _plan(record: Record) -> str:
 
 
 def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return tokens per second of the job and memory of its highest rank; "-" if the result has none."""
+    """Return tokens per second of the job and memory of its highest rank; "" if the result has none."""
     if "peaks" in result:  # the result of a training
         peaks, speed = result["peaks"], result.get("tokens_per_s")
-        return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
+        return rate(speed) if speed else "", gib(peaks["device_bytes"] or peaks["host_bytes"])
     if "peak" in result:  # the result of a dry run
-        return "-", gib(result["peak"]["device_bytes_per_gpu"])
+        return "", gib(result.get(REQUIRED, result["peak"]["device_bytes_per_gpu"]))
     ranks = result.get("ranks") or []
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
     slowest = max((times[len(times) // 2] for times in steps), default=0.0)
@@ -131,7 +133,7 @@ def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
         report["device_bytes"] or report["reserved_bytes"] or report["host_peak_bytes"] - report["host_baseline_bytes"]
         for report in ranks
     ]
-    return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
+    return rate(tokens / slowest) if slowest and tokens else "", gib(max(memory)) if memory else ""
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:

@@ -14,7 +14,7 @@ from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..rent import Offer, RentAdvice
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.units import gib, rate, whole_gib
+from ..text.units import count, counted_noun, gib, rate, whole_gib
 
 _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
@@ -82,7 +82,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
     per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
     yield (
-        f"{cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
+        f"{_amount(chosen)}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
     if kind == _BEST_VALUE and cheapest is not None:
@@ -98,6 +98,16 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{_ram(chosen)}."
     )
     yield f"Details: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options."
+
+
+def _amount(offer: Offer) -> str:
+    """The amount of training: `1B tokens`, `20,000 samples for 3 epochs`."""
+    job = offer.question.job
+    assert job is not None, "rent takes an amount if none is given"
+    if job.samples is None:
+        return f"{count(job.tokens or 0).replace(' ', '')} tokens"
+    epochs = "" if job.epochs == 1 else f" for {job.epochs:g} epochs"
+    return f"{counted_noun(job.samples, 'sample')}{epochs}"
 
 
 _BEST_VALUE = "best value"
@@ -162,8 +172,9 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
     rows = []
     for offer, letter in zip(shown, _LETTERS.ljust(len(shown)), strict=False):
         job = offer.figures
+        condition = ", if RAM allows" if job.is_conditional else ""
         cells = (
-            f"{letter} {_title(offer)}{'' if job.meets_limits else ' *'}",
+            f"{letter} {_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
             Figure(hours(job.duration_s), job.duration_s),
             Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),

@@ -167,7 +167,7 @@ def why_document(
         )
     where = f", {phase.title}" if phase else ""
     blocks: list[doc.Block] = [
-        *cause_and_fix(found),
+        *(cause_and_fix(found) if forecast is None else cause_and_fix(found, forecast.advise)),
         doc.Gap(),
         *_place(report),
         *_figures(report),
@@ -275,7 +275,7 @@ def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
             "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."
         )
     if not forecast.changes:
-        yield doc.Sentence("No single change fits; ds-advise MODEL --gpus SPEC shows what does.")
+        yield doc.Sentence(f"No single change fits; {forecast.advise} shows what does.")
         return
     rows = [
         doc.Row(

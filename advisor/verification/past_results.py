@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,23 @@ def _versions(*libraries: str) -> dict[str, str]:
     return {library: installed_version(library) for library in libraries}
 
 
+REQUIRED = "required_device_bytes_per_gpu"
+"""Key that a stored dry run has besides its result: the memory that the verdict is about."""
+
+
 def dry_run_once(
-    run: Run, *, on_progress: OnProgress = lambda _phase: None, **settings: Any
+    run: Run,
+    *,
+    required_bytes: Callable[[DryRunResult], int],
+    on_progress: OnProgress = lambda _phase: None,
+    **settings: Any,
 ) -> tuple[DryRunResult, float | None]:
     """Return (the result, its age in seconds or None if it ran now).
 
     An earlier result is reused if model, cluster, settings and the code of ds-advise are also the same. A user's module
-    is run each time, because the files that it imports may have changed. on_progress, settings: of `dry_run`. Raises
-    DryRunError as `dry_run` does.
+    is run each time, because the files that it imports may have changed. required_bytes: the device memory per GPU
+    that a result requires, which is kept with it. on_progress, settings: of `dry_run`. Raises DryRunError as `dry_run`
+    does.
     """
     if isinstance(run.model, str):
         return dry_run(run, on_progress=on_progress, **settings), None
@@ -61,9 +70,11 @@ def dry_run_once(
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
-        return from_json(DryRunResult, record.result), record.age_s
+        stored = {name: value for name, value in record.result.items() if name != REQUIRED}
+        return from_json(DryRunResult, stored), record.age_s
     result = dry_run(run, on_progress=on_progress, **settings)
-    record = build_record(run, "dry-run", result.to_json(), config=result.config, question=question)
+    kept = {**result.to_json(), REQUIRED: required_bytes(result)}
+    record = build_record(run, "dry-run", kept, config=result.config, question=question)
     try_store(lambda store: store.add(record), None)
     return result, None
 

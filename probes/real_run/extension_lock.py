@@ -84,6 +84,12 @@ def _remove_if_abandoned(lock: Path) -> None:
             lock.unlink()
 
 
+def is_held(lock: Path) -> bool:
+    """Whether a marked lock has a living owner, in whatever container."""
+    with lock.open("rb") as stream:
+        return stream.read() == _MARK and not try_lock(stream.fileno())
+
+
 def remove_abandoned() -> None:
     """Remove the abandoned locks of all extensions in torch's folder."""
     named = os.environ.get("TORCH_EXTENSIONS_DIR")

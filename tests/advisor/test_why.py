@@ -129,6 +129,9 @@ def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture
     speeds = [change["tokens_per_second"] for change in forecast["changes"]]
     assert speeds == sorted(speeds, reverse=True)
     assert all(change["file"] or change["arguments"] for change in forecast["changes"])
+    Path("bare.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    _, text = _why(capsys, "bare.log", "--config", "ds.json", *QUESTION)
+    assert "`ds-advise Qwen2.5-7B --gpus 8x48GB` finds the fastest plan" in " ".join(text.split())
 
 
 def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
-from ...probes.real_run.supervisor import open_files
+from ...probes.real_run import extension_lock
 from .. import parse_version
-from .findings import Findings, ok, problem, unknown, warning
+from .findings import Findings, note, ok, problem, unknown, warning
 from .machine import ExaminedMachine
 
 _LIMIT_S = 3.0
@@ -196,7 +196,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
     """Check that the folder of compiled ops is writable and has no lock of a killed build.
 
     torch 2.13 utils/file_baton.py keeps its lock open until the build ends; other processes wait silently while the
-    file exists. A lock that no local process has open is that of a killed build, or of another machine.
+    file exists. A lock that no process here holds is that of a killed build, or of another machine.
     """
     environment = machine.environment
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
@@ -210,17 +210,37 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
-    processes = Path("/proc").glob("[0-9]*") if found else ()
-    in_use = {file for process in processes for file in open_files(process)}
-    left = [lock for lock in found if os.path.realpath(lock) not in in_use]
-    for lock in left:
+    left = False
+    for lock in found:
         with suppress(OSError):
-            age_s, name = max(0.0, time.time() - lock.stat().st_mtime), lock.parent.name
+            age, name = f"{max(0.0, time.time() - lock.stat().st_mtime) / 60:.0f} min", lock.parent.name
+            builder = _builder(lock)
+            if builder or extension_lock.is_held(lock):
+                process = f"pid {builder}" if builder else "by a process of another container"
+                yield note(f"{name} is being compiled ({process}), {age}", "processes that need it wait until it ends")
+                continue
+            left = True
             yield problem(
-                f"the op {name} has been locked for {age_s / 60:.0f} min, and no process here compiles it",
+                f"the op {name} has been locked for {age}, and no process here compiles it",
                 "a killed build leaves its lock, and every process that needs the op then waits forever, without a "
                 "message",
                 f"when no other machine compiles it: find {folder} -path '*{name}/lock' -delete",
             )
     if writable and not left:
         yield ok("the folder of compiled ops is writable")
+
+
+def _builder(lock: Path) -> int | None:
+    """The number of a process that compiles an op: it has the op's lock open, under any name (ds-advise's own was
+    created under another one), or is a compiler of it, which is also seen if its files are not readable."""
+    wanted = lock.stat()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if f"-DTORCH_EXTENSION_NAME={lock.parent.name}".encode() in arguments:
+                return int(process.name)
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):  # closed since
+                    if os.path.samestat(descriptor.stat(), wanted):
+                        return int(process.name)
+    return None

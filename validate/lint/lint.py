@@ -13,7 +13,7 @@ from ...estimators.workload import Framework, Workload
 from .config_file import Edit, Remove, can_be_made
 from .document import Document, KeyPath
 from .facts import DeepSpeedFacts
-from .linted_config import NOTHING_FILLED, FilledBatch, LintedConfig
+from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
 from .rules_file import FILE_RULES, KEY_RULES
@@ -99,6 +99,7 @@ def lint(
     model: ModelShape | None = None,
     workload: Workload | None = None,
     batch: FilledBatch = NOTHING_FILLED,
+    advise: str = ADVISE,
 ) -> LintReport:
     """Check a configuration.
 
@@ -106,6 +107,7 @@ def lint(
                else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
+    advise:    the command that finds a plan for this model and these GPUs.
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     chosen: Framework = "hf" if by_trainer else "deepspeed"
@@ -118,6 +120,7 @@ def lint(
         model=model,
         workload=workload,
         batch=batch,
+        advise=advise,
     )
     found = [
         _finding(document, rule, violation)

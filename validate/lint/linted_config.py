@@ -34,6 +34,8 @@ GAIN = 1.10
 
 _MISSING = object()
 
+ADVISE = "ds-advise MODEL --gpus SPEC"
+
 
 class FilledBatch(NamedTuple):
     """Values for an `auto` batch, and gradient checkpointing, which no file contains; a size is None if it needs no
@@ -109,6 +111,8 @@ class LintedConfig:
     workload: Workload | None = None
     batch: FilledBatch = NOTHING_FILLED
     """The values for `auto`."""
+    advise: str = ADVISE
+    """The command that finds a plan for this model and these GPUs."""
 
     def _find(self, path: str) -> Any:
         node: Any = self.values

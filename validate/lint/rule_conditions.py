@@ -117,7 +117,7 @@ def at(
     paths: str | Sequence[str],
     when: Condition,
     what: str | Callable[[LintedConfig, str], str] = lambda config, path: (
-        f"{key_name(path)} is {json_text(config.get(path))}"
+        f"{key_name(path)} is {json_text(config.get(path)) if config.has(path) else 'missing'}"
     ),
     *,
     severity: Severity | None = None,

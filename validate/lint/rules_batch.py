@@ -170,7 +170,7 @@ TRAINER_RULES = section(
     ),
     error_rule(
         "DS153 no zero_optimization for the Trainer",
-        at("zero_optimization", ~when.present & when.for_trainer & ~when.is_on("autotuning.enabled"), "it is missing"),
+        at("zero_optimization", ~when.present & when.for_trainer & ~when.is_on("autotuning.enabled")),
         why="accelerate rejects a configuration without it, even for plain data parallelism",
         fix='add "zero_optimization": {"stage": 0}',
         source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...estimators.models.families import leaf_classes_to_write
 from ...probes.machine import installed_version
 from .. import parse_version
 from . import rule_conditions as when
+from .config_file import Replace
 from .facts import Parameter
 from .installed_facts import source_folder
 from .linted_config import LintedConfig
@@ -37,10 +39,24 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         else:
             near = nearest(kind, names) or nearest(kind.lower(), names)
             what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
-            yield violation(path, what, fix=f"write {json_text(near)}" if near else "")
+            # No training has a file that is rejected, so the right name cannot change one. MyAdam is no typing error.
+            is_typo = kind[0].lower() == near[:1].lower() and nearest(kind, (near,), cutoff=0.8)
+            edits = (Replace((block, "type"), near),) if is_typo else ()
+            yield violation(path, what, fix=f"write {json_text(near)}" if near else "", edits=edits)
+
+
+def _as_proposed(config: LintedConfig) -> LintedConfig:
+    """The configuration with the names that `_unknown` proposes, whose arguments are then known."""
+    values = config.values
+    for found in _unknown(config):
+        for edit in found.edits:
+            assert isinstance(edit, Replace)
+            values = {**values, edit.path[0]: {**values[edit.path[0]], "type": edit.value}}
+    return replace(config, values=values)
 
 
 def _arguments(config: LintedConfig) -> Iterator[Violation]:
+    config = _as_proposed(config)
     for block, kind, taken in (
         ("optimizer", config.optimizer, _optimizer_parameters(config)),
         (
@@ -54,7 +70,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         for name in params if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
                 what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
-                yield unknown_name((block, "params", name), what, names, cutoff=0.5)
+                yield unknown_name((block, "params", name), what, names, cutoff=0.5, is_safe=lambda _: True)
         if block == "scheduler" and taken is not None:
             missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
             fix = f"add {missing}"

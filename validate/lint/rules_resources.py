@@ -23,7 +23,7 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
     if probability >= 1 - FIT_THRESHOLD:
         what += f": it fits with a probability of {probability:.0%}"
-    yield violation("zero_optimization", what)
+    yield violation("zero_optimization", what, fix=f"`{config.advise}` finds a plan that fits")
 
 
 def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
@@ -87,7 +87,6 @@ RESOURCE_RULES = section(
         "DS901 a training that does not fit the GPUs",
         _too_large,
         why="the predicted memory, within its error, may exceed that of the GPU",
-        fix="`ds-advise MODEL --gpus SPEC` finds a plan that fits",
         source=_SOURCE,
     ),
     warning_rule(

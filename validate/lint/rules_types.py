@@ -10,7 +10,7 @@ from .config_file import Replace
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, key_name, that
-from .values import FieldType, find_problem, json_text, parsed_text
+from .values import TRUTHS, FieldType, find_problem, json_text, parsed_text
 
 _DTYPE_NAMES = {
     "fp16": ("fp16", "float16", "half", "torch.float16"),
@@ -171,6 +171,20 @@ def _converted_text(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=f"write {json_text(plain)}", edits=(edit,))
 
 
+def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
+    """Flags that no class reads. The C++ of `aio` takes no text."""
+    for block in config.facts.blocks:
+        for key, default in block.defaults.items() if not block.strict and block.path != "aio" else ():
+            path, text = block.qualified_path(key), config.get(block.qualified_path(key))
+            if not isinstance(default, bool) or path in CODE_TYPES or not isinstance(text, str) or text == "auto":
+                continue
+            meant = TRUTHS.get(text.lower())
+            fix = "write true or false" if meant is None else f"write {json_text(meant)}"
+            edits = (Replace(tuple(path.split(".")), meant),) if meant is bool(text) else ()
+            what = f"{key} is the text {json_text(text)}, which DeepSpeed takes as {json_text(bool(text))}"
+            yield violation(path, what, fix=fix, edits=edits)
+
+
 TYPE_RULES = section(
     "Types and ranges",
     error_rule(
@@ -187,5 +201,11 @@ TYPE_RULES = section(
         why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" '
         "is not stage 3 to them",
         source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
+    ),
+    warning_rule(
+        "DS023 text as a flag that no class converts",
+        _flag_as_text,
+        why='Python takes every text as true, also "false", except the empty one',
+        source="runtime/config_utils.py get_scalar_param",
     ),
 )

@@ -12,7 +12,7 @@ from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
 from .linted_config import GAIN, LintedConfig
-from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
+from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, at, key_name, that
 from .rules_types import DTYPES
 
@@ -120,19 +120,20 @@ PRECISION_RULES = section(
 
 
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
-    unused = []
+    unused = list[tuple[str, bool]]()  # (path, whether the value is the default)
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
         if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
             path = config.zero_path(name)
-            if config.has(path) and config.get(path) not in ("auto", config.facts.default(path)):
-                unused.append(path)
+            if config.has(path) and not config.is_auto(path):
+                unused.append((path, config.get(path) == config.facts.default(path)))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append(block)
-    for path in unused:
+        unused.append((block, False))
+    for path, is_default in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
-        yield violation(path, what, edits=(Remove(tuple(path.split("."))),))
+        severity: Severity | None = "advice" if is_default else None
+        yield violation(path, what, edits=(Remove(tuple(path.split("."))),), severity=severity)
 
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:

@@ -108,7 +108,7 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     assert re.search(
         r"The cheapest, 1 x RTX 3090, takes \d+ h and costs \$[\d.]+, if it has [\d.]+ GiB of RAM\.", printed
     )
-    assert re.search(r" [ab] 1 x RTX 3090 +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
+    assert re.search(r" [ab] 1 x RTX 3090, if RAM allows +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
     assert re.search(r"> [ab] 1 x H100-SXM5 +[\d.]+ h +[\d.]+ +\d+ of 400 ", printed)
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
@@ -188,7 +188,9 @@ def test_the_answer_names_the_machine_and_what_it_costs(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     code, printed = _printed("--deadline 100h", prices, capsys)
-    assert code == 0 and "The cheapest that ends within 100 h: Two 1 x RTX 4090." in printed
+    assert (
+        code == 0 and "The cheapest that ends within 100 h: Two 1 x RTX 4090. 20,000 samples for 3 epochs: $" in printed
+    )
     assert re.search(r"[\d.]+ of the machine's [\d.]+ GiB of RAM", printed)
     assert "miss your limits" not in printed
     _, late = _printed("--deadline 10h --all", prices, capsys)
@@ -198,6 +200,8 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     code, printed = _printed("--budget 1000 --all", prices, capsys)
     assert code == 0 and "The fastest that costs at most $1,000" in printed
     assert "Prices of prices.csv; " in printed
+    assert run(["rent", "Qwen2.5-7B", "--method", "lora", "--tokens", "1B", "--prices", str(prices)]) == 0
+    assert "\n 1B tokens: $" in capsys.readouterr().out
 
 
 def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(

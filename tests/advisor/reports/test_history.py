@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.history import bench_document
+from ds_advise.advisor.verification.past_results import REQUIRED
 from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
 from ds_advise.probes.machine import busy, cpu_cores
 from ds_advise.probes.store import Record, Store
@@ -97,15 +98,16 @@ ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
         ("training", {"tokens_per_s": 1234.0, "failure": None, "peaks": PEAKS}, ["1,230", "3.0"]),
         ("probe", PROBE.result, ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]),
         ("probe", FAILED, ["out", "of", "memory"]),
+        ("dry-run", {"peak": {"device_bytes_per_gpu": 2**40}, REQUIRED: 6 * 2**30}, ["4x2", "6.0"]),
         ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, ["500", "2.0"]),
     ],
-    ids=["training", "probe", "failed", "on the CPU"],
+    ids=["training", "probe", "failed", "dry run", "on the CPU"],
 )
 def test_a_record_is_one_line(
     kind: Any, result: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its kind, age, model, strategy and batch; tokens per second of the slowest rank and the highest rank's memory (on
-    the CPU less what the libraries take), or how it failed."""
+    the CPU less what the libraries take; of a dry run that of its verdict), or how it failed."""
     Store().add(replace(PROBE, kind=kind, result=result))
     run(["history"])
     (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.verification import past_results
-from ds_advise.advisor.verification.past_results import dry_run_once, keep_probe
+from ds_advise.advisor.verification.past_results import REQUIRED, dry_run_once, keep_probe
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
@@ -39,13 +39,18 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return runs
 
 
+def _once(run: Run, **settings: Any) -> tuple[Any, float | None]:
+    return dry_run_once(run, required_bytes=lambda _: 7, **settings)
+
+
 def test_the_same_dry_run_is_made_once_until_it_is_forgotten(ran: list[Run]) -> None:
-    first, second = (dry_run_once(RUN, rank=None, fast=False) for _ in range(2))
+    first, second = (_once(RUN, rank=None, fast=False) for _ in range(2))
     assert second[0] == {"seconds": 0.5} and len(ran) == 1
     assert first[1] is None and second[1] is not None
     (record,) = Store().find(kind="dry-run")
+    assert record.result == {"seconds": 0.5, REQUIRED: 7}, "the memory of the verdict is kept with the result"
     assert record.id is not None and Store().forget([record.id]) == [record.id]
-    dry_run_once(RUN, rank=None, fast=False)
+    _once(RUN, rank=None, fast=False)
     assert len(ran) == 2
 
 
@@ -60,24 +65,24 @@ def test_the_same_dry_run_is_made_once_until_it_is_forgotten(ran: list[Run]) -> 
     ],
 )
 def test_another_dry_run_is_made(ran: list[Run], other: Run) -> None:
-    dry_run_once(RUN, fast=False)
-    dry_run_once(other, fast=False)
+    _once(RUN, fast=False)
+    _once(other, fast=False)
     assert ran == [RUN, other]
 
 
 def test_another_version_or_setting_is_another_dry_run(ran: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    dry_run_once(RUN, fast=False)
-    dry_run_once(RUN, fast=True)
+    _once(RUN, fast=False)
+    _once(RUN, fast=True)
     monkeypatch.setattr(past_results, "installed_version", lambda _library: "0.0.1")
-    dry_run_once(RUN, fast=True)
+    _once(RUN, fast=True)
     assert len(ran) == 3
 
 
 def test_a_module_of_the_users_own_is_run_each_time(ran: list[Run]) -> None:
     """What its file imports may have changed."""
     own = replace(RUN, model="net.py:build")
-    dry_run_once(own)
-    dry_run_once(own)
+    _once(own)
+    _once(own)
     assert len(ran) == 2 and not Store().find(kind="dry-run")
 
 

@@ -330,13 +330,41 @@ def test_development_versions_are_compared(checkup: Callable[..., Checkup]) -> N
     assert any("compiles c++17" in finding.what for finding in found)
 
 
-def test_a_lock_that_a_build_has_open_is_no_fault(checkup: Callable[..., Checkup], tmp_path: Path) -> None:
-    """As torch's FileBaton while it builds."""
-    lock = "own/cpu_adam/lock"
-    (tmp_path / "own/cpu_adam").mkdir(parents=True)
-    with (tmp_path / lock).open("w"):
-        found = checkup(environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")})
-    assert {finding.status for finding in found.findings if finding.check == "ops-folder"} == {"ok"}
+BUILDS = {
+    "torch's": [sys.executable, "-c", "import sys; lock = open(sys.argv[1]); print(); sys.stdin.read()"],
+    "ds-advise's": [
+        sys.executable,
+        "-c",
+        "import sys; from pathlib import Path; from ds_advise.probes.real_run.extension_lock import _marked_file\n"
+        "lock = Path(sys.argv[1]); lock.unlink(); _marked_file(lock); print(); sys.stdin.read()",
+    ],
+    "a compiler": ["sh", "-c", "echo; exec c++ -DTORCH_EXTENSION_NAME=cpu_adam -x c++ -fsyntax-only -"],
+}
+
+
+@pytest.mark.parametrize("command", BUILDS.values(), ids=BUILDS)
+def test_a_running_build_is_no_fault(command: Sequence[str], checkup: Callable[..., Checkup], tmp_path: Path) -> None:
+    """A process that has the lock open, as torch's and ds-advise's do while they build, or compiles the op; once it is
+    killed, its lock is a fault."""
+    lock = tmp_path / "own/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+
+    def found() -> set[tuple[str, str]]:
+        findings = checkup(environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")}).findings
+        return {(each.status, each.what) for each in findings if each.check == "ops-folder"}
+
+    with subprocess.Popen([*command, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            building = found()
+        finally:
+            process.kill()
+    assert building == {
+        ("note", f"cpu_adam is being compiled (pid {process.pid}), 0 min"),
+        ("ok", "the folder of compiled ops is writable"),
+    }
+    assert found() == {("problem", "the op cpu_adam has been locked for 0 min, and no process here compiles it")}
 
 
 def test_a_port_is_in_use_where_a_process_listens() -> None:

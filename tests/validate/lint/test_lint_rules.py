@@ -66,6 +66,50 @@ def test_an_unknown_optimizer_is_reported_once() -> None:
     assert "DS501" in found and "DS414" not in found
 
 
+def _corrected(config: dict[str, Any], **options: Any) -> dict[str, Any]:
+    report = judged(config, **options)
+    corrected: dict[str, Any] = json.loads(apply(report.document, report.edits)[0])
+    return corrected
+
+
+def test_a_misspelled_optimizer_and_its_argument_are_found_and_corrected_together() -> None:
+    """A name that is less like a known one may be the script's own, and is left."""
+    config = {"train_batch_size": 8, "optimizer": {"type": "AdmW", "params": {"lr": 1e-5, "weight_decy": 0.1}}}
+    words = {finding.code: finding.what for finding in judged(config).findings}
+    assert "AdmW" in words["DS501"] and words["DS505"] == "AdamW has no argument 'weight_decy'"
+    assert _corrected(config)["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}
+    own = {"type": "MyAdam", "params": {"lr": 1e-5}}
+    assert "DS501" in codes(judged({"train_batch_size": 8, "optimizer": own}))
+    assert _corrected({"train_batch_size": 8, "optimizer": own})["optimizer"] == own
+
+
+@pytest.mark.parametrize(("text", "corrected"), [("true", True), ("maybe", "maybe"), ("no", "no"), ("", "")])
+def test_text_as_a_flag_is_what_deepspeed_takes_it_for(text: str, corrected: object) -> None:
+    """Only a text that means what it is taken for is corrected."""
+    flag = "zero_allow_untested_optimizer"
+    config = {"train_batch_size": 8, flag: text}
+    (finding,) = [finding for finding in judged(config).findings if finding.code == "DS023"]
+    taken = bool(import_module("deepspeed.runtime.config").get_zero_allow_untested_optimizer(config))
+    assert finding.what == f'{flag} is the text "{text}", which DeepSpeed takes as {str(taken).lower()}'
+    assert _corrected(config)[flag] == corrected
+    assert "DS023" not in codes(judged({**config, flag: 1})) | codes(judged({"wall_clock_breakdown": text}))
+
+
+@pytest.mark.parametrize(("value", "severity"), [(1e8, "warning"), (1_000_000_000, "advice")])
+def test_a_setting_of_stage_3_has_no_effect_below_even_as_the_default(value: float, severity: str) -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_max_live_parameters": value}}
+    (finding,) = [finding for finding in judged(config).findings if finding.code == "DS302"]
+    assert (finding.severity, finding.what) == (severity, "stage3_max_live_parameters has no effect at stage 2")
+
+
+def test_findings_name_the_missing_key_and_the_command_of_this_model_and_these_gpus() -> None:
+    (missing,) = [each for each in judged({"train_micro_batch_size_per_gpu": "auto"}).findings if each.code == "DS153"]
+    assert missing.sentence == "zero_optimization is missing"
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    (large,) = [each for each in judged(config, model="Qwen2.5-14B", gpus="2x24GB").findings if each.code == "DS901"]
+    assert "`ds-advise Qwen2.5-14B --gpus 2x24GB`" in large.fix
+
+
 def test_names_of_types_are_deepspeeds() -> None:
     runtime = import_module("deepspeed.runtime.config")
     assert {value: kind.name for kind in runtime.DtypeEnum for value in kind._all_values[1:]} == DTYPES
