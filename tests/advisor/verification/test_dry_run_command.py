@@ -174,12 +174,14 @@ def test_stretches_are_named_where_a_name_is_readable(
 
 def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None:
     """A thin layer has no whole cell of its own."""
-    layers = {"weights": [10.0] * 20, "buffers": [0.0] * 20, "optimizer": [0.3] * 20, "loss": [0.0, 8.0] * 10}
+    layers = {"weights": [8.0] * 20, "buffers": [0.0] * 20}
+    layers |= {"optimizer": [0.5] * 10 + [0.0] * 10, "loss": [0.0] * 10 + [8.0] * 10}
     chart = Lines(
         title="",
         x_title="",
         xs=[*range(20)],
         panels=[Panel(title="GiB", layers=layers, areas=True)],
+        spans=[(0, "forward 1")],
         families={ink: MEMORY_FAMILIES[ink] for ink in layers},
     )
     file = io.StringIO()
