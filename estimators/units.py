@@ -16,3 +16,8 @@ def gib(size_bytes: int) -> str:
     if value < 0.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 999.5 else f"{value:,.0f}"
+
+
+def mib(size_bytes: int) -> str:
+    """Format a size in MiB like `gib`."""
+    return gib(1024 * size_bytes)

@@ -69,6 +69,11 @@ class DryRunAnswer:
         return None if plan is None else plan.strategy
 
     @property
+    def unit(self) -> str:
+        """What a step's rate counts; "" for a module, whose batch is not known in tokens."""
+        return "" if self.run.shape is None else self.run.shape.unit
+
+    @property
     def device_bytes_per_gpu(self) -> int:
         assert self.result.peak.device_bytes_per_gpu is not None, "a dry run of a Run knows its GPU"
         return self.result.peak.device_bytes_per_gpu

@@ -99,10 +99,10 @@ def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
     if len(speeds) < 2:
         return ""
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
-    return (
-        f"cards of {question.cluster.gpu.nominal_gb} GB: {rate(speeds[low])} ({low}) to {rate(speeds[high])} "
-        f"{question.model.unit}/s ({high})"
-    )
+    size, unit = f"{question.cluster.gpu.nominal_gb} GB", f"{question.model.unit}/s"
+    if rate(speeds[low]) == rate(speeds[high]):
+        return f"any card of {size}: {rate(speeds[low])} {unit}"
+    return f"cards of {size}: {rate(speeds[low])} ({low}) to {rate(speeds[high])} {unit} ({high})"
 
 
 def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:

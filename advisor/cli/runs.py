@@ -162,7 +162,9 @@ def dry_run(
     from ...ds_configs.files import write_config
     from ..html_report.report import check_target
     from ..question.cluster import build_cluster
+    from ..question.file_question import question_words
     from ..render.deliver import show_document
+    from ..render.runs import START, next_command
     from ..verification.dry_run import trace
 
     words = users_command()
@@ -170,7 +172,12 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
-    following = launch_command(file, {}, words or ("train.py",)) if file is not None or words else ""
+    if file is not None or words:
+        following = next_command(START, launch_command(file, {}, words or ("train.py",)))
+    else:
+        options = {name: value for name, value in (run | machine).items() if name != "model"}
+        asked = f"ds-advise {question_words(run.get('model'), options)}"
+        following = next_command("Write its configuration, and show how to start it:", asked)
     if words:
         refuse_described(run)
         answer, document = _command_answer(file, words, build_cluster(machine_of(file, machine)), output, **settings)
@@ -179,7 +186,7 @@ def dry_run(
         answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
-    following = following if answer.fit.fits else ""
+    following = following if answer.fit.fits else []
     show_document(lambda: document(answer, explain=explain, following=following), output, html=html, plot=plot)
     return 0 if answer.fit.fits else 1
 

@@ -3,11 +3,14 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, Launcher, Rendezvous, launcher_words
+from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_attributes
+from ...estimators.plan import PLAN_FIELDS, Plan
 from ...probes.command.observed import Observed
 from ...probes.command.training_command import read_command
 from ...probes.command.words import is_python
@@ -18,6 +21,10 @@ from .changes import ChangedCommand
 if TYPE_CHECKING:
     from ..answer.command_answer import CommandAnswer
     from ..search.candidate import Candidate
+
+
+_SHOWN = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Fields of a plan that tables of plans show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +102,55 @@ class CommandAdvice(Recommendation):
     """The dry runs of the changed command; the last one was decisive."""
     remarks: tuple[str, ...] = ()
     """Sentences on what differs between the command and the question."""
+    runs_deepspeed: bool = True
+    """Whether the command trains with DeepSpeed; `today` is ZeRO-2 if it does not."""
+    given_config: Path | None = None
+    """DeepSpeed's configuration in front of `--`, for a command that names none."""
+
+    @property
+    def today_plan(self) -> Plan | None:
+        """The plan of today's training; None for a configuration that the closed form does not describe."""
+        question = self.question
+        run = replace(
+            self.today.run,
+            shape=question.model,
+            workload=question.workload,
+            gradient_checkpointing=self.today.observed.recomputes,
+        )
+        try:
+            return run.plan(self.today.engine.config)
+        except ConfigFileError:
+            return None
+
+    @property
+    def today_row(self) -> Candidate | None:
+        """The best plan of today's strategy; None if none is predicted."""
+        plan = self.today_plan
+        rows = (step.candidate for step in self.ladder if step.candidate is not None)
+        return next((row for row in rows if plan is not None and row.strategy == plan.strategy), None)
+
+    @property
+    def kept(self) -> CommandAdvice:
+        """The advice with today's training as the recommended plan."""
+        row, step = self.today_row, self.today.step
+        if row is None or step is None:
+            return self
+        time = replace(step.time, spread=row.time.spread)
+        return replace(self, recommended=row.replace_estimate(replace(row.estimate, time=time)))
+
+    @property
+    def today_differences(self) -> dict[str, tuple[Any, Any]]:
+        """Key or argument -> its values today and in `today_row`, where these differ and no table shows it."""
+        today, row = self.today_plan, self.today_row
+        if today is None or row is None:
+            return {}
+        return {
+            key.path.rpartition(".")[2] or name: values
+            for name, key in PLAN_FIELDS.items()
+            if today.zero_stage in key.stages
+            and name not in _SHOWN
+            and (values := (getattr(today, name), getattr(row.plan, name)))[0] != values[1]
+        }
 
     @property
     def proof(self) -> Proof | None:
@@ -133,8 +189,8 @@ class CommandAdvice(Recommendation):
 
     @property
     def is_needless(self) -> bool:
-        """Whether today's training fits, and the advised one is not faster."""
-        return self.today.fit.fits and self.speedup is not None and round(self.speedup, 2) <= 1
+        """Whether today's training runs DeepSpeed and fits, and the advised one is not faster."""
+        return self.runs_deepspeed and self.today.fit.fits and self.speedup is not None and round(self.speedup, 2) <= 1
 
     @property
     def speedup(self) -> float | None:

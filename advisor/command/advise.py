@@ -126,6 +126,8 @@ def advise_command(
             words=tuple(words),
             today=today,
             remarks=(*remarks, *_differences(question, seen)),
+            runs_deepspeed=not request.files,
+            given_config=config_file,
         )
 
     found = ask(today)

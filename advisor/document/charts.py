@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
-from ..text.units import gib
+from ..text.units import gib, mib
 
 
 class Unit(NamedTuple):
@@ -22,8 +22,13 @@ class Unit(NamedTuple):
         figure = value / self.size
         return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
 
+    def figure(self, value: float) -> str:
+        """Return a value as in a table."""
+        return (self.exact or self.write)(value)
+
 
 GIB: Final = Unit("GiB", 2**30, lambda size: gib(int(size)))
+MIB: Final = Unit("MiB", 2**20, lambda size: mib(int(size)))
 NUMBER: Final = Unit("", 1)
 
 

@@ -24,14 +24,14 @@ _INKS = {
     "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal, and red is for what is wrong
     "gradients": ("▀", "green"),
     "optimizer": ("▓", "yellow"),
-    "loss": ("▒", "magenta"),
+    "loss": ("▒", "color(99)"),
     "activations": ("▚", "cyan"),
     "buffers": ("▄", "color(168)"),
     "generation": ("░", "bright_magenta"),
     "runtime": ("═", "bright_black"),
     "compute": ("█", "bright_blue"),
     "memory": ("▀", "green"),
-    "links": ("▒", "magenta"),
+    "links": ("▒", "color(99)"),
     "pcie": ("▚", "cyan"),
     "host": ("▓", "yellow"),
     "nvme": ("▄", "color(168)"),
@@ -192,7 +192,7 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
     sums = [sum(value or 0 for value in each) for each in positions]
     most = max(sums)
     top = max(most, panel.limit.value if panel.limit else 0) or 1
-    write = panel.unit.exact or panel.unit.write
+    write = panel.unit.figure
     limit_row = round(panel.limit.value / top * rows) - 1 if panel.limit else None
     names = {round(most / top * rows) - 1: write(most), 0: "0"}
     if panel.limit is not None and limit_row is not None:
@@ -208,10 +208,13 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
         for level in range(rows)
     ]
     drawn = {cell for line in grid for cell in line}
+    styles = {style for _, style in drawn if pen.is_solid and style}  # a thin layer has no whole cell
     unnamed = {
         ink: title
         for ink, title in chart.families.items()
-        if ink in fills and fills[ink] in drawn and not _write_into(grid, f" {title} ", fills[ink], pen)
+        if ink in fills
+        and (fills[ink] in drawn or fills[ink][1] in styles)
+        and not _write_into(grid, f" {title} ", fills[ink], pen)
     }
     for level, line in reversed([*enumerate(grid)]):
         text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
@@ -233,7 +236,7 @@ def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, s
             begin, end = end, end + len([*same])
             if cell == fill:
                 stretches.append((end - begin, level, begin))
-    columns, widest = cell_len(name), max(stretches)[0]
+    columns, widest = cell_len(name), max(stretches, default=(0, 0, 0))[0]
     if columns > widest:
         return False
     equal = [stretch for stretch in stretches if stretch[0] == widest]

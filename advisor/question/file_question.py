@@ -168,14 +168,19 @@ class FileQuestion:
     @property
     def words(self) -> str:
         """The question as the arguments of a command."""
-        shown = [str(self.model)]
-        for name, value in self.options.items():
-            flag = f"--{name.replace('_', '-')}"
-            if value is True:
-                shown.append(flag)
-            elif value not in (False, None) and value != getattr(OPTIONS.get(name), "default", None):
-                shown += [flag, _text(value)]
-        return shlex.join(shown)
+        return question_words(self.model, self.options)
+
+
+def question_words(model: object, options: Mapping[str, Any]) -> str:
+    """The arguments of a command that asks about a model."""
+    shown = [str(model)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            shown.append(flag)
+        elif value not in (False, None) and value != getattr(OPTIONS.get(name), "default", None):
+            shown += [flag, _text(value)]
+    return shlex.join(shown)
 
 
 def _text(value: Any) -> str:

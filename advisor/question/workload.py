@@ -359,6 +359,12 @@ def _optimizer(name: str) -> tuple[str, OptimizerStep]:
     if key is not None:
         return key, "auto"
     key = trainer_optimizer(name)
+    if key is not None and name.lower().startswith("paged_"):
+        raise WorkloadError(
+            f"{name} is not predicted",
+            why="bitsandbytes moves its states between GPU and host on demand",
+            fix=f"pass {key}, whose states have the same size and stay on the GPU",
+        )
     if key is None:
         raise WorkloadError(
             f"unknown optimizer {name!r}",

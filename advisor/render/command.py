@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ...ds_configs.read import offload_device_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
-from ..text.units import counted_noun, gib
+from ..text.units import counted_noun, gib, size
 from .dry_run import dry_run_document
 
 _ENDINGS = {
@@ -20,8 +20,10 @@ _ENDINGS = {
 }
 
 
-def command_document(answer: CommandAnswer, *, explain: bool = False, following: str = "") -> doc.Document:
-    """Return the dry run of a command. following: the command that trains."""
+def command_document(
+    answer: CommandAnswer, *, explain: bool = False, following: Sequence[doc.Block] = ()
+) -> doc.Document:
+    """Return the dry run of a command. following: the next command."""
     blocks = [doc.Heading("The training that was observed", "training"), *_training(answer)]
     name = "the engine's configuration"
     return dry_run_document(answer, name, explain=explain, following=following, training=blocks)
@@ -65,9 +67,9 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "lengths", _lengths(observed)
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", " and ".join(observed.attention) or "math (all scores in memory)"
-    yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
-    on_gpu, on_host = (gib(size) for size in (result.peak_loading_gpu_bytes, result.peak_loading_host_bytes))
-    yield "loading", f"peak {on_gpu} GiB on the GPU, {on_host} GiB of host memory per rank"
+    yield "logits", f"all of them in memory: {size(observed.logits_bytes)}" if observed.logits_bytes else ""
+    on_gpu, on_host = size(result.peak_loading_gpu_bytes), size(result.peak_loading_host_bytes)
+    yield "loading", f"peak {on_gpu} on the GPU, {on_host} of host memory per rank"
     others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
     yield "other engines", ", ".join(others)
     cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import check_write, write_text
 from ...ds_configs.launch_commands import shell_line
 from ...ds_configs.read import offload_device_in
+from ...ds_configs.training_script import python_source
 from ...estimators.errors import DsAdviseError
 from ..answer.command_answer import CommandAnswer
 from ..answer.facts import answer_subject
 from ..answer.start import start_settings
-from ..answer.verdict import answer_verdict
+from ..answer.verdict import answer_verdict, fit_tone
 from ..command.advice import CommandAdvice, Proof
 from ..document import blocks as doc
+from ..question.cluster import gpus_argument
 from ..text.labels import checkpointing_title, plan_title
 from ..text.output import Output
 from ..text.units import gib, rate, seconds, times
 from .answer import MOST_LINES
 from .ladder import ladder_notes, ladder_table
+from .runs import START, next_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,16 +32,17 @@ if TYPE_CHECKING:
 
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
-    first, then the table of plans."""
+    first, then the last command if it repeats that of the changes, then the table of plans."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    verdict = answer_verdict(answer)
-    for left_out in ((), ("not fitting",), ("not fitting", "plans"), ("not fitting", "plans", "facts")):
-        facts = [] if "facts" in left_out else [doc.Facts(verdict.facts)]
+    verdict = answer_verdict(answer.kept if answer.is_needless else answer)
+    shown = [fact for fact in verdict.facts if not answer.is_needless or fact.title != "note"]
+    for left_out in accumulate(((), ("not fitting",), ("next",), ("plans",), ("facts",))):
+        facts = [] if "facts" in left_out else [doc.Facts(shown)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
-            verdict=verdict.headline,
-            tone=verdict.tone,
+            verdict=_kept(answer) if answer.is_needless else verdict.headline,
+            tone=fit_tone(answer.today.fit) if answer.is_needless else verdict.tone,
             blocks=[
                 *verdict.sentences,
                 *gain(answer),
@@ -46,6 +51,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
                 *_evidence(answer),
+                *(_next(answer) if "next" not in left_out or not any(changes_to_make(answer)) else ()),
             ],
             data=answer.to_json,
         )
@@ -68,10 +74,16 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield how much faster the advised plan is, if today's fits."""
-    if answer.is_needless:
-        yield doc.Sentence("Today's plan is as fast: there is no need to change it.", "bold")
-    elif answer.speedup is not None and answer.today.fit.fits:
+    if not answer.is_needless and answer.speedup is not None and answer.today.fit.fits:
         yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
+
+
+def _kept(answer: CommandAdvice) -> str:
+    today, facts = answer.today, _facts(answer.today)
+    need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
+    assert today.step is not None
+    speed = f"{rate(today.step.time.tokens_per_s)} {today.unit}/s"
+    return f"Keep today's plan, {facts['strategy']}: {speed}, {need} of {have} GiB per GPU."
 
 
 def _facts(answer: CommandAnswer) -> dict[str, str]:
@@ -126,9 +138,20 @@ def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -
     if "plans" in left_out:
         return
     yield doc.Heading("Every strategy", "ladder", printed=False)
-    yield ladder_table(answer, only_fitting="not fitting" in left_out)
+    yield ladder_table(
+        answer, only_fitting="not fitting" in left_out, today=answer.today_row, keeps_today=answer.is_needless
+    )
+    if answer.today_row is not None and (differences := answer.today_differences):
+        listed = ", ".join(
+            f"{name} {_value(today)} (there {_value(row)})" for name, (today, row) in differences.items()
+        )
+        yield doc.Sentence(f" Today differs from the row {answer.today_row.strategy}: {listed}.", "dim")
     for note in ladder_notes(answer, all_candidates=False, details=details):
         yield doc.Sentence(f" {note}", "dim")
+
+
+def _value(value: object) -> str:
+    return f"{value:,}" if type(value) is int else python_source(value)
 
 
 def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
@@ -141,6 +164,20 @@ def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
     else:
         text = "Evidence: a dry run of the command as it is; the plans are predicted."
     yield doc.Sentence(text, "dim")
+
+
+def _next(answer: CommandAdvice) -> Iterator[doc.Block]:
+    """Yield the next command: the one that starts the training, or if nothing fits, shows its memory."""
+    changed, words = answer.changed, answer.words
+    given = [] if answer.given_config is None else [str(answer.given_config)]
+    if changed is None and not answer.is_needless:
+        gpus = ["--gpus", gpus_argument(answer.question.cluster)]
+        line = shell_line(["ds-advise", "dry-run", *given, *gpus, "--", *words])
+        yield from next_command("See what takes the memory:", line)
+    elif changed is None or answer.is_needless:
+        yield from next_command(START, shell_line(["ds-advise", "launch", *given, "--", *words]))
+    elif not changed.gives_config:  # else it is the command of the changes
+        yield from next_command(START, shell_line(["ds-advise", "launch", "--", *changed.words]))
 
 
 def _title(proof: Proof) -> str:

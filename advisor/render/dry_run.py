@@ -11,13 +11,13 @@ from ...probes.recording.engine_hooks import BETWEEN
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.verdict import fit_tone
 from ..document import blocks as doc
-from ..document.charts import GIB, Bar, Lines, Panel, StackedBars
+from ..document.charts import GIB, MIB, Bar, Lines, Panel, StackedBars, Unit
 from ..search.candidate import Fit, chance
 from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
-from ..text.units import age, gib, percent, seconds
+from ..text.units import GIB as GIB_BYTES
+from ..text.units import age, gib, percent, rate, seconds
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
-from .runs import next_command
 
 _NEAR = 1.6
 """The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
@@ -27,6 +27,9 @@ _UNNAMED = ("start", BETWEEN)
 
 _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
 """Families from the bottom of the chart to the top: persistent ones first, temporary ones above."""
+
+_SMALL_BYTES = GIB_BYTES // 10
+"""A table or chart whose largest figure is below this size has MiB."""
 
 _MODULES, _TENSORS = 10, 20
 """Largest number of modules and tensors that are listed."""
@@ -47,14 +50,15 @@ def dry_run_document(
     config_name: str = CONFIG_NAME,
     *,
     explain: bool = False,
-    following: str = "",
+    following: Sequence[doc.Block] = (),
     training: Sequence[doc.Block] = (),
 ) -> doc.Document:
-    """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the command
-    that trains. training: what was observed of a training that is not ours."""
+    """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the next
+    command. training: what was observed of a training that is not ours."""
     result, cluster = answer.result, answer.run.cluster
     micro_batch = result.config["train_micro_batch_size_per_gpu"]
     blocks: list[doc.Block] = [
+        *_allocator(answer),
         doc.Sentence(
             f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}; micro batch {micro_batch}."
         ),
@@ -63,7 +67,10 @@ def dry_run_document(
     ]
     if result.timeline:
         timeline = _timeline(answer)
-        blocks += [doc.Heading("Memory over the run", "memory"), doc.Chart(timeline, printed=timeline)]
+        title = "Memory over the run"
+        if timeline.panels[0].limit is None:
+            title = f"{title}, of {gib(cluster.gpu.memory_bytes)} GiB per GPU"
+        blocks += [doc.Heading(title, "memory"), doc.Chart(timeline, printed=timeline)]
     blocks += [
         *_peak(answer, explain=explain),
         doc.Heading("Phase by phase", "phases", printed=False),
@@ -78,7 +85,7 @@ def dry_run_document(
     when = "" if answer.age_s is None else f" It was run {age(answer.age_s)}; nothing has changed since."
     versions, duration = versions_label(result.versions), seconds(result.seconds)
     blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.{when}", "dim"))
-    blocks += next_command("Check, start and monitor it:", following) if following else []
+    blocks += following
     return doc.Document(
         subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
         verdict=_verdict(answer),
@@ -101,6 +108,16 @@ def _fits(fit: Fit) -> str:
         return "It does not fit"
     likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
     return f"{likely} (the probability is {chance(fit.probability)})"
+
+
+def _allocator(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield a sentence if the training fits with expandable segments alone."""
+    name, need = _other_allocator(answer)
+    if name == "without" and answer.fit.fits and need > answer.run.cluster.gpu.memory_bytes:
+        yield doc.Sentence(
+            f"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; without it {gib(need)} GiB, which does not fit.",
+            "yellow",
+        )
 
 
 def _is_loading(answer: DryRunAnswer) -> bool:
@@ -141,6 +158,9 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
     if answer.step is not None:
         steps = answer.step.time.step_s, None if times is None else times.step_s
         rows.append(doc.Row(["step time", *(doc.make_figure(each, seconds) for each in steps), "", ""]))
+        if answer.unit:
+            rates = answer.step.time.tokens_per_s, None if times is None else times.tokens_per_s
+            rows.append(doc.Row([f"{answer.unit}/s", *(doc.make_figure(each, rate) for each in rates), "", ""]))
     yield doc.Heading("Memory and time", "figures", printed=False)
     table = doc.Table(["", "dry run", "closed form", "", ""], rows, optional=(3,))
     yield table if analytic is not None or times is not None else table.without({2})
@@ -153,7 +173,11 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     text = f"GPU memory: {size} GiB of tensors; the rest is fragmentation, CUDA context and NCCL."
     if _is_loading(answer):
         text = f"GPU memory: that before the training; then {size} GiB are allocated."
-    yield " ".join(filter(None, (text, _cached(answer), _other_allocator(answer))))
+    name, need = _other_allocator(answer)
+    other = (
+        f"{name.capitalize()} expandable_segments it needs {gib(need)}." if name and not any(_allocator(answer)) else ""
+    )
+    yield " ".join(filter(None, (text, _cached(answer), other)))
     processes = answer.required_host_bytes_per_node - peak.host_bytes_per_node
     yield f"Host RAM includes {gib(processes)} GiB for the processes themselves."
     if answer.step is not None:
@@ -180,16 +204,16 @@ def _cached(answer: DryRunAnswer) -> str:
     return f"PyTorch also caches freed blocks while there is room, so nvidia-smi shows up to {gib(shown)} GiB."
 
 
-def _other_allocator(answer: DryRunAnswer) -> str:
-    """Return the need under the other setting of `expandable_segments`, if it differs."""
+def _other_allocator(answer: DryRunAnswer) -> tuple[str, int]:
+    """Return the other setting of `expandable_segments`, "with" or "without", and the need under it; "" if the need is
+    equal."""
     peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
     required = peak.required_bytes_per_gpu
     plain = required == peak.with_expandable_segments.required_bytes_per_gpu
     other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
     if gib(needed - required + other) == gib(needed):
-        return ""
-    size = gib(needed - required + other)
-    return f"{'Without' if plain else 'With'} expandable_segments it needs {size}."
+        return "", needed
+    return "without" if plain else "with", needed - required + other
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
@@ -197,20 +221,25 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
     phases = answer.result.phases
     last = max(phase.iteration for phase in phases)
     shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
-    rows, previous = list[doc.Row](), list[tuple[str, int, int]]()
+    unit = _unit(max(getattr(phase, name) for phase in phases for name in shown.values()))
+    rows, previous, own_number, repeated = list[doc.Row](), list[tuple[str, int, int]](), 0, 0
     for iteration, group in groupby(phases, key=lambda phase: phase.iteration):
         own = list(group)
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
+            if repeated:
+                rows.pop()
+            repeated = repeated or iteration
+            numbers = str(iteration) if repeated == iteration else f"{repeated}-{iteration}"
             later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
-            rows.append(doc.Row([doc.Figure(str(iteration)), f"same as {iteration - 1}{later}"], "faded"))
+            rows.append(doc.Row([doc.Figure(numbers), f"same as {own_number}{later}"], "faded"))
             continue
-        previous = key
+        previous, own_number, repeated = key, iteration, 0
         number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
         for phase in own:
-            sizes = (doc.make_figure(getattr(phase, name), gib) for name in shown.values())
+            sizes = (doc.make_figure(getattr(phase, name), unit.figure) for name in shown.values())
             rows.append(doc.Row([doc.Figure(number), phase.phase, *sizes]))
-    yield doc.Table(["step", "phase (GiB)", *shown], rows, optional=range(len(shown) + 1, 2, -1))
+    yield doc.Table(["step", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
         times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]
@@ -227,11 +256,12 @@ def _timeline(answer: DryRunAnswer) -> Lines:
     present = {family for each in sizes for family in each}
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
     begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
-    is_near = limit < _NEAR * max(point.gpu_bytes for point in points)
+    highest = max(point.gpu_bytes for point in points)
+    is_near, unit = limit < _NEAR * highest, _unit(highest)
     panel = Panel(
-        title="GiB",
+        title=unit.title,
         layers={family: [each.get(family, 0) for each in sizes] for family in families},
-        unit=GIB,
+        unit=unit,
         limit=gpu_limit(answer.run.cluster) if is_near else None,
         areas=True,
     )
@@ -253,20 +283,23 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
     """Yield the tensors when each phase is highest, and the largest modules and tensors at the peak."""
     result, peak = answer.result, answer.result.peak
     by_phase = {phase: result.peak_by_phase[phase] for phase in _PHASES if phase in result.peak_by_phase}
+    unit = _unit(peak.allocated_bytes_per_gpu)
     bars = tuple(
-        Bar(label=phase, parts=memory_parts(parts), note=gib(sum(parts.values())), chosen=phase == peak.phase)
+        Bar(label=phase, parts=memory_parts(parts), note=unit.figure(sum(parts.values())), chosen=phase == peak.phase)
         for phase, parts in by_phase.items()
     )
     chart = StackedBars(
-        title="Live tensors on the GPU when each phase is highest, in GiB",
+        title=f"Live tensors on the GPU when each phase is highest, in {unit.title}",
         bars=bars,
         limit=gpu_limit(answer.run.cluster),
         ends_at=1.05 * max((bar.value for bar in bars), default=1.0),
+        unit=unit,
         families=MEMORY_FAMILIES,
     )
-    size = gib(peak.allocated_bytes_per_gpu)
-    title = f"{size} GiB of tensors at the peak (iteration {peak.iteration}, {peak.phase})"
-    memory = chart_with_table(chart, by_phase, "GiB", gib)._replace(printed=memory_bar(peak.by_category))
+    size = unit.figure(peak.allocated_bytes_per_gpu)
+    title = f"{size} {unit.title} of tensors at the peak (iteration {peak.iteration}, {peak.phase})"
+    printed = memory_bar(peak.by_category, unit=unit)
+    memory = chart_with_table(chart, by_phase, unit.title, unit.figure)._replace(printed=printed)
     times = list[doc.Block]()
     if answer.step is not None:
         bar = time_bar(answer.step.time)
@@ -279,14 +312,18 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
         for each in peak.largest[:_TENSORS]
     )
-    module_rows = [_sized(size, name or "(no module)") for name, size in modules]
-    tensor_rows = [_sized(*each) for each in tensors]
+    module_rows = [_sized(unit, size, name or "(no module)") for name, size in modules]
+    tensor_rows = [_sized(unit, *each) for each in tensors]
     for name, table in (
-        ("Largest modules at the peak", doc.Table(["GiB", "module"], module_rows)),
-        ("Largest tensors at the peak", doc.Table(["GiB", "what", "type", "shape", "module"], tensor_rows)),
+        ("Largest modules at the peak", doc.Table([unit.title, "module"], module_rows)),
+        ("Largest tensors at the peak", doc.Table([unit.title, "what", "type", "shape", "module"], tensor_rows)),
     ):
         yield from (doc.Heading(name, name.split()[1]), table) if explain else (doc.Folded(name, [table]),)
 
 
-def _sized(size_bytes: int, *words: str) -> doc.Row:
-    return doc.Row([doc.Figure(gib(size_bytes), size_bytes), *words])
+def _unit(largest_bytes: int) -> Unit:
+    return MIB if largest_bytes < _SMALL_BYTES else GIB
+
+
+def _sized(unit: Unit, size_bytes: int, *words: str) -> doc.Row:
+    return doc.Row([doc.Figure(unit.figure(size_bytes), size_bytes), *words])

@@ -39,9 +39,17 @@ def _columns(answer: Recommendation) -> list[_Column]:
     ]
 
 
-def ladder_table(answer: Recommendation, *, all_candidates: bool = False, only_fitting: bool = False) -> Table:
+def ladder_table(
+    answer: Recommendation,
+    *,
+    all_candidates: bool = False,
+    only_fitting: bool = False,
+    today: Candidate | None = None,
+    keeps_today: bool = False,
+) -> Table:
     """Return per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch. only_fitting: leave
-    out plans that do not fit the GPU. Plans that do not fit it have no speed."""
+    out plans that do not fit the GPU. Plans that do not fit it have no speed. today: the plan of the present training's
+    strategy. keeps_today: mark it in place of the recommended plan."""
     steps: list[tuple[str, Candidate | None, str]] = []
     for step in answer.ladder:
         if step.candidate is None:
@@ -62,22 +70,25 @@ def ladder_table(answer: Recommendation, *, all_candidates: bool = False, only_f
             rows.append(Row([strategy, "the same" if reason == previous else reason], "faded"))
             previous = reason
         else:
-            rows.append(_row(answer, plan, columns))
+            chosen = today if keeps_today else answer.shown
+            rows.append(_row(answer, plan, columns, is_chosen=plan is chosen, is_today=plan is today))
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
     checkpointing, batch, ram = 2, 1, _FIGURES
     return Table(["strategy", *titles, ""], rows, [19, *widths, 0], gap=1, optional=(checkpointing, batch, ram))
 
 
-def _row(answer: Recommendation, plan: Candidate, columns: list[_Column]) -> Row:
+def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_chosen: bool, is_today: bool) -> Row:
     """Return a row. The verdict of a plan without a speed extends over its column."""
     shown = columns if plan.fit.gpu_likely_suffices else columns[:_FIGURES]
     figures: list[Cell] = [Figure(column.text(plan), column.value(plan)) for column in shown]
     verdict = plan.fit.reason.replace("likely fits", "likely")
     if plan.fit.fits and plan.memory.nvme_bytes_per_node:
         verdict += f", NVMe {gib(plan.memory.nvme_bytes_per_node)} GiB"
+    if is_today:
+        verdict += " (today)"
     look: Look = "" if plan.fit.fits else "faded"
-    if plan is answer.shown:
+    if is_chosen:
         look = "closest" if answer.recommended is None else "chosen"
     return Row([plan.strategy, *figures, f" {verdict}"], look)
 

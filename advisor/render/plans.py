@@ -12,7 +12,7 @@ from ..answer.explanation import in_words
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series
 from ..document.blocks import Chart, Row, Table, make_figure
-from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, time_unit
+from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, Unit, time_unit
 from ..search.candidate import Candidate
 from ..text.labels import (
     MEMORY_FAMILIES,
@@ -90,11 +90,11 @@ def _sizes(title: str, bars: Sequence[Bar], limit: Limit | None) -> StackedBars:
     return StackedBars(title=title, bars=tuple(bars), limit=limit, ends_at=1.02 * end, families=MEMORY_FAMILIES)
 
 
-def memory_bar(components: Mapping[str, int], limit: Limit | None = None) -> StackedBars:
+def memory_bar(components: Mapping[str, int], limit: Limit | None = None, unit: Unit = GIB) -> StackedBars:
     """Return bytes by component as one bar."""
-    bar = Bar(label="", parts=memory_parts(components), note=gib(sum(components.values())))
-    title = "Memory by what it holds, in GiB"
-    return StackedBars(title=title, bars=(bar,), limit=limit, families=MEMORY_FAMILIES)
+    bar = Bar(label="", parts=memory_parts(components), note=unit.figure(sum(components.values())))
+    title = f"Memory by what it holds, in {unit.title}"
+    return StackedBars(title=title, bars=(bar,), limit=limit, unit=unit, families=MEMORY_FAMILIES)
 
 
 def time_bar(time: TimeEstimate) -> StackedBars:

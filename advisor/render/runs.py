@@ -17,6 +17,9 @@ from ..verification.probe import ProbeAnswer
 from .configuration import configuration
 from .known_cause import cause_and_fix
 
+START = "Check, start and monitor it:"
+"""The title of the command that trains."""
+
 _STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "total_s")
 
 _FAILURE_SENTENCES = {
@@ -43,7 +46,7 @@ def probe_document(
         blocks=[
             *_probe_blocks(answer, warning),
             *configuration(result.config, config_name),
-            *(next_command("Check, start and monitor it:", following) if following and failure is None else ()),
+            *(next_command(START, following) if following and failure is None else ()),
         ],
         data=answer.to_json(),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...estimators.units import GIB as GIB
 from ...estimators.units import gib as gib
+from ...estimators.units import mib as mib
 from ...estimators.units import whole_gib as whole_gib
 
 GLUE, FIRM = "\ue000", "\ue001"

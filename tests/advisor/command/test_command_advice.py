@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +220,29 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
     assert printed == repr(answer) and len(printed.splitlines()) <= MOST_LINES
     for text in (printed, answer._repr_html_()):
         assert "advised" in text and "Evidence: dry runs of the command as it is and as advised" in text
+    row = answer.today_row
+    assert row is not None and row.strategy == "zero3" and "(today)" in printed
+    assert "Today differs from the row zero3: " in printed and answer.today_differences["reduce_bucket_size"]
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
     assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]
     assert (
         schema_errors(json.loads(json.dumps(answer.to_json(), default=_plain)), command_schema("advise-command")) == []
     )
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_that_is_not_faster_keeps_today_s() -> None:
+    given = ["--deepspeed", "auto.json", "--output_dir", "out", "--bf16", "--report_to", "none"]
+    answer = advice(TRAINER, *given, "--per_device_train_batch_size", "2")
+    assert answer.proof is not None and answer.proof.answer is not None and answer.recommended is not None
+    kept = replace(answer, today=answer.proof.answer)
+    lines = str(kept).splitlines()
+    assert kept.is_needless and lines[0].startswith(" Keep today's plan, no ZeRO: ") and "as fast" not in str(kept)
+    (marked,) = (line for line in lines if line.startswith("> "))
+    assert marked.startswith(f"> {answer.recommended.strategy} ") and marked.endswith("(today)")
+    assert "ds-advise launch -- " in lines[lines.index(" Check, start and monitor it:") + 1]
+    assert not replace(kept, runs_deepspeed=False).is_needless
 
 
 def _plain(value: Any) -> Any:

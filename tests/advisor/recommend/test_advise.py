@@ -217,6 +217,7 @@ def test_defaults_follow_the_model_and_the_gpu() -> None:
         ({"global_batch": 12, "micro_batch": 4}, "not a multiple"),
         ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
         ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
+        ({"optimizer": "paged_adamw_8bit"}, "paged_adamw_8bit is not predicted"),
         ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),
     ],
 )

@@ -6,20 +6,26 @@ import io
 import json
 import re
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
-from ds_advise.advisor.document.charts import Lines
-from ds_advise.advisor.document.terminal_charts import _stretch_names
-from ds_advise.advisor.text.labels import memory_by_family, memory_family
+from ds_advise.advisor.document.blocks import Figure, Table
+from ds_advise.advisor.document.charts import Lines, Panel
+from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
+from ds_advise.advisor.render.dry_run import _phases
+from ds_advise.advisor.text.labels import MEMORY_FAMILIES, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
 from ds_advise.probes.recording.allocation_classifier import _BIRTHPLACES, _OWNED
+from ds_advise.probes.recording.result import PhaseMemory
 from ds_advise.probes.run_errors import NeedsValuesError
+from rich.console import Console
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
 from tests.helpers import SMALL_LLAMA, dry_runs_in_forks, ran, schema_errors
@@ -139,7 +145,7 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text()
     assert printed.isascii() and printed.startswith(" It fits: ")
     lines = printed.splitlines()
-    chart = lines[lines.index(" Memory over the run") + 1 :]
+    chart = lines[next(at for at, line in enumerate(lines) if line.startswith(" Memory over the run")) + 1 :]
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
     assert "backward 1" in chart[height] and "backward 2" in chart[height] and "backward 3" not in chart[height]
@@ -164,6 +170,37 @@ def test_stretches_are_named_where_a_name_is_readable(
             at += width
     chart = Lines(title="", x_title="", xs=[*range(at + 1)], panels=(), spans=spans)
     assert _stretch_names(chart, at) == (names, words)
+
+
+def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None:
+    """A thin layer has no whole cell of its own."""
+    layers = {"weights": [8.0] * 20, "buffers": [0.0] * 20}
+    layers |= {"optimizer": [0.5] * 10 + [0.0] * 10, "loss": [0.0] * 10 + [8.0] * 10}
+    chart = Lines(
+        title="",
+        x_title="",
+        xs=[*range(20)],
+        panels=[Panel(title="GiB", layers=layers, areas=True)],
+        spans=[(0, "forward 1")],
+        families={ink: MEMORY_FAMILIES[ink] for ink in layers},
+    )
+    file = io.StringIO()
+    console = Console(file=file, width=60, height=40, force_terminal=True, color_system="truecolor")
+    draw(chart, console)
+    shown = "".join(file.getvalue().split())
+    counted = {ink: shown.count(MEMORY_FAMILIES[ink].replace(" ", "")) for ink in layers}
+    assert counted == {"weights": 1, "buffers": 0, "optimizer": 1, "loss": 1}
+
+
+@pytest.mark.parametrize(("peak_bytes", "unit"), [(2**30, "GiB"), (2**20, "MiB")])
+def test_phases_have_a_readable_unit_and_repeated_steps_one_row(peak_bytes: int, unit: str) -> None:
+    sizes = {field.name: peak_bytes for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")}
+    phases = [PhaseMemory(iteration=step, phase=name, **sizes) for step in (1, 2, 3, 4) for name in ("forward", "step")]
+    answer: Any = SimpleNamespace(result=SimpleNamespace(phases=phases, iterations=4), step=None)
+    (table,) = _phases(answer)
+    assert isinstance(table, Table) and table.head[1] == f"phase ({unit})"
+    *others, last = ([cell.text if isinstance(cell, Figure) else cell for cell in row.cells] for row in table.rows)
+    assert last == ["2-4", "same as 1"] and len(others) == 2 and {*others[0][2:]} == {"1.0"}
 
 
 def test_the_buckets_of_the_engine_are_buffers(folder: Path) -> None:
