@@ -61,11 +61,17 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("line", "headline"),
     [
-        ("ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)", "Local rank 2 was killed by SIGBUS (exit code -7)."),
+        (
+            "ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)",
+            "Local rank 2 was killed by SIGBUS (exit code -7).",
+        ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         ("[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9", "Exits with return code = -9."),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
-        ("DataLoader worker (pid 325) is killed by signal: Bus error.", "DataLoader worker is killed by signal: Bus error."),
+        (
+            "DataLoader worker (pid 325) is killed by signal: Bus error.",
+            "DataLoader worker is killed by signal: Bus error.",
+        ),
     ],
 )
 def test_the_headline_quotes_only_the_log(
