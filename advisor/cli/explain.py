@@ -124,9 +124,9 @@ def _of_question(
         raise click.UsageError("--set needs --strategy: name the plan to change")
     if any(rule.code == model.upper() for rule in RULES):
         raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
-    keys = alternatives(keys_that_begin(model))
-    what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {keys}?"
-    refuse_unknown(model, what, meant if keys else "")
+    near = alternatives(keys_that_begin(model))
+    what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {near}?"
+    refuse_unknown(model, what, meant if near else "")
     built = build_question(model, **question, say=output.say)
     if settings is None and strategy not in get_args(PlainPyTorch):
         return explain_answer(answer_question(built), strategy=strategy)

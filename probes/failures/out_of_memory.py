@@ -84,20 +84,23 @@ def memory_figures(text: str) -> MemoryFigures | None:
     if process is None and (listed := [_bytes_of(match) for match in _LISTED.finditer(text)]):
         # In a container torch does not know its own number among the GPU's processes: it is the one with the blocks.
         process = max(listed) if max(listed) >= (reserved or 0) else None
-    used = None if total is None or free is None else total - free
-    held, runtime = process, None
-    if reserved is not None and (process is not None or used is not None):
-        runtime = max(0, process - reserved) if process is not None else min(_CONTEXT_BYTES, max(0, used - reserved))
-        held = reserved + runtime
-    asked, notable = found["asked_bytes"], round(_FRAGMENTED * (total or 0))
-    device = _DEVICE.search(text)
+    outside, runtime = _minus(_minus(total, free), reserved), _minus(process, reserved)
+    if process is None and outside is not None:
+        runtime = min(_CONTEXT_BYTES, outside)
+    asked, unused, device = found["asked_bytes"], _minus(reserved, allocated), _DEVICE.search(text)
+    least = max(asked or 0, round(_FRAGMENTED * (total or 0)))
     return MemoryFigures(
         device=int(next(filter(None, device.groups()))) if device else None,
         **found | {"reserved_bytes": reserved, "process_bytes": process},
         runtime_bytes=runtime,
-        other_bytes=None if used is None or held is None else max(0, used - held),
-        is_fragmented=None not in (asked, allocated, reserved) and reserved - allocated >= max(asked, notable),
+        other_bytes=_minus(_minus(total, free), process) if process is not None else _minus(outside, runtime),
+        is_fragmented=asked is not None and unused is not None and unused >= least,
     )
+
+
+def _minus(first: int | None, second: int | None) -> int | None:
+    """The difference, at least 0; None if one of both is unknown."""
+    return None if first is None or second is None else max(0, first - second)
 
 
 def _first(text: str, forms: tuple[str, ...]) -> int | None:
