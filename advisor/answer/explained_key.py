@@ -91,6 +91,16 @@ def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
     return (name,) if name in unique else unique
 
 
+def keys_that_begin(word: str) -> tuple[str, ...]:
+    """Return up to three keys whose names begin with a word: blocks, else single keys."""
+    facts = load_facts()
+    blocks = [block.path.rpartition(".")[2] for block in facts.blocks]
+    for names in (blocks, [name for block in facts.blocks for name in block.names()]):
+        if found := dict.fromkeys(name for name in names if name.startswith(f"{word}_")):
+            return tuple(found)[:3]
+    return ()
+
+
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
     return nearest(name.rpartition(".")[2], {key for block in facts.blocks for key in block.names()}, cutoff=cutoff)
 

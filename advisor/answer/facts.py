@@ -227,6 +227,15 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     )
 
 
+_SOFTWARE = {
+    "reentrant": "reentrant checkpointing",
+    "loading host-fp32": "loaded in fp32",
+    "loading gpu": "loaded on the GPU",
+    "loading gpu-fp32": "loaded in fp32 on the GPU",
+}
+"""Words for settings of the software that their names do not make clear."""
+
+
 def _unusual(workload: Workload, tool: str) -> Iterator[str]:
     if workload.dora:
         yield "DoRA"
@@ -243,11 +252,13 @@ def _unusual(workload: Workload, tool: str) -> Iterator[str]:
         yield "tiled feed-forward"
     if workload.kernels != "torch":
         yield f"{ ({'liger': 'Liger', 'unsloth': 'unsloth'}[workload.kernels]) } kernels"
+    needless = "fp32_adapters" if workload.method == "full" else "autocast"
     for field in fields(Software):
         value, name = getattr(workload.software, field.name), field.name.replace("_", " ")
-        if value != getattr(DEFAULT, field.name):
+        if value != getattr(DEFAULT, field.name) and field.name != needless:
             version = ".".join(map(str, value)) if isinstance(value, tuple) else value
-            yield (name if value is True else f"no {name}" if value is False else f"{name} {version}")
+            words = name if value is True else f"no {name}" if value is False else f"{name} {version}"
+            yield _SOFTWARE.get(words, words)
 
 
 def answer_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:

@@ -15,7 +15,7 @@ from ..question.job import parse_duration
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import hours, money
-from ..text.units import gib, rate, rough_rate
+from ..text.units import gib, rate, rough_rate, whole_gib
 from .comparison import ComparisonContext, build_side
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
@@ -91,8 +91,11 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
     memory = f"{gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
-    if fit.reason != "fits":  # the requirement's name
+    if fit.reason != "fits" and not fit.assumed_host_bytes:  # the requirement's name
         memory = f"{fit.reason}, {memory}"
+    memory = f"{memory}; {rate(candidate.tokens_per_s)} tokens/s"
+    if fit.assumed_host_bytes:
+        memory = f"{memory}; host RAM {whole_gib(fit.assumed_host_bytes):,} GiB, not checked: --ram"
     notes = [side.filled] * bool(side.filled)
     if side.unpredicted:
         names = ", ".join(feature.name for feature in side.unpredicted)

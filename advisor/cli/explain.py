@@ -11,6 +11,7 @@ from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
+from ..text.units import alternatives
 from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def explain(
     else:
         found = _of_question(model, question, strategy, settings, output)
     if part:
-        blocks = [*part_blocks(found, " ".join(part))]
+        blocks = [*part_blocks(found, " ".join(part), listing=typed_command(without=part))]
     else:
         largest = component_title(found.sections[0].parts()[0].name)
         example = typed_command(largest)
@@ -113,7 +114,7 @@ def _of_question(
     from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
-    from ..answer.explained_key import split_settings, without_effect
+    from ..answer.explained_key import keys_that_begin, split_settings, without_effect
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..question.workload import named_settings
@@ -123,7 +124,9 @@ def _of_question(
         raise click.UsageError("--set needs --strategy: name the plan to change")
     if any(rule.code == model.upper() for rule in RULES):
         raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
-    refuse_unknown(model, f"{model[:60]!r} is neither a model nor a key of a configuration")
+    near = alternatives(keys_that_begin(model))
+    what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {near}?"
+    refuse_unknown(model, what, meant if near else "")
     built = build_question(model, **question, say=output.say)
     if settings is None and strategy not in get_args(PlainPyTorch):
         return explain_answer(answer_question(built), strategy=strategy)

@@ -244,8 +244,9 @@ _RUNNING = ("dry-run", "probe", "launch")
 """Commands that run the user's command."""
 
 
-def refuse_unknown(name: str, what: str = "") -> None:
-    """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message."""
+def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
+    """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
+    what to write, in place of the nearest models."""
     from ...estimators.models import catalogue
     from ..question.model_source import is_user_module
 
@@ -268,7 +269,7 @@ def refuse_unknown(name: str, what: str = "") -> None:
         if gpus := _gpus_meant(name):
             fix = f"write ds-advise MODEL --gpus {gpus}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
-        raise UnknownModelError(what or error.what, why=error.why, fix=error.fix) from None
+        raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 
 
 def refuse_unknown_side(name: str) -> None:

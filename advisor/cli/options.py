@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,10 +243,11 @@ class CommandWithItsWords(GroupedCommand):
         return super().parse_args(context, args)
 
 
-def typed_command(*further: str) -> str:
-    """The present command as it was typed, with further words."""
+def typed_command(*further: str, without: Container[str] = ()) -> str:
+    """The present command as it was typed, without some words and with further ones."""
     context = click.get_current_context()
-    return shlex.join(["ds-advise", context.info_name or "", *context.obj, *further])
+    typed = (word for word in context.obj if word not in without)
+    return shlex.join(["ds-advise", context.info_name or "", *typed, *further])
 
 
 class CommandWithUsersCommand(GroupedCommand):

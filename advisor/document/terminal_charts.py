@@ -44,7 +44,8 @@ _LETTERS = {"generation": "K", "launch": "=", "other": "."}
 """Characters of families whose initial is another family's."""
 
 _LEAST_SHARE = 0.03
-"""Families below this share of a lone bar are drawn as one if there are several: a bar has about 68 characters."""
+"""Families below this share of a lone bar are drawn as one if there are several and the chart has a family for them: a
+bar has about 68 characters."""
 
 _LEAST_BAR = 24
 """Columns of the shortest bar that stands beside its label and its figure; otherwise they stand above it."""
@@ -120,19 +121,19 @@ def meter(share: float, ink: str, columns: int, console: Console) -> Text:
 
 def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
     """Print the bars on one scale and the legend: a lone bar without a label has its figures there, and the limit's at
-    its end."""
+    its end, or below the mark of a limit that it exceeds."""
     alone, exact = len(chart.bars) == 1 and not chart.bars[0].label, chart.unit.exact
     every = {part.ink: "" for bar in chart.bars for part in bar.parts}
     sizes = [bar.family_sizes(chart.families or every) for bar in chart.bars]
-    if alone:
+    if alone and "other" in chart.families:
         sizes = [_without_small(sizes[0])]
     limit, longest = chart.limit, max((bar.value for bar in chart.bars), default=0.0)
     scale = chart.ends_at or max(longest, limit.value if limit else 0.0) or 1.0
     limit = limit if limit and limit.value <= scale else None
-    end = ""
+    end = words = ""
     if limit and alone:
-        at_end = "" if limit.value == scale else f" {pen.mark}"
-        end = f"{at_end} {exact(limit.value) if exact else chart.unit.write(limit.value)} {chart.unit.title}"
+        words = f"{exact(limit.value) if exact else chart.unit.write(limit.value)} {chart.unit.title}"
+        end = f" {words}" if limit.value == scale else ""
     whole = min(WIDTH, max(pen.console.width, NARROWEST)) - 4 - len(end)
     label, note = (max(cell_len(getattr(bar, text)) for bar in chart.bars) for text in ("label", "note"))
     gap = "" if all(bar.note[:1] in ("", " ") for bar in chart.bars) else " "
@@ -148,6 +149,10 @@ def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
         if not alone:
             row(pen.console, f"  {bar.label}  {bar.note}", style=style)
         row(pen.console, Text.assemble(" ", drawn, end))
+        if limit and words and not end:  # below the mark
+            at = 1 + round(limit.value / scale * whole)
+            below = f"{words} {pen.mark}".rjust(at + 1) if at > len(words) else f"{' ' * at}{pen.mark} {words}"
+            row(pen.console, below, style="bold red" if bar.value > limit.value else "bold")
     least = 0 if alone else scale / (2 * (room if beside else whole))  # a shorter part has no column
     is_drawn = {ink for parts in sizes for ink, size in parts.items() if size >= least}
     titles = {ink: title for ink, title in chart.families.items() if ink in is_drawn}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def checkpoint_document(answer: CheckpointAnswer, *, is_one_of_several: bool = F
     blocks: list[doc.Block] = [*(_damage(answer) if answer.damaged else _whole(answer))]
     if answer.damaged and is_one_of_several:
         blocks.append(doc.Sentence("The newest whole checkpoint of the same training:"))
-        blocks.append(doc.Commands([f"ds-advise checkpoint {_quoted(Path(contents.folder).parent)}"]))
+        blocks.append(doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(str(Path(contents.folder).parent)))}"]))
     blocks += [doc.Heading("Sizes", "sizes", printed=False), _sizes(contents)]
     if answer.conversion is None and not answer.damaged:
         blocks += _next_steps(contents)
@@ -82,8 +83,13 @@ def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         yield doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)")
 
 
-def _quoted(path: Path | str) -> str:
-    return shlex.quote(printable(str(path)))
+def _quoted(path: str) -> str:
+    return shlex.quote(printable(path))
+
+
+def _shortest(path: str) -> str:
+    """Return the path, relative to the current folder where that is shorter."""
+    return min(path, os.path.relpath(path), key=len)
 
 
 def _can_export(contents: CheckpointContents) -> bool:
@@ -120,13 +126,13 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
     if _can_export(contents):
         yield doc.Gap()
         yield doc.Sentence("Export the weights as a Hugging Face model:")
-        yield doc.Commands([f"ds-advise checkpoint {_quoted(contents.folder)} --to-hf my-model"])
+        yield doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(contents.folder))} --to-hf my-model"])
     if contents.stage in ("1 or 2", "3"):
         sharded = contents.stage == "3"
         yield doc.Gap()
         stages = "ZeRO-3" if sharded else "ZeRO-1 or 2"
         yield doc.Sentence(f"For another number of GPUs ({stages}), convert it and set checkpoint.load_universal:")
-        states = f"{contents.folder.rstrip('/')}/{contents.tag}"
+        states = _shortest(f"{contents.folder.rstrip('/')}/{contents.tag}")
         # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.
         folders = f"--input_folder {_quoted(states)} --output_folder {_quoted(f'{states}_universal')}"
         injects = "" if sharded else " --inject_missing_state"

@@ -56,9 +56,9 @@ def comparison_document(comparison: Comparison) -> Document:
         if side.dry_run is not None:
             blocks.append(Sentence(f"{letter}: the memory per GPU is that of a dry run.", "yellow"))
     is_predicted = len(comparison.candidates) == 2
-    blocks += _figures(comparison) if is_predicted else ()
-    blocks += _differences(comparison.differences)
-    blocks += _parts(comparison) if is_predicted else ()
+    if is_predicted:
+        blocks += [*_figures(comparison), *_parts(comparison)]
+    blocks += _differences(comparison.differences, with_meanings=not is_predicted)
     blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
@@ -221,8 +221,8 @@ def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], S
     return Table(_HEAD, rows, _WIDTHS, optional=(3,))
 
 
-def _differences(differences: Sequence[Difference]) -> Iterator[Block]:
-    """Yield the keys by block, each with both values and what it decides."""
+def _differences(differences: Sequence[Difference], *, with_meanings: bool) -> Iterator[Block]:
+    """Yield the keys by block, each with both values, and what it decides or the command that says so."""
     rows, block = list[Row](), ""
     for found in (each for each in differences if each.acts):
         here, dot, name = found.key.partition(".")
@@ -230,12 +230,14 @@ def _differences(differences: Sequence[Difference]) -> Iterator[Block]:
             rows.append(Row([here]))
         block = here
         values = (Figure(_value_label(value)) for value in (found.first, found.second))
-        meaning = [found.meaning] if found.meaning else []
+        meaning = [found.meaning] * (with_meanings and bool(found.meaning))
         rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
     if rows:
         title = "Differences"
         yield Heading(title, "differences", printed=False)
         yield Table([title, "A", "B"], rows, _KEY_WIDTHS)
+        if not with_meanings:
+            yield Sentence("ds-advise explain KEY says what a key decides.", "dim")
     idle = [printable(found.key) for found in differences if not found.acts]
     if idle:
         yield Gap()

@@ -48,7 +48,19 @@ from ..text.labels import (
     resource_title,
     time_family,
 )
-from ..text.units import amount, capitalised, counted_noun, ended, gib, percent, rate, seconds, times, whole_percents
+from ..text.units import (
+    alternatives,
+    amount,
+    capitalised,
+    counted_noun,
+    ended,
+    gib,
+    percent,
+    rate,
+    seconds,
+    times,
+    whole_percents,
+)
 
 _MOST_RULES = 3
 
@@ -101,9 +113,21 @@ SECTIONS = {
 """Titles of the sections; a title or its first word also names all parts of the section."""
 
 
-def part_blocks(explanation: Explanation, name: str) -> Iterator[Block]:
+_NEAREST = 3
+"""Most names that are proposed for an unknown one."""
+
+_OTHER_NAMES = {
+    "time": ("speed", "throughput", "duration", "latency", "tokens/s"),
+    "gpu": ("memory", "vram", "hbm"),
+    "host": ("ram", "cpu"),
+    "nvme": ("disk", "ssd"),
+}
+"""Other words for the first word of a section's title."""
+
+
+def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
-    for an unknown name."""
+    for an unknown name. listing: the command that lists all parts."""
     wanted, known, found = " ".join(name.casefold().replace("_", " ").split()), list[str](), False
     for section in explanation.sections:
         title = SECTIONS[section.name].casefold()
@@ -118,8 +142,11 @@ def part_blocks(explanation: Explanation, name: str) -> Iterator[Block]:
                 yield from _part(explanation, section, part)
                 found = True
     if not found:
-        near = [each for each in known if wanted in each.casefold()] or get_close_matches(wanted, known, n=3)
-        fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}"
+        sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
+        near = sections or [each for each in known if wanted in each.casefold()]
+        near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST, cutoff=0.4))][:_NEAREST]
+        meant = f"did you mean {alternatives(near)}? " if near else ""
+        fix = f"{meant}{listing} lists the parts"
         raise WorkloadError(f"this plan has no part {name[:60]!r}", fix=fix)
 
 

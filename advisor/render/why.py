@@ -11,6 +11,7 @@ from typing import Any
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.messages import ErrorKind, Phase, messages
+from ...probes.failures.out_of_memory import MemoryFigures
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 from ..document import blocks as doc
@@ -71,26 +72,6 @@ class PhaseOfFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocatorFigures:
-    """torch's figures when the GPU's memory ran out; null where the message has none."""
-
-    device: int | None
-    asked_bytes: int | None
-    total_bytes: int | None
-    free_bytes: int | None
-    allocated_bytes: int | None
-    """Live tensors."""
-    reserved_bytes: int | None
-    """Live tensors and the allocator's free blocks."""
-    process_bytes: int | None
-    """The process with its CUDA context."""
-    other_bytes: int | None
-    """Other processes on the GPU."""
-    is_fragmented: bool
-    """Whether the allocator's free blocks would hold the request if they were one."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CollectiveFigures:
     """The collective operation that timed out."""
 
@@ -118,7 +99,7 @@ class WhyReport:
     message: KnownMessage | None
     """Null if the error is not known."""
     phase: PhaseOfFailure | None
-    memory: AllocatorFigures | None
+    memory: MemoryFigures | None
     collective: CollectiveFigures | None
     effects: tuple[str, ...]
     """Known messages that are not the cause."""
@@ -133,7 +114,7 @@ def why_report(
     name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
 ) -> WhyReport:
     """Return the diagnosis of a log as data."""
-    first, message, phase, memory, collective = found.first, found.message, found.phase, found.memory, found.collective
+    first, message, phase, collective = found.first, found.message, found.phase, found.collective
     return WhyReport(
         schema_version=SCHEMA_VERSION,
         log=name,
@@ -144,11 +125,11 @@ def why_report(
         error=None if first is None else from_attributes(FirstError, first, first.error),
         message=None if message is None else from_attributes(KnownMessage, message),
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
-        memory=None if memory is None else from_attributes(AllocatorFigures, memory),
+        memory=found.memory,
         collective=None
         if collective is None
         else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
-        effects=tuple(each.title for each in found.effects),
+        effects=found.effects,
         forecast=forecast,
         training=None if advice is None else to_json(advice.to_json()),
     )
@@ -161,7 +142,7 @@ def why_document(
     its dry runs as it is and as advised."""
     report = why_report(name, found, forecast, advice)
     message, phase = report.message, report.phase
-    if message is None:
+    if message is None or found.first is None:
         return doc.Document(
             subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report)], data=report
         )
@@ -176,7 +157,7 @@ def why_document(
         *([] if forecast is None else _forecast(forecast)),
         *([] if advice is None else _training(advice)),
     ]
-    verdict = ended(capitalised(f"{message.title}{where}"))
+    verdict = ended(capitalised(f"{found.first.headline}{where}"))
     return doc.Document(subject=name, verdict=verdict, tone="bad", blocks=blocks, data=report)
 
 
@@ -219,38 +200,38 @@ def _short(frame: str) -> str:
 _HELD = {
     "activations": "tensors",
     "buffers": "allocator's free blocks",
-    "runtime": "other processes",
+    "runtime": "runtime",
+    "optimizer": "other processes",
     "loss": "asked",
-    "other": "other",
 }
 """What held the GPU's memory, by the ink of its part; what was asked for is drawn last, and may pass the end."""
+
+_DRAWN = 0.005
+"""Least share of the GPU that is drawn: the message rounds its figures, and a bar has fewer than 100 columns."""
 
 
 def _figures(report: WhyReport) -> Iterator[doc.Block]:
     memory = report.memory
     if memory is None:
         return
-    asked, held = memory.asked_bytes, memory.allocated_bytes
+    asked, held, reserved, total = memory.asked_bytes, memory.allocated_bytes, memory.reserved_bytes, memory.total_bytes
     free = None if memory.free_bytes is None else f"{gib(memory.free_bytes)} GiB were free"
     sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {gib(asked)} GiB", free]))
     yield doc.Gap()
     if sentence:
         yield doc.Sentence(ended(capitalised(sentence)))
-    if memory.total_bytes is not None and held is not None:
-        unused = None if memory.reserved_bytes is None else max(0, memory.reserved_bytes - held)
-        sizes = {"activations": held, "buffers": unused, "runtime": memory.other_bytes, "loss": asked}
-        parts = tuple(Part(name=_HELD[ink], value=size, ink=ink) for ink, size in sizes.items() if size)
-        bar = Bar(label="", parts=parts, note="")
-        limit = Limit(memory.total_bytes, f"{gib(memory.total_bytes)} GiB")
+    unused = None if reserved is None or held is None else max(0, reserved - held)
+    if total is not None and held is not None:
+        sizes = (held, unused, memory.runtime_bytes, memory.other_bytes, asked)
+        shown = [(ink, size) for ink, size in zip(_HELD, sizes, strict=True) if size and size >= _DRAWN * total]
+        bar = Bar(label="", parts=tuple(Part(name=_HELD[ink], value=size, ink=ink) for ink, size in shown), note="")
+        limit = Limit(total, f"{gib(total)} GiB")
         drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=_HELD)
         yield doc.Chart(drawing, printed=drawing)
-    if report.message is None or report.message.id != "gpu-memory" or memory.reserved_bytes is None:
-        return
-    holds = (
-        memory.asked_bytes is not None and memory.reserved_bytes - (memory.allocated_bytes or 0) >= memory.asked_bytes
-    )
-    why = "are a small part of the GPU" if holds else "together do not hold the request"
-    yield doc.Sentence(f"It is not fragmentation: the allocator's free blocks {why}.")
+    if report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
+        holds = asked is not None and unused is not None and unused >= asked
+        why = "are a small part of the GPU" if holds else "together do not hold the request"
+        yield doc.Sentence(f"It is not fragmentation: the allocator's free blocks {why}.")
 
 
 def _collective(report: WhyReport) -> Iterator[doc.Block]:

@@ -81,7 +81,7 @@ def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list
             breaks.append(piece.start())
             room, filled = following, 0
         start = piece.start()
-        while cuts and columns > room:
+        while cuts and columns > room and "://" not in piece[0]:  # a part of a URL is of no use
             part = _part(text, start, room)
             start += part
             breaks.append(start)

@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def alternatives(names: Sequence[str]) -> str:
+    """Return `a, b or c`; "" for none."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def ended(text: str) -> str:
     """Return a sentence with a full stop, unless quoted text already ends it."""
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +27,12 @@ _NEAR = 100
 
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
+
+_KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
+_LOCAL_RANK = re.compile(r"local_rank: (\d+)")
+
+_LONGEST_HEADLINE = 100
+"""Characters of an error that are its headline."""
 
 Collective = tuple[int | None, str, float]
 """Sequence number, operation and minutes of a collective operation that timed out."""
@@ -51,14 +58,32 @@ class Finding:
         found = _RANK.search(self.error.head)
         return self.error.rank if self.error.rank is not None or found is None else int(found[1])
 
+    @property
+    def headline(self) -> str:
+        """The parts of the message's title that the log has; without one the signal that ended the process, or the
+        log's own words."""
+        assert self.message is not None, "the message is known"
+        text, pattern = self.error.text, self.message.pattern
+        if known := ", ".join(part for part in self.message.title.split(", ") if _says(text, part)):
+            return known
+        if killed := _KILLED.search(text):
+            number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
+            place = f"local rank {local[1]}" if local and self.rank is None else f"rank {self.rank}"
+            name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+            return f"{'a process' if place == 'rank None' else place} was killed by {name} (exit code -{number})"
+        found = pattern.search(self.error.head) or pattern.search(text)
+        words = self.error.head if self.error.is_exception or found is None else found.string[found.start() :]
+        words = words.partition(". ")[0].strip()
+        return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """The cause of a failure. `first` is None for a log without any error."""
 
     first: Finding | None
-    effects: tuple[Message, ...]
-    """Known messages of the log that are not the cause, each once."""
+    effects: tuple[str, ...]
+    """Headlines of the known messages of the log that are not the cause, each once."""
     lines: int
     steps: int
     """Training steps that the log shows."""
@@ -77,13 +102,16 @@ class Diagnosis:
     @property
     def memory(self) -> MemoryFigures | None:
         """The figures of memory that ran out."""
-        return memory_figures(self.first.error.text) if self.first and self.kind == "gpu_out_of_memory" else None
+        return memory_figures(self.first.error.text) if self.first and self._ran_out_of_memory else None
+
+    @property
+    def _ran_out_of_memory(self) -> bool:
+        return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 
     @property
     def phase(self) -> MemoryPhase | None:
         """What the rank was doing when memory ran out."""
-        ran_out = self.kind in ("gpu_out_of_memory", "host_out_of_memory")
-        return memory_phase(self.first.error.frames) if self.first and ran_out else None
+        return memory_phase(self.first.error.frames) if self.first and self._ran_out_of_memory else None
 
     @property
     def explanation(self) -> Message | MemoryPhase | None:
@@ -95,6 +123,12 @@ class Diagnosis:
     def collective(self) -> Collective | None:
         """The collective operation that timed out."""
         return None if self.first is None else timed_out(self.first.error.text)
+
+
+def _says(text: str, title: str) -> bool:
+    """Whether a text has all words of a part of a title, besides its remark in parentheses and its placeholders."""
+    words = re.findall(r"\w+", re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold())
+    return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
 
 
 def timed_out(text: str) -> Collective | None:
@@ -121,10 +155,10 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     found = scan(stream)
     findings = [*_findings(found)]
     chosen = _choose(findings) or _waiting(found)
-    others = (each.message for each in findings if each.message and (chosen is None or each.message != chosen.message))
+    others = [each for each in findings if each.message and (chosen is None or each.message != chosen.message)]
     return Diagnosis(
         first=chosen,
-        effects=tuple(dict.fromkeys(others)),
+        effects=tuple({each.message: each.headline for each in reversed(others)}.values())[::-1],
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,

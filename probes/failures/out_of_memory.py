@@ -43,7 +43,7 @@ _FRAGMENTED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFigures:
-    """The figures of an allocator's message. None if it has none."""
+    """torch's figures when the memory of the GPU or of the host ran out; null where the message has none."""
 
     device: int | None
     """Index of the GPU in the process."""
@@ -56,26 +56,13 @@ class MemoryFigures:
     """Live tensors and the allocator's free blocks."""
     process_bytes: int | None
     """The process with its CUDA context (torch 2.1 and later); null if the driver could not attribute it."""
-
-    @property
-    def other_bytes(self) -> int | None:
-        """Memory of other processes: total - free - this process. Before torch 2.2: total - free - reserved, less a
-        context of at most 2 GiB."""
-        if self.total_bytes is None or self.free_bytes is None:
-            return None
-        used = self.total_bytes - self.free_bytes
-        if self.process_bytes is not None:
-            return max(0, used - self.process_bytes)
-        return None if self.reserved_bytes is None else max(0, used - self.reserved_bytes - _CONTEXT_BYTES)
-
-    @property
-    def is_fragmented(self) -> bool:
-        """Whether the allocator's free blocks would hold the request if they were one block, and are a notable part of
-        the GPU."""
-        if self.asked_bytes is None or self.allocated_bytes is None or self.reserved_bytes is None:
-            return False
-        notable = round(_FRAGMENTED * (self.total_bytes or 0))
-        return self.reserved_bytes - self.allocated_bytes >= max(self.asked_bytes, notable)
+    runtime_bytes: int | None
+    """CUDA context and NCCL: process - reserved. Before torch 2.2: total - free - reserved, at most 2 GiB."""
+    other_bytes: int | None
+    """Other processes on the GPU: total - free - reserved - runtime."""
+    is_fragmented: bool
+    """Whether the allocator's free blocks would hold the request if they were one block, and are a notable part of the
+    GPU."""
 
     @property
     def is_shared(self) -> bool:
@@ -88,20 +75,32 @@ class MemoryFigures:
 def memory_figures(text: str) -> MemoryFigures | None:
     """The figures in a message whose lines are joined; None for a message without any."""
     found = {name: _first(text, forms) for name, forms in _FORMS.items()}
-    unallocated = found.pop("unallocated_bytes")
-    if found["reserved_bytes"] is None and None not in (found["allocated_bytes"], unallocated):
-        found["reserved_bytes"] = (found["allocated_bytes"] or 0) + (unallocated or 0)
     if not any(found.values()):
         return None
-    if not found["process_bytes"] and (listed := [_bytes_of(match) for match in _LISTED.finditer(text)]):
+    unallocated, total, free = found.pop("unallocated_bytes"), found["total_bytes"], found["free_bytes"]
+    allocated, reserved, process = found["allocated_bytes"], found["reserved_bytes"], found["process_bytes"] or None
+    if reserved is None and allocated is not None and unallocated is not None:
+        reserved = allocated + unallocated
+    if process is None and (listed := [_bytes_of(match) for match in _LISTED.finditer(text)]):
         # In a container torch does not know its own number among the GPU's processes: it is the one with the blocks.
-        largest = max(listed)
-        found["process_bytes"] = largest if largest >= (found["reserved_bytes"] or 0) else None
-    device = _DEVICE.search(text)
+        process = max(listed) if max(listed) >= (reserved or 0) else None
+    outside, runtime = _minus(_minus(total, free), reserved), _minus(process, reserved)
+    if process is None and outside is not None:
+        runtime = min(_CONTEXT_BYTES, outside)
+    asked, unused, device = found["asked_bytes"], _minus(reserved, allocated), _DEVICE.search(text)
+    least = max(asked or 0, round(_FRAGMENTED * (total or 0)))
     return MemoryFigures(
         device=int(next(filter(None, device.groups()))) if device else None,
-        **found | {"process_bytes": found["process_bytes"] or None},
+        **found | {"reserved_bytes": reserved, "process_bytes": process},
+        runtime_bytes=runtime,
+        other_bytes=_minus(_minus(total, free), process) if process is not None else _minus(outside, runtime),
+        is_fragmented=asked is not None and unused is not None and unused >= least,
     )
+
+
+def _minus(first: int | None, second: int | None) -> int | None:
+    """The difference, at least 0; None if one of both is unknown."""
+    return None if first is None or second is None else max(0, first - second)
 
 
 def _first(text: str, forms: tuple[str, ...]) -> int | None:

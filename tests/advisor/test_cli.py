@@ -189,9 +189,13 @@ def test_a_message_on_a_terminal_is_wrapped_without_breaking_a_command_or_a_path
     assert all(cell_len(line) < 40 for line in wrapped(chinese, 40).splitlines())
 
 
-def test_narrow_lines_break_at_the_marks_of_paths_and_never_between_an_option_and_its_value() -> None:
+def test_narrow_lines_break_at_the_marks_of_paths_and_never_in_a_url_or_between_an_option_and_its_value() -> None:
+    url = "https://example.org/organization/repository/blob/main/CamelCaseFile.cpp"
     console = Console(file=(printed := io.StringIO()), width=40)
-    sentence(console, "see https://example.org/organization/repository/blob/main/some_folder/CamelCaseFile.cpp")
+    sentence(console, f"see {url} too")
+    assert [line.strip() for line in printed.getvalue().splitlines()] == ["see", url, "too"]
+    console = Console(file=(printed := io.StringIO()), width=40)
+    sentence(console, "see /organization/repository/blob/main/long/some_folder/CamelCaseFile.cpp")
     commands(console, ["ds-advise launch ds_config.json --optimizer adamw_8bit --model Qwen/Qwen2.5-7B -- train.py"])
     lines = printed.getvalue().splitlines()
     assert all(len(line) <= 40 for line in lines)

@@ -51,8 +51,47 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
     assert re.search(r"--> train\.log:\d+, rank 5, after 1 logged step ", words)
     assert "backward _engine_run_backward(" in words
     assert "It asked for 3.0 GiB; 1.2 GiB were free." in words
-    assert "tensors 75.0" in words and "asked 3.0" in words and re.search(r"\u2502.* 79\.2 GiB$", text, re.MULTILINE)
+    assert "tensors 75.0 \u2584 allocator's free blocks 1.9 \u2550 runtime 1.0 \u2592 asked 3.0" in words
+    bar, below = (line for line in text.splitlines() if "\u2502" in line)  # one mark, with its label below
+    assert bar.index("\u2502") == below.index("\u2502") and below.strip() == "79.2 GiB \u2502"
+    assert bar[bar.index("\u2502") :] == "\u2502" + 2 * "\u2592"  # 75 + 1.9 + 1.0 + 3.0 - 79.15 of 80.9 GiB
     assert "Fix: A smaller micro batch" in words and "It is not fragmentation" in words
+
+
+@pytest.mark.parametrize(
+    ("line", "headline"),
+    [
+        (
+            "ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)",
+            "Local rank 2 was killed by SIGBUS (exit code -7).",
+        ),
+        ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
+        ("[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9", "Exits with return code = -9."),
+        ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
+        (
+            "DataLoader worker (pid 325) is killed by signal: Bus error.",
+            "DataLoader worker is killed by signal: Bus error.",
+        ),
+    ],
+)
+def test_the_headline_quotes_only_the_log(
+    line: str, headline: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the words of the message's title, it is the signal or the log's own words."""
+    log.write_text(f"{line}\n")
+    assert _why(capsys, "train.log")[1].splitlines()[0].strip() == headline
+
+
+def test_a_request_in_bytes_is_also_in_gib_and_a_url_is_whole(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(
+        FRAMES + "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 25769803776 bytes.\n"
+    )
+    assert "It asked for 24.0 GiB." in _why(capsys, "train.log")[1]
+    log.write_text(FULL)
+    assert (
+        "/c10/cuda/CUDACachingAllocator.cpp\n"
+        in _why(capsys, "train.log")[1].partition("https://")[2].partition("\n")[0] + "\n"
+    )
 
 
 def test_an_unknown_error_is_shown_and_not_explained(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

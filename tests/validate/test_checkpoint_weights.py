@@ -153,7 +153,10 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     """Files that a training left, whole and damaged, and folders that are no checkpoint."""
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
     assert run(["checkpoint", folder.name]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    assert run(["checkpoint", str(folder)]) == 0  # its commands are as short as those of the relative path
+    assert "--input_folder checkpoint-8/global_step8 " in capsys.readouterr().out.replace("\\\n", "")
+    lines = shown.splitlines()
     assert lines[0].startswith(" checkpoint-8: ZeRO-") and " checkpoint of 2 ranks, step 8, " in lines[0]
     assert lines[1] == " Whole: every file was read, and none is missing or cut off."
     assert lines[2] == " You can resume with 2 ranks, load its weights with from_pretrained or convert"

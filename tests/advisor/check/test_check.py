@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_impossible_checks_are_one_line_and_code_2(
     assert run(["check", *options]) == 2
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_has_its_speed_and_what_was_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """RAM that nobody gave is a figure, as is the speed."""
+    offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    Path("offload.json").write_text(json.dumps(GOOD | {"zero_optimization": offload}))
+    question = ["check", "offload.json", "--model", "Qwen2.5-14B", "--gpus", "2x32GB", "--offline"]
+    assert run(question) == 0
+    fits = r"fits: [\d.]+ of 31\.4 GiB per GPU; [\d,]+ tokens/s"
+    assert re.search(rf"{fits}; host RAM \d+ GiB, not checked: --ram$", capsys.readouterr().out, re.MULTILINE)
+    assert run([*question, "--ram", "900GB"]) == 0
+    assert re.search(rf"{fits}$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

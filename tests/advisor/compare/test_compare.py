@@ -15,6 +15,7 @@ from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
+from ds_advise.ds_configs.config_keys import meaning as meaning_of
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.validate.lint import DeepSpeedFacts, load_facts
@@ -156,6 +157,16 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert "bf16.enabled" not in found
     filled = compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.key for difference in filled.differences}
+
+
+def test_figures_and_charts_stand_before_the_keys(files: dict[str, str]) -> None:
+    """Meanings of keys are printed only where there are no figures."""
+    meaning = meaning_of("train_micro_batch_size_per_gpu").partition(":")[0]
+    text = text_of(compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE)))
+    places = [text.index(part) for part in ("tokens/s", "Memory per GPU", "Time, ms", "Differences", "Evidence")]
+    assert places == sorted(places) and meaning not in text and "ds-advise explain KEY" in text
+    text = text_of(compare(files["offload"], files["zero3"]))
+    assert meaning in text and "explain KEY" not in text
 
 
 def test_features_without_figures_are_named(tmp_path: Path, files: dict[str, str]) -> None:

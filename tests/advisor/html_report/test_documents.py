@@ -147,15 +147,17 @@ def _of(*blocks: doc.Block) -> doc.Document:
 
 @pytest.mark.parametrize(("size", "filled"), [(6, 0.75), (8, 1.0), (16, 1.0)])
 def test_a_bar_is_marked_at_its_limit(size: int, filled: float) -> None:
-    """At its share of the scale, which is the limit or a longer bar; the limit's figure stands at the end."""
+    """At its share of the scale, which is the limit or a longer bar; the limit's figure is at the end or below it."""
     part = Part(name="a", value=size * 2**30, ink="loss")
     bars = replace(CHART, bars=(Bar(label="", parts=(part,), note=""),))
-    drawn, legend = _printed(_of(doc.Chart(bars, printed=bars)))
-    assert drawn.endswith("│ 8.0 GiB") and legend.strip() == f"▒ logits and loss {gib(size * 2**30)}"
+    drawn, *below, legend = _printed(_of(doc.Chart(bars, printed=bars)))
+    assert legend.strip() == f"▒ logits and loss {gib(size * 2**30)}"
     bar, _, rest = drawn.removeprefix(" ").partition("│")
     if size > 8:
         assert len(bar) == pytest.approx(rest.count("▒"), abs=1) and bar == "▒" * len(bar)
+        assert below == ["8.0 GiB │".rjust(len(bar) + 2)]
     else:
+        assert not below and drawn.endswith("│ 8.0 GiB")
         assert bar.count("▒") == pytest.approx(filled * len(bar), abs=1) and rest == " 8.0 GiB"
 
 

@@ -50,7 +50,11 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("enabled", "fp16.enabled, bf16.enabled"), ("overlap_com", "did you mean overlap_comm?")],
+    [
+        ("enabled", "fp16.enabled, bf16.enabled"),
+        ("overlap_com", "did you mean overlap_comm?"),
+        ("zero", "; did you mean zero_optimization?"),
+    ],
 )
 def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", name]) == 2
