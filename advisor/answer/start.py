@@ -178,6 +178,8 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
         arguments = script_arguments(workload, plan, question.cluster, config_path)
         for elsewhere in ("output_dir", "deepspeed"):  # any folder works; the command line sets deepspeed
             arguments.pop(elsewhere, None)
+        if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
+            del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; either works here
         source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
         kind = arguments_class(workload)
         early = " before the model," if plan.zero_stage == 3 else ""
