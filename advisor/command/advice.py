@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ...probes.command.training_command import read_command
 from ...probes.command.words import is_python
 from ..answer.advice import Advice, build_advice
 from ..answer.recommendation import Recommendation
+from ..search.choice import SAME_SPEED
 from .changes import ChangedCommand
 
 if TYPE_CHECKING:
@@ -189,8 +191,8 @@ class CommandAdvice(Recommendation):
 
     @property
     def is_needless(self) -> bool:
-        """Whether today's training runs DeepSpeed and fits, and the advised one is not faster."""
-        return self.runs_deepspeed and self.today.fit.fits and self.speedup is not None and round(self.speedup, 2) <= 1
+        """Whether today's training runs DeepSpeed and fits, and the advised one is not faster beyond the error."""
+        return self.runs_deepspeed and self.today.fit.fits and (self.speedup or math.inf) <= 1 + SAME_SPEED
 
     @property
     def speedup(self) -> float | None:

@@ -69,8 +69,9 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
     if more:
         blocks.append(doc.Sentence("Older ones: --limit N.", "dim"))
     words = (
-        "tokens/s and GiB are measured. GiB: memory of the highest rank on the GPU, or its tensors in RAM on the CPU; "
-        "for a training the fullest GPU, or the RAM of all ranks; for a dry run what a GPU needs."
+        "tokens/s and GiB are measured, those of a dry run on the simulated GPU. GiB: memory of the highest rank on "
+        "the GPU, or its tensors in RAM on the CPU; for a training the fullest GPU, or the RAM of all ranks; for a dry "
+        "run what a GPU needs."
     )
     return _document([*blocks, doc.Gap(), doc.Sentence(words, "dim")], build_history(records))
 

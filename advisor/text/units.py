@@ -39,7 +39,8 @@ def ended(text: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """Return the text as a sentence begins, unless it begins with an identifier."""
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def count(number: int) -> str:

@@ -64,7 +64,7 @@ class Finding:
         log's own words."""
         assert self.message is not None, "the message is known"
         text, pattern = self.error.text, self.message.pattern
-        if known := ", ".join(part for part in self.message.title.split(", ") if _says(text, part)):
+        if known := ", ".join(_filled(part, text) for part in self.message.title.split(", ") if _says(text, part)):
             return known
         if killed := _KILLED.search(text):
             number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
@@ -129,6 +129,13 @@ def _says(text: str, title: str) -> bool:
     """Whether a text has all words of a part of a title, besides its remark in parentheses and its placeholders."""
     words = re.findall(r"\w+", re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold())
     return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
+
+
+def _filled(title: str, text: str) -> str:
+    """A part of a title with the text's words in place of its placeholders, which are single capitals."""
+    words = r"\S+".join(map(re.escape, re.split(r"(?<!\S)[A-Z](?!\S)", title)))
+    found = re.search(words, text, re.IGNORECASE)
+    return found[0] if found else title
 
 
 def timed_out(text: str) -> Collective | None:

@@ -22,3 +22,9 @@ def test_the_answer_in_the_picture_is_the_one_that_is_printed(tmp_path: Path) ->
     texts = re.findall(r"<text id=[^>]*>(.*?)</text>", PICTURE.read_text(encoding="utf-8"))
     drawn = {unescape(re.sub(r"<[^>]*>", "", text)).rstrip() for text in texts}
     assert {line.rstrip() for line in shown.splitlines()} - {""} <= drawn
+
+
+def test_every_style_of_a_terminal_has_a_colour() -> None:
+    picture = PICTURE.read_text(encoding="utf-8")
+    used = {name for names in re.findall(r'class="([^"]*)"', picture) for name in names.split()}
+    assert {name for name in used if name.startswith("term-")} <= {*re.findall(r"\.(term-\w+)\{", picture)}
