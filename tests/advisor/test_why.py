@@ -62,6 +62,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
     ("line", "headline"),
     [
         (
+            "AssertionError: The parameter 31 has already been reduced. Gradient computed twice for this partition.",
+            "The parameter 31 has already been reduced.",
+        ),
+        (
             "ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)",
             "Local rank 2 was killed by SIGBUS (exit code -7).",
         ),
