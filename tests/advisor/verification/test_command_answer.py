@@ -160,7 +160,7 @@ def test_the_training_is_described() -> None:
         "2048 tokens in every batch",
         "checkpointing on",
         "attention flash",
-        "peak 1.0 GiB on the GPU, 2.0 GiB of host memory",
+        "peak 1 GiB on the GPU, 2 GiB of host memory",
     ):
         assert part in text, (part, text)
     assert "logits" not in text and "other engines" not in text and "evaluation" not in text
@@ -174,11 +174,12 @@ def test_the_training_is_described() -> None:
         ({"recomputes": False}, "checkpointing off"),
         ({"attention": ()}, "math (all scores in memory)"),
         ({"attention": ("flash", "efficient")}, "flash and efficient"),
-        ({"logits_bytes": 3 * GIB}, "3.0 GiB"),
+        ({"logits_bytes": 3 * GIB}, "all of them in memory: 3 GiB"),
         ({"evaluation_cut": True}, "evaluation"),
         ({"in_training_mode": False}, "the model is in evaluation mode. Call model.train()."),
         ({"remarks": ("the command starts 4 processes",)}, "The command starts 4 processes."),
-        ({"ended": "steps"}, "--longest trains the longest batch"),
+        ({"ended": "steps", "batch_lengths": (7, 300)}, "--longest trains the longest batch"),
+        ({"ended": "steps"}, "none repeats the one before it"),
         ({"rows": {"train": 5000}}, "rows the first 2,000 of 5,000 (train)"),
     ],
 )
