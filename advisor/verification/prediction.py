@@ -72,7 +72,7 @@ def is_timed(cluster: Cluster, evidence: Evidence = "analytic") -> bool:
     """Whether a prediction by this evidence has times. Those of a CPU whose speed is only assumed would be off by any
     factor: a core multiplies bf16 matrices at 1.3 GFLOP/s without instructions for it, and at up to 100 with them
     (AMD EPYC, torch 2.13)."""
-    return evidence not in ("analytic", "dry-run") or not (cluster.gpu.is_cpu and cluster.assumptions)
+    return evidence not in ("analytic", "dry-run") or not cluster.gpu.is_cpu or bool(cluster.measured)
 
 
 def by_estimate(estimate: Estimate, cluster: Cluster) -> Prediction:
