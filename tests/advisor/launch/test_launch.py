@@ -387,7 +387,7 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
     assert prediction is not None
     tokens, step_s = prediction.time.tokens_per_step * share, prediction.time.step_s * share
     speed = {"step_s": step_s, "tokens_per_step": tokens, "tokens_per_s": tokens / step_s}
-    measured = replace(run.cluster, assumptions=())
+    measured = replace(run.cluster, measured="matrix products")
     outcome = outcome_of(folder, None, last_step=9, predicted=by_estimate(prediction, measured), **speed)
     page = io.StringIO()
     request = launch_request(run, folder)
@@ -405,7 +405,7 @@ def test_a_cpu_has_predicted_times_only_if_its_speed_was_measured(folder: Path) 
     estimate = run.estimate()
     assert estimate is not None and run.cluster.assumptions
     assert by_estimate(estimate, run.cluster).step_s is None
-    measured = replace(run.cluster, assumptions=())
+    measured = replace(run.cluster, measured="matrix products")
     assert by_estimate(estimate, measured).step_s == estimate.time.step_s
     assert by_estimate(replace(estimate, evidence="probe"), run.cluster).step_s == estimate.time.step_s
 
