@@ -1,5 +1,5 @@
-"""Reasons for the chosen plan: shortcomings of the others, the limit on the batch, the largest shares of time. Doubts
-about it: costs in accuracy, and plans that are close."""
+"""Reasons for the chosen plan: shortcomings of the others, and the limit on the batch. Doubts about it: costs in
+accuracy, and plans that are close."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import sqrt
 
-from ...estimators.estimate import TimeEstimate
 from ...estimators.plan import STRATEGIES, Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
 from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, other_taken_plans
 from ..text.labels import component_title, device_label
-from ..text.units import count, gib, percent, rate, times, whole_percents
+from ..text.units import count, gib, percent, rate, times
 
 
 def reasons(
@@ -175,26 +174,6 @@ def _micro_batch(question: Question, chosen: Candidate, of_strategy: Sequence[Ca
     if following.device_bytes > cluster.gpu.memory_bytes:
         return f"{need}."
     return f"{need}, which fits with a probability of {chance(following.fit.probability)}."
-
-
-_LARGEST_REST = 0.3
-"""Largest share of a step that may be summarized as `other`."""
-
-
-def time_shares(time: TimeEstimate, least: float) -> str:
-    """Return `matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first. Terms below the share
-    `least` count as `other`, while `other` is at most `_LARGEST_REST`."""
-    shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
-    shown, rest = [], 1.0
-    for share, name in shares:
-        if share < least and rest <= _LARGEST_REST:
-            break
-        shown.append((component_title(name), share))
-        rest -= share
-    shown.append(("other", max(0.0, rest)))
-    percents = whole_percents([share for _, share in shown])
-    parts = zip(shown, percents, strict=True)
-    return ", ".join([f"{name} {whole} %" for (name, _), whole in parts if whole])
 
 
 ROUNDED = (

@@ -68,9 +68,10 @@ class Finding:
             return known
         if killed := _KILLED.search(text):
             number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
-            place = f"local rank {local[1]}" if local and self.rank is None else f"rank {self.rank}"
+            place = "a process" if local is None else f"local rank {local[1]}"
+            place = place if self.rank is None else f"rank {self.rank}"
             name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
-            return f"{'a process' if place == 'rank None' else place} was killed by {name} (exit code -{number})"
+            return f"{place} was killed by {name} (exit code -{number})"
         found = pattern.search(self.error.head) or pattern.search(text)
         words = self.error.head if self.error.is_exception or found is None else found.string[found.start() :]
         words = words.partition(". ")[0].strip()
