@@ -140,8 +140,9 @@ def test_a_training_is_launched_and_observed(
     (record,) = Store().find(kind="training")
     assert record.result["steps"] == STEPS
     assert record.result["tokens_per_s"] == pytest.approx(attempt["tokens_per_s"])
-    assert record.result["predicted"]["step_s"] > 0
     assert record.result["predicted"]["evidence"] == "dry-run"
+    assert record.result["predicted"]["allocated_bytes"] > 10**6
+    assert record.result["predicted"]["step_s"] is None  # the speed of this CPU was not measured
 
 
 @pytest.mark.slow
