@@ -164,6 +164,8 @@ class _Answer(NamedTuple):
         else:
             ratio = best.tokens_per_s / chosen.tokens_per_s
             text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x)"
+            if chosen.plan.pin_memory and not best.plan.pin_memory:
+                text = f"{text}, pin_memory false"
         need = best.fit.assumed_host_bytes
         if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
             text = f"{text}, needs {whole_gib(need):,} GiB of RAM"

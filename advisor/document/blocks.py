@@ -109,13 +109,14 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
-    order."""
+    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head."""
 
     head: Sequence[str]
     rows: Sequence[Row]
     widths: Sequence[int] = ()
     gap: int = 2
     optional: Sequence[int] = ()
+    legend: str = ""
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)

@@ -188,6 +188,9 @@ def _print_table(table: Table, console: Console) -> None:
     if is_below:
         room += widths[-1] + table.gap - needless
     widths[0] = min(widths[0], room)
+    before = indent + sum(width + table.gap for width in widths[:-1])
+    if count == 0 and table.legend and before + cell_len(table.legend) <= terminal:
+        lines[0][-1] = table.legend
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, each in zip(lines, (Row(table.head), *table.rows), strict=True):
         is_head = line is lines[0]

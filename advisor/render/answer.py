@@ -146,7 +146,7 @@ def memory_and_time_blocks(
         if charts:
             note = (
                 f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut. "
-                "Hover over a part for its bytes, formula and source."
+                "The table below has the figures; a mouse pointer on a part also shows its formula and source."
             )
             memory.append(Sentence(note, "dim"))
             chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)

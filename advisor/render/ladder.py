@@ -75,7 +75,9 @@ def ladder_table(
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
     checkpointing, batch, ram = 2, 1, _FIGURES
-    return Table(["strategy", *titles, ""], rows, [19, *widths, 0], gap=1, optional=(checkpointing, batch, ram))
+    legend = " batch: micro x accum" if any(plan and "x" in batch_label(plan.plan) for _, plan, _ in steps) else ""
+    head, optional = ["strategy", *titles, ""], (checkpointing, batch, ram)
+    return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend)
 
 
 def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_chosen: bool, is_today: bool) -> Row:

@@ -44,6 +44,17 @@ def test_another_loss_is_named() -> None:
     assert lora.outcome.endswith(", standard loss")
 
 
+def test_less_ram_that_only_unpins_the_buffers_is_said() -> None:
+    """The strategy of the answer and of the change are the same, so that nothing else would tell them apart."""
+    found = answer(build_question("Qwen2.5-14B", gpus="2x32GB"))
+    (smaller,) = (each for each in found.changes if each.flags == "--ram 312GiB")
+    again = answer(build_question("Qwen2.5-14B", gpus="2x32GB", ram="312GiB")).recommended
+    assert found.recommended is not None and found.recommended.plan.pin_memory
+    assert again is not None and again.strategy == found.recommended.strategy and not again.plan.pin_memory
+    assert "pin_memory false" in smaller.outcome
+    assert not any("pin_memory" in each.outcome for each in found.changes if each.flags == "--method lora")
+
+
 def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram() -> None:
     """Only if a smaller size of host suffices, at nearly the same speed; a plan on the GPU alone needs none."""
     asked: dict[str, Any] = {"gpus": "1xH100", "global_batch": "fastest"}
