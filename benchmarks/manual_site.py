@@ -43,7 +43,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose tables have no empty headers, which mean nothing to a screen reader."""
+    """Return a page whose tables have no empty headers, which mean nothing to a screen reader, and whose options are
+    not divided after their hyphens."""
+    html = re.sub(r"(?<!<pre>)<code>(?=[^<\n]{1,26}</code>)", '<code class="short">', html)
     return re.sub(r"<th[^>]*></th>", "<td></td>", html)
 
 

@@ -49,6 +49,23 @@ _TERMINAL = {name: value for name, value in os.environ.items() if name not in ("
 _STARTS = ("ds-advise", "python3?", "bash", "pip")
 _ALIKE = 0.75
 """Least likeness, figures apart, of a line and its successor."""
+_LOG = """\
+  0%|          | 0/500 [00:00<?, ?it/s]
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/home/ann/train.py", line 12, in <module>
+[rank3]:     trainer.train()
+[rank3]:   File "/venv/lib/python3.12/site-packages/transformers/trainer.py", line 2674, in _inner_training_loop
+[rank3]:     tr_loss_step = self.training_step(model, inputs, num_items_in_batch)
+[rank3]:   File "/venv/lib/python3.12/site-packages/transformers/trainer.py", line 4071, in training_step
+[rank3]:     self.accelerator.backward(loss, **kwargs)
+[rank3]:   File "/venv/lib/python3.12/site-packages/accelerate/utils/deepspeed.py", line 281, in backward
+[rank3]:     self.engine.backward(loss, **kwargs)
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.94 GiB. GPU 3 has a total capacity of \
+23.64 GiB of which 312.00 MiB is free. Including non-PyTorch memory, this process has 23.33 GiB memory in use. Of the \
+allocated memory 22.10 GiB is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated.
+E1203 12:00:00.000000 4242 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 3
+"""
+"""The log of a training that ran out of memory."""
 _FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "importers" / "examples" / "LLaMA-Factory" / "examples"
 
 
@@ -148,6 +165,7 @@ def make_files(folder: Path) -> None:
         ("zero3.json", json.dumps(config | {"zero_optimization": {"stage": 3}})),
         ("zero1.json", json.dumps(plain | {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}})),
         *scripts().items(),
+        ("train.log", _LOG),
         ("make_config.py", f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))"),
     ):
         (folder / name).write_text(text)

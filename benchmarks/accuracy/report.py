@@ -8,9 +8,9 @@ from typing import Any
 
 _HEAD = """# Accuracy
 
-Predictions against measured runs that others published. Written by `python -m benchmarks.accuracy --write`; a test
-fails when it is stale. The rows, their sources and how each was read are in `benchmarks/data/`. Nothing here
-needs a GPU or torch.
+This page compares predictions with measured runs that others published. `python -m benchmarks.accuracy --write`
+writes it, without a GPU and without torch; a test fails when it is stale. `benchmarks/data/` has the rows, their
+sources, and how each was read. [How true the numbers are](how-true.md) is the summary.
 """
 
 

@@ -44,16 +44,11 @@ RECORDED = "test_file_question.py, in a folder with a recorded file"
 SYNOPSIS = "test_cli.py compares the options with the help"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
-    "ds-advise explain overlap_comm": How("overlap_comm"),
-    "ds-advise explain overlap_comm --model Qwen2.5-7B --gpus 4xA100-80GB": How("overlap_comm"),
     "ds-advise Llama-3.1-8B --gpus 8xH100 --objective dpo --seq-len 2048": How("pairs/s"),
     "ds-advise roberta-large --gpus 1x24GB --objective classification --seq-len 512": How("objective classification"),
     "ds-advise Qwen2.5-7B --gpus 8xH100 --objective grpo": How("rollouts  colocated vLLM"),
     "ds-advise Qwen2.5-14B --gpus 2x8xH100 --emit slurm,kubernetes": How("job.sbatch"),
     "ds-advise Qwen2.5-7B --gpus 4xA100-80GB --sharding fsdp --emit accelerate": How("accelerate_fsdp2.yaml"),
-    "ds-advise explain Qwen2.5-14B --gpus 2x32GB": How("gradients"),
-    'ds-advise explain Qwen2.5-14B --gpus 2x32GB "recomputed layer"': How("= 16 x"),
-    "ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x32GB": How("recommended"),
     "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write": How("samples/s", slow=True),
     "ds-advise dry-run cifar.json --model net.py:Net --gpus 2xRTX3090 --micro-batch 256": How("GiB", slow=True),
     "ds-advise Qwen2.5-14B --gpus auto": How("GPU", code=2),
