@@ -124,7 +124,7 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
             case Commands(lines):
                 commands(console, lines)
             case Excerpt(level=level):
-                styles = {"carets": _STYLES[level], "context": "dim", **_DIFF_STYLES}
+                styles = {"carets": _STYLES[level], ">": _STYLES[level], "context": "dim", **_DIFF_STYLES}
                 for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):
                     row(console, Text.assemble("   ", (gutter, "bright_blue"), (text, styles.get(role, ""))))
             case Diff():
