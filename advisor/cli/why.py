@@ -125,7 +125,9 @@ def _command_advice(
     machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
-        return advise_command(words, given, config_file=config, say=output.say, on_progress=on_progress)
+        return advise_command(
+            words, given, config_file=config, say=output.say, on_progress=on_progress, on_task=on_progress.begin
+        )
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast:

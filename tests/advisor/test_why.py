@@ -52,7 +52,7 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
     assert re.search(r"--> train\.log:\d+, rank 5, after 1 logged step ", words)
     assert "/data/train.py:88, in <module> | trainer.train()" in words  # the user's own frame, then the library's
     assert words.index("train.py:88") < words.index("torch/autograd/__init__.py:347, in backward")
-    assert "9 > torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has" in words
+    assert "9 > torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. | GPU 1 has" in words
     assert "ds-advise why train.log --gpus Nx80GB -- COMMAND" in text and "Confirmed by" not in text
     assert "It asked for 3.0 GiB; 1.2 GiB were free." in words
     assert "tensors 75.0 \u2584 allocator's free blocks 1.9 \u2550 runtime 1.0 \u2592 asked 3.0" in words
