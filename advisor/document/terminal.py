@@ -200,7 +200,7 @@ def _print_table(table: Table, console: Console) -> None:
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
         if below.strip() and not is_head:
-            title = "" if table.head[0] else lines[0][-1]  # rows with titles
+            title = "" if table.head[0] else table.head[-1]  # rows with titles
             sentence(console, Text(f"    {title and f'{title}: '}{below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"

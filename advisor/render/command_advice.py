@@ -39,9 +39,15 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = answer_verdict(answer.kept if answer.is_needless else answer)
-    shown = [fact for fact in verdict.facts if not answer.is_needless or fact.title != "note"]
+    # A note on plans that are close has the predicted speed of each, and today's row that of its dry run.
+    names = set() if answer.today_row is None else {answer.today_row.strategy}
+    shown = [
+        fact
+        for fact in verdict.facts
+        if fact.title != "note" or not (answer.is_needless or names & {*fact.words.replace(",", "").split()})
+    ]
     for left_out in accumulate(((), ("not fitting",), ("next",), ("plans",), ("facts",))):
-        facts = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
+        facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
             verdict=_kept(answer) if answer.is_needless else verdict.headline,

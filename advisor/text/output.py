@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 OutputMode = Literal["human", "json", "quiet"]
 
 
-class Progress(NamedTuple):
+class Progress:
     """The progress of a task: is called with its current phase."""
 
-    display: Display
+    def __init__(self, display: Display) -> None:
+        self._display = display
 
     def __call__(self, phase: str) -> None:
         from .view import View  # imported here: JSON needs no terminal library
 
         # A worker has no phase while it loads torch.
-        self.display.show(View(phase="loading libraries" if phase == "start" else phase))
+        self._display.show(View(phase="loading libraries" if phase == "start" else phase))
 
     def begin(self, title: str) -> None:
         """Name the next task, as `Display.begin` does."""
-        self.display.begin(title)
+        self._display.begin(title)
 
 
 class Output(NamedTuple):
