@@ -35,4 +35,4 @@ def _source(source: str) -> str:
     if "/blob/" in source:
         return f"Read in the code: {source}"
     is_thread = any(f"/{kind}/" in source for kind in ("issues", "pull", "discussions"))
-    return f"{'Reported and solved in' if is_thread else 'Documented in'}: {source}"
+    return f"{'Reported and answered in' if is_thread else 'Documented in'}: {source}"
