@@ -69,7 +69,7 @@ def advise(
 
         file = None if config_file is None else Path(config_file)
         words = shlex.split(command) if isinstance(command, str) else command
-        return AnswerForCommand.of(advise_command(words, options, config_file=file, say=say))
+        return AnswerForCommand.of(advise_command(words, options, config_file=file, say=say, on_task=say))
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, say=say, **options)
     found = answer(question, sharding=sharding)
     return Answer.of(replace(found, shows_deepspeed_estimate=deepspeed_estimate))

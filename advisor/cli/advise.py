@@ -178,8 +178,9 @@ def _command_advice(
             words,
             given,
             config_file=None if config_file is None else Path(config_file),
-            destination=destination if "destination" in passed else "",
+            destination=destination if "destination" in passed or force else "",
             say=output.say,
             on_progress=on_progress,
+            on_task=on_progress.begin,
         )
     return deliver_command_advice(answer, Path.cwd(), output, writes=not no_write, force=force, details=details)

@@ -359,6 +359,7 @@ def from_file(
             not_run="--no-run is given" * no_run,
             say=output.say,
             on_progress=on_progress,
+            on_task=on_progress.begin,
         )
     answer = result.answer
     if destination is not None and answer.files:

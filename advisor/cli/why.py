@@ -82,12 +82,12 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
             raise _unreadable(log, getattr(error, "strerror", None) or str(error)) from error
     name = "the input" if log == "-" else Path(log).name
     forecast = advice = None
-    if found.kind in ("gpu_out_of_memory", "host_out_of_memory"):
+    if found.ran_out_of_memory:
         if words:
             advice = _command_advice(words, config, question, output)
         elif config is not None:
             forecast = _forecast(config, found, question, output)
-    show_document(lambda: why_document(name, found, forecast, advice), output)
+    show_document(lambda: why_document(name, found, forecast, advice, log=log, config=str(config or "")), output)
     return 0 if found.message is not None else 1
 
 
@@ -125,7 +125,9 @@ def _command_advice(
     machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
-        return advise_command(words, given, config_file=config, say=output.say, on_progress=on_progress)
+        return advise_command(
+            words, given, config_file=config, say=output.say, on_progress=on_progress, on_task=on_progress.begin
+        )
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast:

@@ -5,28 +5,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, Launcher, Rendezvous, launcher_words
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_attributes
-from ...estimators.plan import PLAN_FIELDS, Plan
+from ...estimators.plan import Plan
 from ...probes.command.observed import Observed
 from ...probes.command.training_command import read_command
 from ...probes.command.words import is_python
 from ..answer.advice import Advice, build_advice
 from ..answer.recommendation import Recommendation
+from ..search.candidate import predict
 from ..search.choice import SAME_SPEED
 from .changes import ChangedCommand
 
 if TYPE_CHECKING:
     from ..answer.command_answer import CommandAnswer
     from ..search.candidate import Candidate
-
-
-_SHOWN = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
-"""Fields of a plan that tables of plans show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +106,13 @@ class CommandAdvice(Recommendation):
     """Whether the command trains with DeepSpeed; `today` is ZeRO-2 if it does not."""
     given_config: Path | None = None
     """DeepSpeed's configuration in front of `--`, for a command that names none."""
+    reused_files: tuple[str, ...] = ()
+    """Files of `files` that had their content before."""
+
+    @property
+    def today_title(self) -> str:
+        """What `today` is."""
+        return "today" if self.runs_deepspeed else "observed"
 
     @property
     def today_plan(self) -> Plan | None:
@@ -124,35 +129,19 @@ class CommandAdvice(Recommendation):
         except ConfigFileError:
             return None
 
-    @property
+    @cached_property
     def today_row(self) -> Candidate | None:
-        """The best plan of today's strategy; None if none is predicted."""
-        plan = self.today_plan
-        rows = (step.candidate for step in self.ladder if step.candidate is not None)
-        return next((row for row in rows if plan is not None and row.strategy == plan.strategy), None)
+        """The plan of `today` with the memory and the time of its dry run; None if the closed form does not describe
+        it."""
+        plan, question = self.today_plan, self.question
+        if plan is None:
+            return None
+        return observed_candidate(predict(question.model, question.workload, question.cluster, plan), self.today)
 
     @property
     def kept(self) -> CommandAdvice:
         """The advice with today's training as the recommended plan."""
-        row, step = self.today_row, self.today.step
-        if row is None or step is None:
-            return self
-        time = replace(step.time, spread=row.time.spread)
-        return replace(self, recommended=row.replace_estimate(replace(row.estimate, time=time)))
-
-    @property
-    def today_differences(self) -> dict[str, tuple[Any, Any]]:
-        """Key or argument -> its values today and in `today_row`, where these differ and no table shows it."""
-        today, row = self.today_plan, self.today_row
-        if today is None or row is None:
-            return {}
-        return {
-            key.path.rpartition(".")[2] or name: values
-            for name, key in PLAN_FIELDS.items()
-            if today.zero_stage in key.stages
-            and name not in _SHOWN
-            and (values := (getattr(today, name), getattr(row.plan, name)))[0] != values[1]
-        }
+        return self if self.today_row is None else replace(self, recommended=self.today_row)
 
     @property
     def proof(self) -> Proof | None:
@@ -196,9 +185,16 @@ class CommandAdvice(Recommendation):
 
     @property
     def speedup(self) -> float | None:
-        """Speed of the recommended plan over today's, both by their dry runs; None without both."""
+        """Speed of the recommended plan over today's, both by their dry runs; None without both, and for a command that
+        trains without DeepSpeed."""
         proof = self.proof
-        if proof is None or proof.answer is None or proof.answer.step is None or self.today.step is None:
+        if (
+            not self.runs_deepspeed
+            or proof is None
+            or proof.answer is None
+            or proof.answer.step is None
+            or self.today.step is None
+        ):
             return None
         return proof.answer.step.time.tokens_per_s / self.today.step.time.tokens_per_s
 
@@ -234,6 +230,14 @@ class CommandAdvice(Recommendation):
         """Return the advice as data (`Advice` with `CommandAdviceFigures`)."""
         advice: Advice = build_advice(self, all_candidates=all_candidates)
         return {**_fields(advice), **_fields(self.figures())}
+
+
+def observed_candidate(candidate: Candidate, answer: CommandAnswer) -> Candidate:
+    """The candidate with the verdict, the device memory and the time of its dry run."""
+    if answer.step is not None:
+        time = replace(answer.step.time, spread=candidate.time.spread)
+        candidate = candidate.replace_estimate(replace(candidate.estimate, time=time))
+    return replace(candidate, fit=answer.fit, measured_bytes=answer.required_device_bytes_per_gpu)
 
 
 def _fields(value: Any) -> dict[str, Any]:

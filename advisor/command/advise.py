@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.files import CONFIG_NAME, numbered
+from ...ds_configs.files import CONFIG_NAME, differs, numbered
 from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
@@ -33,7 +33,7 @@ from ..search.candidate import LEAST, Candidate
 from ..text.labels import plan_title
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
-from .advice import CommandAdvice, Proof
+from .advice import CommandAdvice, Proof, observed_candidate
 from .changes import ChangedCommand, changed_command
 from .question import command_question
 
@@ -72,6 +72,7 @@ def advise_command(
     timeout_s: float = 1800.0,
     say: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _phase: None,
+    on_task: Callable[[str], None] = lambda _title: None,
     **settings: Any,
 ) -> CommandAdvice:
     """The fastest DeepSpeed configuration that fits the training of a command, and what to change in the command.
@@ -79,8 +80,10 @@ def advise_command(
     given: options of a question that replace what the command does (`gpus` among them).
     folder: the command's working folder, by default this process's.
     config_file: DeepSpeed's configuration for a command that names none.
-    destination: path of the new configuration from the folder; by default `ds_config.json`, with a number if it exists.
+    destination: path of the new configuration from the folder; by default `ds_config.json`, with a number if that is
+        another configuration.
     change: makes the command under a plan, in place of `changed_command`.
+    on_task: is called with the title of each dry run after the first.
     settings: further fields of `CommandRequest` (`rows`, `longest`).
 
     Raises CommandFailedError if the command fails, DryRunError if it cannot be simulated, and the errors of
@@ -90,7 +93,6 @@ def advise_command(
         name = f"--{refused[0].replace('_', '-')}"
         raise WorkloadError(f"{name} does not apply to a command", why="it is simulated on the GPUs of --gpus")
     folder = (folder or Path.cwd()).absolute()
-    destination = destination or _free_name(folder)
     request = CommandRequest(
         words=tuple(words),
         folder=folder,
@@ -105,15 +107,15 @@ def advise_command(
     except NoEngineError:
         if config_file is not None:
             raise
-        remarks.append("The command trains without DeepSpeed: today's figures are those of ZeRO-2.")
-        say("the command trains without DeepSpeed; it is observed under ZeRO-2 ...")
-        first = folder / destination
+        remarks.append("The command trains without DeepSpeed: it was observed under ZeRO-2.")
+        on_task("dry run under ZeRO-2, since the command trains without DeepSpeed")
+        first = folder / _free_name(folder)
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
     lengths = set(today.observed.batch_lengths)
     if len(lengths) > 1 and not request.longest:
         # Only equal batches can be compared, and the longest decides whether a plan fits.
-        say(f"batches have {min(lengths)} to {max(lengths)} tokens; the longest is looked for ...")
+        on_task(f"dry run of the longest batch of {min(lengths)} to {max(lengths)} tokens")
         request = replace(request, longest=True, rows=request.data_rows)
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
     others = [name for name in given if name not in CARRIED]
@@ -136,10 +138,11 @@ def advise_command(
         say(f"{listed}: the advice is for another training than the command's, and is not proved by a dry run")
     change = change or partial(_changed, request=request, destination=destination)
     dry_run = partial(command_answer, timeout_s=timeout_s, on_progress=on_progress)
-    return _proved(found, ask, request, change, destination, proves=not others, say=say, dry_run=dry_run)
+    return _proved(found, ask, request, change, proves=not others, on_task=on_task, dry_run=dry_run)
 
 
 def _free_name(folder: Path) -> str:
+    """The name of a configuration that exists only while the script is observed."""
     return str(next(path for path in numbered(Path(CONFIG_NAME)) if not (folder / path).exists()))
 
 
@@ -159,10 +162,9 @@ def _proved(
     ask: Callable[[CommandAnswer], CommandAdvice],
     request: CommandRequest,
     change: Change,
-    destination: str,
     *,
     proves: bool,
-    say: Callable[[str], None],
+    on_task: Callable[[str], None],
     dry_run: Callable[[CommandRequest], CommandAnswer],
 ) -> CommandAdvice:
     """The advice after dry runs of the changed command: the fastest plan that also fits there.
@@ -180,12 +182,12 @@ def _proved(
         if not proves:
             proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=""))
             return replace(found, recommended=candidate, proofs=tuple(proofs))
-        say(f"dry run of the command under {candidate.strategy} ...")
+        on_task(f"dry run under {candidate.strategy}")
         files = {str(request.folder / path): text for path, text in changed.files.items()}
         proving = replace(
             request,
             words=changed.words,
-            config_file=request.folder / destination if changed.gives_config else None,
+            config_file=request.folder / next(iter(changed.files)) if changed.gives_config else None,
             files=files,
             forced=changed.forced,
         )
@@ -206,7 +208,7 @@ def _proved(
             if found.recommended is not None and found.recommended.plan != candidate.plan:
                 overtaken = "another plan is faster for that model"
         answer = _compared(answer, found.question, candidate)
-        checked = judged[candidate.plan] = _observed(candidate, answer)
+        checked = judged[candidate.plan] = observed_candidate(candidate, answer)
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
         problem = f"the changed command still has {_listed(differing)}" if differing else overtaken
@@ -228,19 +230,28 @@ def _proved(
 def _changed(
     found: CommandAdvice, candidate: Candidate, *, request: CommandRequest, destination: str
 ) -> ChangedCommand:
-    question = found.question
-    return changed_command(
-        request.words,
-        request.folder,
-        found.today.found,
-        candidate.plan,
-        shape=question.model,
-        workload=question.workload,
-        cluster=question.cluster,
-        given_config=request.config_file,
-        is_own_config=str(request.config_file) not in request.files,
-        destination=destination,
-    )
+    """The command under a plan. Without a destination, the configuration gets the first name at which there is no other
+    one, so that the same answer names the same file."""
+    question, folder = found.question, request.folder
+
+    def named(path: str) -> ChangedCommand:
+        return changed_command(
+            request.words,
+            folder,
+            found.today.found,
+            candidate.plan,
+            shape=question.model,
+            workload=question.workload,
+            cluster=question.cluster,
+            given_config=request.config_file,
+            is_own_config=str(request.config_file) not in request.files,
+            destination=path,
+        )
+
+    if destination:
+        return named(destination)
+    changes = map(named, map(str, numbered(Path(CONFIG_NAME))))
+    return next(each for each in changes if not any(differs(text, folder / path) for path, text in each.files.items()))
 
 
 def _compared(answer: CommandAnswer, question: Question, candidate: Candidate) -> CommandAnswer:
@@ -257,14 +268,6 @@ def _compared(answer: CommandAnswer, question: Question, candidate: Candidate) -
         gradient_checkpointing=candidate.plan.gradient_checkpointing,
     )
     return replace(answer, run=run, analytic=candidate.memory, analytic_time=candidate.time)
-
-
-def _observed(candidate: Candidate, answer: CommandAnswer) -> Candidate:
-    """The candidate with the verdict, the device memory and the time of its dry run."""
-    if answer.step is not None:
-        time = replace(answer.step.time, spread=candidate.time.spread)
-        candidate = candidate.replace_estimate(replace(candidate.estimate, time=time))
-    return replace(candidate, fit=answer.fit, measured_bytes=answer.required_device_bytes_per_gpu)
 
 
 def _next(found: CommandAdvice, tried: Sequence[Candidate], kept: Mapping[str, Any]) -> Candidate | None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.files import numbered
+from ...ds_configs.files import differs, numbered
 from ...estimators.errors import ConfigFileError
 from ...probes.command.observed import ObservedOption
 from ..importers.accelerate import WITH_FILE, config_named
@@ -24,6 +24,8 @@ class EditedCommand:
         self.files: dict[str, str] = {}
         self._folder = folder
         self._options = options
+        self._originals: dict[str, str] = {}
+        """Paths of the files that were copied, by those of the copies."""
 
     def set_typed(self, names: Collection[str], new: Any) -> bool:
         """Set an option that was typed, as `--name value`, `--name=value` or `name=value`."""
@@ -124,15 +126,17 @@ class EditedCommand:
             edited = (edit_json if path.endswith(".json") else edit_yaml)(text, changes)
         except ConfigFileError:
             return False
-        copy = path if path in self.files else self._free_path(path)
-        self.files[copy] = edited
+        original = self._originals.get(path, path)
+        self.files.pop(path, None)
+        copy = self._free_path(original, edited)
+        self.files[copy], self._originals[copy] = edited, original
         self.words[index] = self.words[index].removesuffix(path) + copy
         return True
 
-    def _free_path(self, path: str) -> str:
-        """A path beside `path` at which there is no file, or in the folder for a file outside of it."""
+    def _free_path(self, path: str, text: str) -> str:
+        """A path beside `path` at which there is no other text, or in the folder for a file outside of it."""
         file = Path(path if (self._folder / path).is_relative_to(self._folder) else Path(path).name)
-        return str(next(each for each in numbered(file) if each != file and not (self._folder / each).exists()))
+        return str(next(each for each in numbered(file) if each != file and not differs(text, self._folder / each)))
 
     def _is_path(self, text: str, file: str) -> bool:
         with suppress(OSError, ValueError):

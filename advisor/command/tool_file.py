@@ -48,6 +48,7 @@ def run_by_tool(
     not_run: str = "",
     say: Callable[[str], None],
     on_progress: OnProgress,
+    on_task: Callable[[str], None] = lambda _title: None,
     timeout_s: float = 1800.0,
 ) -> ToolRun:
     """The answer by dry runs of the tool's command with the file, as it is and changed. If the tool cannot be run here,
@@ -72,6 +73,7 @@ def run_by_tool(
             expandable_segments=read.run.expandable_segments,
             say=say,
             on_progress=on_progress,
+            on_task=on_task,
         )
     except DsAdviseError as error:
         return ToolRun(answer=read, advice=None, not_run=f"{shlex.join(words)}: {error.what}")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ..text.language import Language
 from .charts import Drawing, Points
 from .excerpt import Excerpt as Excerpt
+from .excerpt import ExcerptLine as ExcerptLine
 
 Tone = Literal["good", "unsure", "bad"]
 """How good a verdict is."""

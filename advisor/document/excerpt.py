@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from textwrap import wrap
 from typing import Literal, NamedTuple
 from unicodedata import east_asian_width
 
@@ -21,11 +22,12 @@ _MOST_CHANGED = 6
 
 
 class ExcerptLine(NamedTuple):
-    """A line of a file. marked: number of characters from the excerpt's column that are marked."""
+    """A line of a file; 0 is no number. marked: number of characters from the excerpt's column that are marked. sign:
+    ">" marks a whole line, which is wrapped where others are cut."""
 
     number: int
     text: str
-    sign: Literal["|", "-", "+"] = "|"
+    sign: Literal["|", "-", "+", ">"] = "|"
     marked: int = 0
 
 
@@ -34,7 +36,7 @@ class ExcerptRow(NamedTuple):
 
     gutter: str
     text: str
-    role: Literal["marked", "carets", "context", "-", "+"]
+    role: Literal["marked", "carets", "context", "-", "+", ">"]
 
 
 class Excerpt(NamedTuple):
@@ -48,13 +50,17 @@ class Excerpt(NamedTuple):
         """Yield the rows within a number of columns, with an ellipsis where a line is cut."""
         width = max((len(str(line.number)) for line in self.lines), default=1)
         room = columns - width - len(" | ")
-        longest = max((len(line.text) for line in self.lines if line.marked or line.sign != "|"), default=0)
+        longest = max((len(line.text) for line in self.lines if line.marked or line.sign in "+-"), default=0)
         begin = max(0, min(self.column - room // 3, longest - room))
         for line in self.lines:
+            if line.sign == ">":
+                for at, part in enumerate(wrap(line.text, room, break_on_hyphens=False)):
+                    yield ExcerptRow(f"{'' if at else line.number:>{width}} {'|' if at else '>'} ", part, ">")
+                continue
             if line.sign == "|" and not line.marked and begin and len(line.text) < begin + _LEAST_LEFT:
                 continue
             text, role = _cut(line.text, begin, room), line.sign if line.sign != "|" else "context"
-            yield ExcerptRow(f"{line.number:>{width}} {line.sign} ", text, "marked" if line.marked else role)
+            yield ExcerptRow(f"{line.number or '':>{width}} {line.sign} ", text, "marked" if line.marked else role)
             if line.marked:
                 before, found = text[: self.column - begin], text[self.column - begin :][: line.marked]
                 carets = " " * _columns(before) + "^" * max(1, _columns(found))

@@ -124,7 +124,7 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
             case Commands(lines):
                 commands(console, lines)
             case Excerpt(level=level):
-                styles = {"carets": _STYLES[level], "context": "dim", **_DIFF_STYLES}
+                styles = {"carets": _STYLES[level], ">": _STYLES[level], "context": "dim", **_DIFF_STYLES}
                 for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):
                     row(console, Text.assemble("   ", (gutter, "bright_blue"), (text, styles.get(role, ""))))
             case Diff():
@@ -203,7 +203,7 @@ def _print_table(table: Table, console: Console) -> None:
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(console, mark + _row_sentence(line, lines[0], aligned), style=style, hang=4)
         if below.strip() and not is_head:
-            title = "" if table.head[0] else lines[0][-1]  # rows with titles
+            title = "" if table.head[0] else table.head[-1]  # rows with titles
             sentence(console, Text(f"    {title and f'{title}: '}{below.strip()}", style=style), hang=6)
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"

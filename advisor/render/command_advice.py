@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...ds_configs.files import check_write, write_text
+from ...ds_configs.files import CONFIG_NAME, check_write, differs, write_text
 from ...ds_configs.launch_commands import shell_line
-from ...ds_configs.read import offload_device_in
-from ...ds_configs.training_script import python_source
 from ...estimators.errors import DsAdviseError
+from ...estimators.plan import Plan
 from ..answer.command_answer import CommandAnswer
 from ..answer.facts import answer_subject
 from ..answer.start import start_settings
@@ -30,15 +30,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_NUMBERED = re.compile(rf"{Path(CONFIG_NAME).stem}-\d+\.json")
+
+
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
     first, then the last command if it repeats that of the changes, then the table of plans."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = answer_verdict(answer.kept if answer.is_needless else answer)
-    shown = [fact for fact in verdict.facts if not answer.is_needless or fact.title != "note"]
+    # A note on plans that are close has the predicted speed of each, and today's row that of its dry run.
+    names = set() if answer.today_row is None else {answer.today_row.strategy}
+    shown = [
+        fact
+        for fact in verdict.facts
+        if fact.title != "note" or not (answer.is_needless or names & {*fact.words.replace(",", "").split()})
+    ]
     for left_out in accumulate(((), ("not fitting",), ("next",), ("plans",), ("facts",))):
-        facts = [] if "facts" in left_out else [doc.Facts(shown)]
+        facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
             verdict=_kept(answer) if answer.is_needless else verdict.headline,
@@ -62,11 +71,11 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
 
 def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
-    sides = {"today": _facts(answer.today)}
+    sides = {answer.today_title: _facts(answer.today, answer.today_plan)}
     if answer.proof is not None and answer.proof.answer is not None and not answer.is_needless:
-        sides["advised"] = _facts(answer.proof.answer)
+        sides["advised"] = _facts(answer.proof.answer, answer.proof.candidate.plan)
     yield doc.Heading("Today and advised", "today", printed=False)
-    rows = [doc.Row([name, *(side[name] for side in sides.values())]) for name in sides["today"]]
+    rows = [doc.Row([name, *(side[name] for side in sides.values())]) for name in sides[answer.today_title]]
     yield doc.Table(["", *sides], rows)
     for remark in answer.remarks:
         yield doc.Sentence(remark, "yellow")
@@ -79,21 +88,21 @@ def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 
 def _kept(answer: CommandAdvice) -> str:
-    today, facts = answer.today, _facts(answer.today)
+    today, plan = answer.today, answer.today_plan
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
     assert today.step is not None
     speed = f"{rate(today.step.time.tokens_per_s)} {today.unit}/s"
-    return f"Keep today's plan, {facts['strategy']}: {speed}, {need} of {have} GiB per GPU."
+    name = "" if plan is None else f", {plan_title(plan)}"
+    return f"Keep today's plan{name}: {speed}, {need} of {have} GiB per GPU."
 
 
-def _facts(answer: CommandAnswer) -> dict[str, str]:
+def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
+    """Return the training's facts. plan: its plan; None if the closed form does not describe it."""
     engine, observed, step = answer.engine, answer.observed, answer.step
-    stage = f"ZeRO-{engine.zero_stage}" if engine.zero_stage else "no ZeRO"
-    devices = [f"{name} on {device}" for name in ("optimizer", "param") if (device := _offload(answer, name)) != "none"]
     total = engine.micro_batch_size * engine.gradient_accumulation_steps * engine.data_parallel_size
     have = gib(answer.run.cluster.gpu.memory_bytes)
     return {
-        "strategy": ", ".join([stage, *devices]),
+        "strategy": f"ZeRO stage {engine.zero_stage}" if plan is None else plan.strategy,
         "batch": f"{engine.micro_batch_size} x {engine.gradient_accumulation_steps}, {total} a step",
         "checkpointing": "on" if observed.recomputes else "off",
         "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB, {answer.fit.reason}",
@@ -104,19 +113,21 @@ def _facts(answer: CommandAnswer) -> dict[str, str]:
     }
 
 
-def _offload(answer: CommandAnswer, name: str) -> str:
-    return str(offload_device_in(answer.engine.config, f"offload_{name}"))
-
-
 def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield what to change: files, lines, and the command."""
     changed, chosen = answer.changed, answer.recommended
     if changed is None or chosen is None or answer.is_needless:
         return
     yield doc.Heading("What to change", "changes", printed=False)
-    names = ", ".join(answer.files) if answer.files else ", ".join(changed.files)
-    if changed.files:
-        yield doc.Sentence(f"Wrote {names}." if answer.files else f"Write {names} (--json has the text).")
+    if answer.files:
+        new = [path for path in answer.files if path not in answer.reused_files]
+        wrote = (
+            f"Wrote {', '.join(new)}" if new else f"{', '.join(answer.files)} has this content from an earlier answer"
+        )
+        kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
+        yield doc.Sentence(f"{wrote}{kept}.")
+    elif changed.files:
+        yield doc.Sentence(f"Write {', '.join(changed.files)} (--json has the text).")
     for line in changed.lines:
         place = _place(line.place)
         yield doc.Sentence(f"In {place}: {line.text}" if place else f"In the script: {line.text}")
@@ -139,19 +150,14 @@ def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -
         return
     yield doc.Heading("Every strategy", "ladder", printed=False)
     yield ladder_table(
-        answer, only_fitting="not fitting" in left_out, today=answer.today_row, keeps_today=answer.is_needless
+        answer,
+        only_fitting="not fitting" in left_out,
+        today=answer.today_row,
+        today_title=answer.today_title,
+        keeps_today=answer.is_needless,
     )
-    if answer.today_row is not None and (differences := answer.today_differences):
-        listed = ", ".join(
-            f"{name} {_value(today)} (there {_value(row)})" for name, (today, row) in differences.items()
-        )
-        yield doc.Sentence(f" Today differs from the row {answer.today_row.strategy}: {listed}.", "dim")
     for note in ladder_notes(answer, all_candidates=False, details=details):
         yield doc.Sentence(f" {note}", "dim")
-
-
-def _value(value: object) -> str:
-    return f"{value:,}" if type(value) is int else python_source(value)
 
 
 def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
@@ -194,10 +200,15 @@ def deliver_command_advice(
 
     failure: DsAdviseError | None = None
     if writes and answer.changed is not None and not answer.is_needless:
-        for path, text in answer.changed.files.items():
+        files = answer.changed.files
+        for path, text in files.items():
             check_write(text, folder / path, force=force)
+        there = [path for path in files if (folder / path).exists()]  # --force replaces other content
+        reused = tuple(path for path in there if not differs(files[path], folder / path))
+        is_numbered = any(_NUMBERED.fullmatch(path) for path in files) and (folder / CONFIG_NAME).exists()
+        answer = replace(answer, reused_files=reused, kept_config=CONFIG_NAME if is_numbered else "")
         try:
-            for path, text in answer.changed.files.items():
+            for path, text in files.items():
                 write_text(text, folder / path, force=force)
                 answer = replace(answer, files=(*answer.files, path))
         except DsAdviseError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.messages import Message
 from ...validate.lint.linted_config import ADVISE
 from ..document import blocks as doc
-from ..text.units import ended
+from ..text.units import capitalised, ended
 
 
 def cause_and_fix(found: Diagnosis, advise: str = ADVISE) -> Iterator[doc.Block]:
@@ -21,5 +22,17 @@ def cause_and_fix(found: Diagnosis, advise: str = ADVISE) -> Iterator[doc.Block]
     cause = "Cause:" if message.certain else "Usual causes:"
     yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
     fix = explanation.fix.replace(ADVISE, advise)
-    yield doc.Sentence(f" {ended(fix)}", mark="Fix:", mark_style="bold")
-    yield doc.Sentence(f"Confirmed by: {explanation.source}", "dim")
+    yield doc.Sentence(f" {ended(capitalised(fix))}", mark="Fix:", mark_style="bold")
+    if isinstance(explanation, Message) or explanation.source.startswith("https://"):
+        # else the phase was read in the code of the frames, which are shown
+        yield doc.Sentence(_source(explanation.source), "dim")
+
+
+def _source(source: str) -> str:
+    """Return where cause and fix were found: a thread, a page, or a file of an installed package."""
+    if not source.startswith("https://"):
+        return f"Read in the code: {source.replace(' ', '/', 1).replace('.py ', '.py: ')}"
+    if "/blob/" in source:
+        return f"Read in the code: {source}"
+    is_thread = any(f"/{kind}/" in source for kind in ("issues", "pull", "discussions"))
+    return f"{'Reported and answered in' if is_thread else 'Documented in'}: {source}"

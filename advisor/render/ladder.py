@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..answer.recommendation import Recommendation
 from ..document.blocks import Cell, Figure, Look, Row, Table
 from ..search.candidate import NEEDS_RAM, Candidate
-from ..text.labels import batch_label, checkpointing_label, device_label
+from ..text.labels import batch_label, checkpointing_label, device_label, shape_label
 from ..text.units import gib, rate
 
 _FIGURES = 4
@@ -45,11 +45,13 @@ def ladder_table(
     all_candidates: bool = False,
     only_fitting: bool = False,
     today: Candidate | None = None,
+    today_title: str = "today",
     keeps_today: bool = False,
 ) -> Table:
     """Return per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch. only_fitting: leave
-    out plans that do not fit the GPU. Plans that do not fit it have no speed. today: the plan of the present training's
-    strategy. keeps_today: mark it in place of the recommended plan."""
+    out plans that do not fit the GPU. Plans that do not fit it have no speed. today: the present training's plan,
+    in place of the best of its strategy if the table shows the same settings for both, else beside it. today_title: its
+    mark. keeps_today: mark it as chosen in place of the recommended plan."""
     steps: list[tuple[str, Candidate | None, str]] = []
     for step in answer.ladder:
         if step.candidate is None:
@@ -57,6 +59,10 @@ def ladder_table(
         else:
             plans = answer.candidates if all_candidates else (step.candidate,)
             steps += [(plan.strategy, plan, plan.fit.reason) for plan in plans if plan.strategy == step.strategy]
+        if today is not None and today.strategy == step.strategy:
+            if step.candidate is not None and _is_shown_as(today, step.candidate, answer.recommended):
+                steps.pop()
+            steps.append((today.strategy, today, today.fit.reason))
     if (plain := answer.pytorch_baseline) is not None:
         steps.append((plain.strategy, plain, plain.fit.reason))
     if only_fitting:
@@ -71,7 +77,9 @@ def ladder_table(
             previous = reason
         else:
             chosen = today if keeps_today else answer.shown
-            rows.append(_row(answer, plan, columns, is_chosen=plan is chosen, is_today=plan is today))
+            rows.append(
+                _row(answer, plan, columns, is_chosen=plan is chosen, mark=today_title if plan is today else "")
+            )
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
     checkpointing, batch, ram = 2, 1, _FIGURES
@@ -80,15 +88,20 @@ def ladder_table(
     return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend)
 
 
-def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_chosen: bool, is_today: bool) -> Row:
+def _is_shown_as(today: Candidate, best: Candidate, recommended: Candidate | None) -> bool:
+    """Whether a row of today's plan says all that one of the best plan of its strategy would."""
+    return today.plan == best.plan or (best is not recommended and shape_label(today.plan) == shape_label(best.plan))
+
+
+def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_chosen: bool, mark: str) -> Row:
     """Return a row. The verdict of a plan without a speed extends over its column."""
     shown = columns if plan.fit.gpu_likely_suffices else columns[:_FIGURES]
     figures: list[Cell] = [Figure(column.text(plan), column.value(plan)) for column in shown]
     verdict = plan.fit.reason.replace("likely fits", "likely")
     if plan.fit.fits and plan.memory.nvme_bytes_per_node:
         verdict += f", NVMe {gib(plan.memory.nvme_bytes_per_node)} GiB"
-    if is_today:
-        verdict += " (today)"
+    if mark:
+        verdict += f" ({mark})"
     look: Look = "" if plan.fit.fits else "faded"
     if is_chosen:
         look = "closest" if answer.recommended is None else "chosen"

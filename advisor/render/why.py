@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
-from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.diagnosis import Diagnosis, Finding
 from ...probes.failures.messages import ErrorKind, Phase, messages
 from ...probes.failures.out_of_memory import MemoryFigures
+from ...probes.failures.scan import Frame
+from ..answer.failed_training import missing, model_words, next_words
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 from ..document import blocks as doc
@@ -20,15 +21,19 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, gain, today_and_advised
 from .known_cause import cause_and_fix
+from .runs import next_command
 
 _LONGEST = 400
-"""Characters of a message that are printed."""
+"""Characters of a log's last line, and of a line beside the deciding one, that are printed."""
 
-_WIDEST = 76
-"""Columns of a frame."""
+_LIBRARY_FRAMES = 2
+"""Last frames of a traceback that are printed, besides the user's own."""
 
-_FRAMES = 4
-"""Frames of a traceback that are printed: the last ones."""
+_NEXT_LINES = 2
+"""Lines of a message before and after the deciding one that are printed."""
+
+_RANKS = 8
+"""Ranks that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,10 @@ class FirstError:
     text: str
     frames: tuple[str, ...]
     """Of its traceback, `file:function code`, the outermost first."""
+    own_frame: str
+    """The last frame in a file of the user's, `file:line`; "" without one."""
+    deciding: int
+    """Number of the line that decides the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +112,10 @@ class WhyReport:
     collective: CollectiveFigures | None
     effects: tuple[str, ...]
     """Known messages that are not the cause."""
+    followers: tuple[int, ...]
+    """The other ranks that report an error."""
+    command: tuple[str, ...]
+    """The command that started the training, by the log; empty if it does not show it."""
     forecast: MemoryForecast | None
     """Null without a configuration, and if memory did not run out."""
     training: dict[str, Any] | None
@@ -122,7 +135,7 @@ def why_report(
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
-        error=None if first is None else from_attributes(FirstError, first, first.error),
+        error=None if first is None else _first_error(first),
         message=None if message is None else from_attributes(KnownMessage, message),
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
@@ -130,32 +143,59 @@ def why_report(
         if collective is None
         else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
         effects=found.effects,
+        followers=found.followers,
+        command=found.command,
         forecast=forecast,
         training=None if advice is None else to_json(advice.to_json()),
     )
 
 
+def _first_error(first: Finding) -> FirstError:
+    own = _own_frame(first)
+    return from_attributes(
+        FirstError,
+        first,
+        first.error,
+        frames=tuple(map(str, first.error.frames)),
+        own_frame="" if own is None else f"{own.file}:{own.place}",
+    )
+
+
+def _own_frame(first: Finding) -> Frame | None:
+    return next((frame for frame in reversed(first.error.frames) if frame.is_own), None)
+
+
 def why_document(
-    name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
+    name: str,
+    found: Diagnosis,
+    forecast: MemoryForecast | None,
+    advice: CommandAdvice | None = None,
+    *,
+    log: str = "",
+    config: str = "",
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
-    its dry runs as it is and as advised."""
+    its dry runs as it is and as advised; without both the command that finds what fits.
+
+    log, config: the paths as they were typed, for that command.
+    """
     report = why_report(name, found, forecast, advice)
     message, phase = report.message, report.phase
     if message is None or found.first is None:
         return doc.Document(
-            subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report)], data=report
+            subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report, found)], data=report
         )
     where = f", {phase.title}" if phase else ""
     blocks: list[doc.Block] = [
-        *(cause_and_fix(found) if forecast is None else cause_and_fix(found, forecast.advise)),
+        *cause_and_fix(found, model_words(found) if forecast is None else forecast.advise),
         doc.Gap(),
-        *_place(report),
+        *_place(report, found.first),
         *_figures(report),
         *_collective(report),
         *_effects(report),
         *([] if forecast is None else _forecast(forecast)),
         *([] if advice is None else _training(advice)),
+        *([] if advice is not None else _next(found, log or name, config)),
     ]
     verdict = ended(capitalised(f"{found.first.headline}{where}"))
     return doc.Document(subject=name, verdict=verdict, tone="bad", blocks=blocks, data=report)
@@ -167,34 +207,60 @@ def _no_cause(report: WhyReport) -> str:
     return "The cause is not known." if not report.effects else "The cause is not known: the log shows its effects."
 
 
-def _unknown(report: WhyReport) -> Iterator[doc.Block]:
-    if report.error is None:
+def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
+    if found.first is None:
         if report.lines:
             yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:_LONGEST]}")
         return
     yield doc.Sentence("The first error:")
-    yield from _place(report)
+    yield from _place(report, found.first)
     yield from _effects(report)
 
 
-def _place(report: WhyReport) -> Iterator[doc.Block]:
-    error = report.error
-    assert error is not None
-    rank = "" if error.rank is None else f", rank {error.rank}"
+def _place(report: WhyReport, first: Finding) -> Iterator[doc.Block]:
+    """Yield the place of the error, and there the user's own frame, the last frames, and the lines of the message."""
+    rank = "" if first.rank is None else f", rank {first.rank}"
     after = f", after {counted_noun(report.steps, 'logged step')}" if report.steps else ""
-    yield doc.Sentence(f"--> {printable(report.log)}:{error.line}{rank}{after}", "bold")
-    yield doc.Verbatim([_short(printable(frame)) for frame in error.frames[-_FRAMES:]])
-    text = " ".join(printable(error.text).split())
-    yield doc.Sentence(f"  {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}")
+    yield doc.Sentence(f"--> {printable(report.log)}:{first.deciding}{rank}{after}", "bold")
+    if report.followers:
+        listed = ", ".join(map(str, report.followers[:_RANKS]))
+        more = f" and {len(report.followers) - _RANKS} more" if len(report.followers) > _RANKS else ""
+        one = len(report.followers) == 1
+        yield doc.Sentence(f"  It failed first; rank{'' if one else 's'} {listed}{more} followed.")
+    yield doc.Excerpt([*_traceback(first), *_message(first)], level="bad")
 
 
-def _short(frame: str) -> str:
-    """The frame with the end of its path, in one line of a terminal."""
-    file, _, rest = frame.partition(":")
-    text = f"  {Path(*Path(file).parts[-3:])}:{rest}"
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
+    frames, own = first.error.frames, _own_frame(first)
+    shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
+    for at, frame in enumerate(shown):
+        if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
+            yield doc.ExcerptLine(0, "...")
+        place = f"{frame.short_file}:{frame.place}".rstrip(":")
+        yield doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))))
+        if frame.code:
+            yield doc.ExcerptLine(0, f"    {printable(frame.code)}")
+
+
+def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
+    lines = first.error.lines
+    place = next(at for at, line in enumerate(lines) if line.number == first.deciding)
+    begin = max(0, place - _NEXT_LINES)
+    if begin:
+        yield doc.ExcerptLine(lines[0].number, _shown(lines[0].text))
+    if begin > 1:
+        yield doc.ExcerptLine(0, "...")
+    for line in lines[begin : place + _NEXT_LINES + 1]:
+        if line.number == first.deciding:
+            yield doc.ExcerptLine(line.number, printable(line.text).strip(), ">")
+        elif line.text.strip():
+            yield doc.ExcerptLine(line.number, _shown(line.text))
+
+
+def _shown(text: str) -> str:
+    return printable(text)[:_LONGEST].rstrip()
 
 
 _HELD = {
@@ -243,7 +309,7 @@ def _collective(report: WhyReport) -> Iterator[doc.Block]:
 
 def _effects(report: WhyReport) -> Iterator[doc.Block]:
     if report.effects:
-        yield doc.Sentence(f"Also in the log: {'; '.join(report.effects[:4])}.", "dim")
+        yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
 
 
 def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
@@ -275,6 +341,16 @@ def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
     yield doc.Sentence(f"To paste, for {first.what}:")
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
     yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
+
+
+def _next(found: Diagnosis, log: str, config: str) -> Iterator[doc.Block]:
+    """Yield the command that finds what fits; nothing if no other plan would help."""
+    if not found.ran_out_of_memory or found.message is None or found.message.figures:
+        return
+    line = next_words(found, log, config)
+    unknown = missing(line)
+    title = "Find what fits, by a run of the command on a simulated GPU"
+    yield from next_command(f"{title} ({unknown}):" if unknown else f"{title}:", line)
 
 
 def _training(advice: CommandAdvice) -> Iterator[doc.Block]:

@@ -71,6 +71,12 @@ class Display:
         with suppress(Exception):
             self._console.print(Text(text), soft_wrap=True)
 
+    def begin(self, title: str) -> None:
+        """Name the next task: in place of the one before on a terminal, else in a line of its own."""
+        self._title = title
+        if self._live is None:
+            self.say(f"{title} ...")
+
     def show(self, view: View) -> None:
         """Show the task as it is now."""
         now = time.monotonic()

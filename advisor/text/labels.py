@@ -32,7 +32,7 @@ def batch_label(plan: Plan) -> str:
 
 def plan_title(plan: Plan) -> str:
     """Return `ZeRO-3 with optimizer and parameters in host RAM` or `ZeRO-2 (states in bf16)`."""
-    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
+    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"
     if plan.sharding != "zero":
         titles = {"fsdp": "PyTorch's FSDP", "fsdp2": "PyTorch's FSDP2", "none": "Plain PyTorch"}
         title = titles[plan.sharding]

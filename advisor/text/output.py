@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 OutputMode = Literal["human", "json", "quiet"]
 
 
+class Progress:
+    """The progress of a task: is called with its current phase."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def __call__(self, phase: str) -> None:
+        from .view import View  # imported here: JSON needs no terminal library
+
+        # A worker has no phase while it loads torch.
+        self._display.show(View(phase="loading libraries" if phase == "start" else phase))
+
+    def begin(self, title: str) -> None:
+        """Name the next task, as `Display.begin` does."""
+        self._display.begin(title)
+
+
 class Output(NamedTuple):
     """Output of a command in one of the modes: the answer on stdout, progress on stderr line by line."""
 
@@ -33,13 +50,10 @@ class Output(NamedTuple):
             to_stderr(text)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[str], None]]:
-        """Return a function that shows the current phase of a task, with the elapsed time, as `display` does."""
-        from .view import View  # imported here: JSON needs no terminal library
-
+    def progress(self, title: str) -> Iterator[Progress]:
+        """Return what shows the current phase of a task, with the elapsed time, as `display` does."""
         with self.display(title) as display:
-            # A worker has no phase while it loads torch.
-            yield lambda phase: display.show(View(phase="loading libraries" if phase == "start" else phase))
+            yield Progress(display)
 
     def display(self, title: str) -> Display:
         """Return the display of a task on stderr: redrawn on a terminal, elsewhere in lines."""

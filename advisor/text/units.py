@@ -40,7 +40,9 @@ def ended(text: str) -> str:
 
 def capitalised(text: str) -> str:
     """Return the text as a sentence begins, unless it begins with an identifier."""
-    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+    first = text.partition(" ")[0]
+    is_identifier = "_" in first or any(map(str.isupper, first[1:]))
+    return text if is_identifier else text[:1].upper() + text[1:]
 
 
 def count(number: int) -> str:

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import BinaryIO, Literal
 
@@ -27,6 +27,9 @@ _NEAR = 100
 
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
+
+_CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
+"""Day and time in front of a message of torch's C++ code."""
 
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank: (\d+)")
@@ -59,6 +62,15 @@ class Finding:
         return self.error.rank if self.error.rank is not None or found is None else int(found[1])
 
     @property
+    def deciding(self) -> int:
+        """Number of the line in which the known message ends; of the error's first line without one."""
+        lines = self.error.lines
+        ends = accumulate(len(line.text.strip()) + 1 for line in lines)
+        found = self.message and self.message.pattern.search(" ".join(line.text.strip() for line in lines))
+        numbered = zip(lines, ends, strict=True)
+        return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
+
+    @property
     def headline(self) -> str:
         """The parts of the message's title that the log has; without one the signal that ended the process, or the
         log's own words."""
@@ -85,6 +97,10 @@ class Diagnosis:
     first: Finding | None
     effects: tuple[str, ...]
     """Headlines of the known messages of the log that are not the cause, each once."""
+    followers: tuple[int, ...]
+    """The other ranks that report an error."""
+    command: tuple[str, ...]
+    """Words of the command that started the training; none if the log does not show it."""
     lines: int
     steps: int
     """Training steps that the log shows."""
@@ -103,16 +119,16 @@ class Diagnosis:
     @property
     def memory(self) -> MemoryFigures | None:
         """The figures of memory that ran out."""
-        return memory_figures(self.first.error.text) if self.first and self._ran_out_of_memory else None
+        return memory_figures(self.first.error.text) if self.first and self.ran_out_of_memory else None
 
     @property
-    def _ran_out_of_memory(self) -> bool:
+    def ran_out_of_memory(self) -> bool:
         return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 
     @property
     def phase(self) -> MemoryPhase | None:
         """What the rank was doing when memory ran out."""
-        return memory_phase(self.first.error.frames) if self.first and self._ran_out_of_memory else None
+        return memory_phase([*map(str, self.first.error.frames)]) if self.first and self.ran_out_of_memory else None
 
     @property
     def explanation(self) -> Message | MemoryPhase | None:
@@ -163,10 +179,13 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     found = scan(stream)
     findings = [*_findings(found)]
     chosen = _choose(findings) or _waiting(found)
+    ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     others = [each for each in findings if each.message and (chosen is None or each.message != chosen.message)]
     return Diagnosis(
         first=chosen,
         effects=tuple({each.message: each.headline for each in reversed(others)}.values())[::-1],
+        followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
+        command=found.command,
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
@@ -201,7 +220,7 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
         role: next((each for each in findings if each.role == role), None)
         for role in ("cause", "unknown", "late", "effect")
     }
-    cause, unknown, late = first["cause"], first["unknown"], first["late"]
+    cause, unknown, late = _earliest(first["cause"], findings), first["unknown"], _earliest(first["late"], findings)
     if cause is not None:
         # An unknown exception of another process that came first is the cause, and this one its effect.
         is_later = unknown is not None and unknown.error.line < cause.error.line
@@ -218,6 +237,13 @@ def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
     near = (each for each in findings if 0 <= each.error.line - error.line < _NEAR)
     same = (each for each in near if each.message == cause.message and each.error.process == error.process)
     return next((each for each in same if each.error.frames), cause)
+
+
+def _earliest(first: Finding | None, findings: Sequence[Finding]) -> Finding | None:
+    """Of the ranks that report the same, the one whose clock shows the earliest time; the first line without clocks."""
+    same = [each for each in findings if first is not None and each.message == first.message]
+    times = [found.groups() for each in same if (found := _CLOCK.search(each.error.head))]
+    return first if not same or len(times) < len(same) else same[times.index(min(times))]
 
 
 def _waiting(found: Scan) -> Finding | None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
+from .log_command import COMMAND_WORDS
+
 _CHUNK = 1 << 18
 """Bytes that are read, and skipped if they hold no trigger, at once."""
 
@@ -93,7 +95,7 @@ class LogReader:
                 continue
             cut = cut or len(chunk)
             rest, chunk = chunk[cut:], chunk[:cut]
-            if self.wants_all or any(word in chunk for word in TRIGGERS):
+            if self.wants_all or any(word in chunk for word in (*TRIGGERS, *COMMAND_WORDS)):
                 yield from self._read(chunk)
             else:
                 self._skip(chunk)
@@ -117,7 +119,7 @@ class LogReader:
         for line in lines:
             self.lines += 1
             self.steps += _count_steps(line)
-            if self.wants_all or any(word in line for word in TRIGGERS):
+            if self.wants_all or any(word in line for word in (*TRIGGERS, *COMMAND_WORDS)):
                 yield from self._unskip()
                 yield from _cleaned(self.lines, line)
             else:

@@ -7,9 +7,11 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
-from typing import BinaryIO
+from itertools import pairwise, takewhile
+from pathlib import PurePath
+from typing import BinaryIO, NamedTuple
 
+from .log_command import command_in
 from .log_lines import TRIGGERS, LogLine, LogReader
 from .messages import may_be_known
 
@@ -40,7 +42,7 @@ _RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in(?: (?P<
 _NAME = re.compile(r"^[\w<>.]+$")
 _BOX = ("╭", "│", "╰")
 """What a line of rich's traceback begins with."""
-_CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::\d+)?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
+_CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::(?P<line>\d+))?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
 """A frame of IPython's traceback."""
 _NO_CODE = re.compile(r"^[\s^~]+$|^ +\d+(?: |$)")
 """The marks under a frame's code, and the lines around the code in a notebook."""
@@ -61,9 +63,53 @@ _ENDS = re.compile(
 )
 """What a line after an error begins with if it no longer belongs to the message."""
 
+_LIBRARY = re.compile(
+    r"(?:^|[/\\])(?:(?:site|dist)-packages|python\d[\d.]*|torch|deepspeed|transformers|accelerate|trl|peft|ray|bin|"
+    r"lightning|pytorch_lightning)[/\\]|^<|^(?:ray|)$"
+)
+"""Found in the file of a frame that is not the user's: an installed package, Python's library, or a launcher."""
+
+_LONGEST_CODE = 400
+
 _WORDS = tuple(word.decode() for word in TRIGGERS)
 
 _NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
+
+
+class NumberedLine(NamedTuple):
+    """A line of the log without what launchers put in front of it, and its number."""
+
+    number: int
+    text: str
+
+
+class Frame(NamedTuple):
+    """A frame of a traceback. number: of its line in the log. place: the line of the file, "" if it is not known."""
+
+    number: int
+    file: str
+    place: str
+    name: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        """`file:function code`."""
+        return f"{self.file}:{self.name} {self.code}".rstrip()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the file is the user's, not a library's."""
+        return not _LIBRARY.search(self.file)
+
+    @property
+    def short_file(self) -> str:
+        """The path of a library's file from the folder of the packages; the whole path of the user's."""
+        parts = PurePath(self.file).parts
+        begin = next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
+        return self.file if self.is_own else str(PurePath(*parts[begin or -3 :]))
+
+    def with_code(self, code: str) -> Frame:
+        return self._replace(code=f"{self.code} {code.strip()}".strip()[:_LONGEST_CODE])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,29 +125,30 @@ class LogError:
     head: str
     """The line of the message."""
     is_exception: bool = False
-    frames: tuple[str, ...] = ()
-    """Of its traceback, `file:function code`, the outermost first."""
+    frames: tuple[Frame, ...] = ()
+    """Of its traceback, the outermost first."""
     before: tuple[str, ...] = ()
-    after: list[str] = field(default_factory=list)
+    after: list[NumberedLine] = field(default_factory=list)
     chain: int = 0
     """Number of its chain: exceptions raised while another one was handled."""
     ignored: bool = False
     """Whether Python ignored it (a destructor)."""
 
     @property
+    def lines(self) -> list[NumberedLine]:
+        """The lines of the message."""
+        further = takewhile(lambda line: not _ENDS.match(line.text), self.after)
+        return [NumberedLine(self.line, self.head), *further]
+
+    @property
     def text(self) -> str:
         """The message in one line."""
-        lines = [self.head]
-        for line in self.after:
-            if _ENDS.match(line):
-                break
-            lines.append(line.strip())
-        return " ".join(lines)
+        return " ".join([self.head, *(line.text.strip() for line in self.lines[1:])])
 
     @property
     def around(self) -> tuple[str, ...]:
         """The traceback and the lines before and after it."""
-        return (*self.frames, *self.before, *self.after)
+        return (*map(str, self.frames), *self.before, *(line.text for line in self.after))
 
 
 @dataclass(slots=True)
@@ -109,7 +156,7 @@ class _Process:
     """The state of a process while its lines are read."""
 
     last: deque[str] = field(default_factory=lambda: deque(maxlen=_BEFORE))
-    frames: deque[str] | None = None
+    frames: deque[Frame] | None = None
     """The frames of an open traceback."""
     has_head: bool = True
     """Whether the traceback's first line was seen."""
@@ -137,6 +184,8 @@ class Scan:
     """Training steps that the log shows."""
     last_line: str
     """That is not empty."""
+    command: tuple[str, ...]
+    """Words of the first command of the log that started a training; none if it shows none."""
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
@@ -163,10 +212,12 @@ class _Scanner:
         self._chains = 0
         self._recent: deque[str] = deque(maxlen=_BEFORE)
         self._cut: LogLine | None = None
+        self._command: tuple[str, ...] = ()
 
     def run(self) -> Scan:
         for line in map(self._joined, self._reader):
             process = self._process(line)
+            self._command = self._command or command_in(line.text)
             self._read(line, process)
             process.last.append(line.text)
             self._recent.append(line.text)
@@ -178,6 +229,7 @@ class _Scanner:
             lines=self._reader.lines,
             steps=self._reader.steps,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
+            command=self._command,
         )
 
     def _joined(self, line: LogLine) -> LogLine:
@@ -203,7 +255,7 @@ class _Scanner:
             line = line._replace(text=line.text.lstrip("E "))
         text = line.text
         for error in process.open:
-            error.after.append(text)
+            error.after.append(NumberedLine(line.number, text))
         process.open = [error for error in process.open if len(error.after) < _AFTER]
         if _CHAINED.match(text):
             process.continues = True
@@ -219,7 +271,9 @@ class _Scanner:
             assert process.frames is not None
             self._in_traceback(line, process, process.frames)
         elif _BARE.match(text) or _is_known(text):
-            self._keep(line, process, is_exception=bool(_BARE.match(text)))
+            # NCCL's `ncclSystemError: ...` is a line of torch's exception above it.
+            inside = any(error.frames and error.lines[-1].number == line.number for error in process.open)
+            self._keep(line, process, is_exception=not inside and bool(_BARE.match(text)))
 
     def _begin(self, process: _Process, *, has_head: bool) -> None:
         process.frames, process.has_head, process.quiet = deque(maxlen=_FRAMES), has_head, 0
@@ -228,19 +282,19 @@ class _Scanner:
             process.chain = self._chains
         process.continues = False
 
-    def _in_traceback(self, line: LogLine, process: _Process, frames: deque[str]) -> None:
+    def _in_traceback(self, line: LogLine, process: _Process, frames: deque[Frame]) -> None:
         text, process.quiet = line.text, process.quiet + 1
         if text.lstrip().startswith(_BOX):
-            _in_box(text.strip("╭│╰ "), frames)
+            _in_box(line._replace(text=text.strip("╭│╰ ")), frames)
             process.quiet = 0
         elif found := next(filter(None, (form.search(text) for form in _FRAMES_OF)), None):
-            frames.append(f"{found['file']}:{found['name']}")
+            frames.append(_frame(line, found))
             process.quiet = 0
         elif frames and (found := _CELL_CODE.match(text)):
-            frames[-1] = f"{frames[-1]} {text[found.end() :].strip()}"[:400]
+            frames[-1] = frames[-1].with_code(text[found.end() :])
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not _NO_CODE.match(text):
-                frames[-1] = f"{frames[-1]} {text.strip()}"[:400]
+                frames[-1] = frames[-1].with_code(text)
             if _is_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)
         elif (_EXCEPTION if process.has_head else _BARE).match(text):
@@ -272,15 +326,21 @@ class _Scanner:
         (self._first if len(self._first) < _FIRST else self._last).append(error)
 
 
-def _in_box(inner: str, frames: deque[str]) -> None:
+def _frame(line: LogLine, found: re.Match[str]) -> Frame:
+    place = found.groupdict().get("line") or ""
+    return Frame(line.number, found["file"] or "", place, found["name"] or "")
+
+
+def _in_box(line: LogLine, frames: deque[Frame]) -> None:
     """Add a line of rich's traceback to the frames: a place, whose name may follow in the next line, or its code."""
+    inner = line.text
     if found := _RICH_FRAME.search(inner):
-        frames.append(f"{found['file'] or ''}:{found['name'] or ''}")
+        frames.append(_frame(line, found))
     elif inner.startswith("❱"):
-        frame = frames.pop() if frames else ":"
-        frames.append(f"{frame} {inner.lstrip('❱ 0123456789│')}")
-    elif frames and frames[-1].endswith(":") and _NAME.match(inner):
-        frames[-1] += inner
+        frame = frames.pop() if frames else Frame(line.number, "", "", "")
+        frames.append(frame.with_code(inner.lstrip("❱ 0123456789│")))
+    elif frames and not frames[-1].name and not frames[-1].code and _NAME.match(inner):
+        frames[-1] = frames[-1]._replace(name=inner)
 
 
 def _is_known(text: str) -> bool:

@@ -129,6 +129,9 @@ def test_keys_of_a_yaml_are_changed_in_a_copy(folder: Path) -> None:
         "deepspeed": "ds_config.json",
     }
     assert (folder / "run.yaml").read_text() == text and not (folder / "run-2.yaml").exists()
+    for content, name in ((copy, "run-2.yaml"), ("another: one\n", "run-3.yaml")):
+        (folder / "run-2.yaml").write_text(content)
+        assert changed("llamafactory-cli train run.yaml", folder, result).words[-1] == name
 
 
 def test_own_options_are_known_by_name_and_value(folder: Path) -> None:

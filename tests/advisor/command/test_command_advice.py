@@ -221,8 +221,16 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
     for text in (printed, answer._repr_html_()):
         assert "advised" in text and "Evidence: dry runs of the command as it is and as advised" in text
     row = answer.today_row
-    assert row is not None and row.strategy == "zero3" and "(today)" in printed
-    assert "Today differs from the row zero3: " in printed and answer.today_differences["reduce_bucket_size"]
+    assert row is not None and row.plan == answer.today_plan and answer.today.step is not None
+    assert row.plan.reduce_bucket_size != next(  # the best plan of the strategy has other buckets
+        step.candidate.plan.reduce_bucket_size for step in answer.ladder if step.candidate and step.strategy == "zero3"
+    )
+    lines = printed.splitlines()
+    (today,) = (line.split() for line in lines if line.endswith("(today)"))
+    speed = next(line for line in lines if line.startswith(" step ")).split(", ")[1]
+    assert today[0] == "zero3" and speed.startswith(f"{today[-3]} tokens/s")  # one figure for one plan
+    (names,) = (line.split()[1:] for line in lines if line.startswith(" strategy "))
+    assert names == ["zero3", chosen.strategy] and "ZeRO-0" not in printed and "no ZeRO" not in printed
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
     assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]
@@ -238,11 +246,13 @@ def test_a_plan_that_is_not_faster_keeps_today_s() -> None:
     assert answer.proof is not None and answer.proof.answer is not None and answer.recommended is not None
     kept = replace(answer, today=answer.proof.answer)
     lines = str(kept).splitlines()
-    assert kept.is_needless and lines[0].startswith(" Keep today's plan, no ZeRO: ") and "as fast" not in str(kept)
+    assert kept.is_needless and lines[0].startswith(" Keep today's plan, DDP: ") and "as fast" not in str(kept)
     (marked,) = (line for line in lines if line.startswith("> "))
     assert marked.startswith(f"> {answer.recommended.strategy} ") and marked.endswith("(today)")
     assert "ds-advise launch -- " in lines[lines.index(" Check, start and monitor it:") + 1]
-    assert not replace(kept, runs_deepspeed=False).is_needless
+    without = replace(kept, runs_deepspeed=False)  # what was observed is not what the command runs today
+    assert not without.is_needless and without.speedup is None
+    assert "(observed)" in str(without) and "today" not in str(without)
 
 
 def _plain(value: Any) -> Any:
@@ -267,7 +277,8 @@ def test_adapters_are_asked_as_they_are_and_code_is_changed_by_lines(folder: Pat
 def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text(MODULE)
     assert run(["--gpus", "2xA100-40GB", "--", sys.executable, "train.py", "--micro-batch", "8"]) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    assert "ds-advise: dry run under ddp ...\n" in progress
     lines = printed.splitlines()
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines), printed
     (gpu,) = [line for line in lines if line.startswith(" GPU ")]
@@ -281,7 +292,26 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     assert answer.question.model.module is not None and engine.parameters != engine.trainable_parameters
     assert answer.question.trainable_parameters == engine.trainable_parameters
     assert answer.question.model.parameters == engine.parameters
-    assert answer.changed is not None and list(answer.changed.files) == ["ds_config-2.json"]
+    assert answer.changed is not None and list(answer.changed.files) == ["ds_config.json"]  # it has that content
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_same_answer_names_the_same_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another configuration keeps its name, and the number is explained."""
+    Path("train.py").write_text(MODULE)
+    Path("ds_config.json").write_text("{}")
+    printed = []
+    for _ in range(2):
+        assert run(["--gpus", "2xA100-40GB", "--", sys.executable, "train.py"]) == 0
+        printed.append(" ".join(capsys.readouterr().out.split()))
+    kept = "; ds_config.json is another configuration (--force replaces it)."
+    assert f"Wrote ds_config-2.json{kept}" in printed[0]
+    assert f"ds_config-2.json has this content from an earlier answer{kept}" in printed[1]
+    assert Path("ds_config.json").read_text() == "{}"
+    assert sorted(path.name for path in Path().glob("*.json")) == ["auto.json", "ds_config-2.json", "ds_config.json"]
+    assert run(["--gpus", "2xA100-40GB", "--force", "--", sys.executable, "train.py"]) == 0
+    assert "Wrote ds_config.json." in capsys.readouterr().out
+    assert Path("ds_config.json").read_text() == Path("ds_config-2.json").read_text()
 
 
 @pytest.mark.usefixtures("folder")

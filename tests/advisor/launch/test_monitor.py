@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -292,3 +293,21 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     assert (view.phase, views.view(ranks, memory).phase) == ("", "waiting for step 20002")
     memory.compiles, memory.extension = True, "cpu_adam"
     assert views.view(ranks, memory).phase == "building extension cpu_adam (first use)"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_title_of_a_further_task_is_a_line_only_where_nothing_is_redrawn() -> None:
+    for stream, rows_left in ((_Terminal(), []), (io.StringIO(), ["ds-advise: dry run under ddp ..."])):
+        console = Console(file=stream, force_terminal=stream.isatty(), width=80, color_system=None)
+        with Display(console, "dry run") as display:
+            display.begin("dry run under ddp")
+            display.show(View(phase="backward"))
+        screen = Screen(80)
+        screen.write(stream.getvalue().replace("\n", "\r\n"))
+        left = [row.strip() for row in screen.rows if row.strip()]
+        assert ("under ddp" in stream.getvalue()) and left[: len(rows_left)] == rows_left
+        assert bool(left) == bool(rows_left)

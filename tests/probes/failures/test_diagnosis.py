@@ -69,7 +69,7 @@ def test_tracebacks_of_two_ranks_are_told_apart(prefix: str) -> None:
     first = diagnose_text(log).first
     assert first is not None and first.message is not None and first.message.id == "gpu-memory"
     assert first.rank in ((None,) if "pid" in prefix else (1,))
-    assert first.error.frames[0].startswith("/data/train.py:<module>") and len(first.error.frames) == 3
+    assert str(first.error.frames[0]).startswith("/data/train.py:<module>") and len(first.error.frames) == 3
 
 
 def test_the_first_error_of_the_first_rank_wins() -> None:
@@ -153,7 +153,7 @@ def test_the_traceback_of_a_notebook_has_frames() -> None:
     )
     diagnosis = diagnose_text(log)
     assert diagnosis.phase is not None and diagnosis.phase.name == "evaluation"
-    assert diagnosis.first is not None and diagnosis.first.error.frames == (
+    assert diagnosis.first is not None and tuple(map(str, diagnosis.first.error.frames)) == (
         "/opt/transformers/trainer.py:evaluation_loop preds_host = nested_concat(preds_host, logits)",
     )
 

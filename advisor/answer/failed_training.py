@@ -1,0 +1,61 @@
+"""What a log tells of the training that ran out of memory, as the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ds_configs.launch_commands import shell_line
+from ...estimators.hardware import gpus
+from ...probes.failures.diagnosis import Diagnosis
+
+_RANKS = ("nproc_per_node", "num_gpus", "num_processes")
+_NODES = ("nnodes", "num_nodes", "num_machines")
+_MODEL = ("model_name_or_path", "model_name", "pretrained_model_name_or_path", "model")
+"""Options of launchers and scripts with the figures of `--gpus` and the model."""
+
+COMMAND, MODEL, COUNT, SIZE = "COMMAND", "MODEL", "N", "SIZEGB"
+"""What the user fills in where the log does not show it."""
+
+
+def machines(found: Diagnosis) -> str:
+    """The value of `--gpus`: number of GPUs by the launcher's options, size by the allocator's message."""
+    count, nodes = _option(found.command, _RANKS), _option(found.command, _NODES)
+    ranks, several = int(count) if count.isdecimal() else 0, int(nodes) if nodes.isdecimal() else 1
+    if ranks and "--num_processes" in found.command:  # of all nodes
+        ranks //= several
+    total = found.memory.total_bytes if found.memory is not None else None
+    size = SIZE
+    if total is not None:
+        size = f"{min(gpus(), key=lambda gpu: abs(gpu.memory_bytes - total)).nominal_gb}GB"
+    return f"{f'{several}x' if several > 1 else ''}{ranks or COUNT}x{size}"
+
+
+def next_words(found: Diagnosis, log: str, config: str = "") -> str:
+    """The command that finds the plan that fits the training of a log, with placeholders for what it does not show."""
+    given = ["--config", config] if config else []
+    words = shell_line(found.command) if found.command else COMMAND
+    return f"{shell_line(['ds-advise', 'why', log, *given, '--gpus', machines(found)])} -- {words}"
+
+
+def model_words(found: Diagnosis) -> str:
+    """The command that finds a plan for the model and the GPUs."""
+    return shell_line(["ds-advise", _option(found.command, _MODEL) or MODEL, "--gpus", machines(found)])
+
+
+def missing(text: str) -> str:
+    """What to fill in in such a command, as the end of a sentence."""
+    meanings = {
+        COMMAND: "COMMAND is the one that started the training",
+        f" {COUNT}x": "N the number of GPUs",
+        SIZE: "SIZE their memory in GB",
+    }
+    return ", ".join(meaning for sign, meaning in meanings.items() if sign in text)
+
+
+def _option(words: Sequence[str], names: Sequence[str]) -> str:
+    """The value of the first of some options; "" without one."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") in names:
+            return value if equals else next(iter(words[at + 1 : at + 2]), "")
+    return ""
