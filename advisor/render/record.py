@@ -56,13 +56,13 @@ def figures_of(record: Record) -> Figures:
     if "peaks" in result:  # of a training
         return _read(result | result["peaks"])
     if "peak" in result:  # of a dry run
-        peak = {} if result.get("device") == "cpu" else result["peak"]
+        has_gpu = result.get("device") != "cpu"
+        peak = result["peak"] if has_gpu else {}
+        needed = result.get("required_device_bytes_per_gpu", peak.get("device_bytes_per_gpu"))
         return Figures(
             tokens_per_s=result.get("tokens_per_s"),
             step_s=result.get("step_s"),
-            device_bytes=None
-            if not peak
-            else result.get("required_device_bytes_per_gpu", peak.get("device_bytes_per_gpu")),
+            device_bytes=needed if has_gpu else None,
             reserved_bytes=peak.get("reserved_bytes_per_gpu"),
             allocated_bytes=peak.get("allocated_bytes_per_gpu"),
             host_bytes=result.get("required_host_bytes_per_node"),
@@ -100,10 +100,8 @@ def gpus_of(record: Record) -> str:
 
 def plan_of(record: Record) -> Plan:
     """Return the ZeRO stage, the offload and the batch of a record's configuration."""
-    config = record.plan
-    devices: dict[str, Any] = {
-        block: offload_device_in(config, block) for block in ("offload_optimizer", "offload_param")
-    }
+    config, blocks = record.plan, ("offload_optimizer", "offload_param")
+    devices: dict[str, Any] = {block: offload_device_in(config, block) for block in blocks}
     micro, steps = (config.get(key, "auto") for key in (MICRO_BATCH, ACCUMULATION))
     return Plan(
         zero_stage=(config.get("zero_optimization") or {}).get("stage", 0),

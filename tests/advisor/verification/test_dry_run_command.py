@@ -148,28 +148,43 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     chart = lines[next(at for at, line in enumerate(lines) if line.startswith(" Memory over the run")) + 1 :]
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
-    assert "backward 1" in chart[height] and "backward 2" in chart[height] and "backward 3" not in chart[height]
+    assert "iteration 1" in chart[height + 1] and "iteration 2" in chart[height + 1]
+    assert "iteration 3" not in chart[height + 1]
     assert any("B buffers B" in line for line in chart[:height]), "an area has its name if there is room"
+
+
+_ITERATIONS = "iteration 1{0:{1}}iteration 2{0:{1}}iteration 3"
 
 
 @pytest.mark.parametrize(
     ("widths", "names", "words"),
     [
-        ((2, 3, 9), "  b1 step 1     b2 step 2     b3 step 3", {"b": "backward"}),
-        ((1, 1, 1), "1  2  3", {"1 2 3": "iterations"}),
-        ((8, 11, 6), "forward backward 1 step  forward backward 2 step  forward backward 3 step", {}),
+        (
+            (2, 3, 9),
+            ["f b  step     f b  step     f b  step", _ITERATIONS.format("", 3)],
+            {"f": "forward", "b": "backward"},
+        ),
+        ((1, 1, 1), ["1  2  3"], {"1 2 3": "iterations"}),
+        ((8, 9, 9), ["forward backward step     " * 3, _ITERATIONS.format("", 15)], {}),
     ],
 )
 def test_stretches_are_named_where_a_name_is_readable(
-    widths: tuple[int, ...], names: str, words: dict[str, str]
+    widths: tuple[int, ...], names: list[str], words: dict[str, str]
 ) -> None:
+    """In the same way in each iteration: whole, as initials, or not at all; below them the iterations."""
     spans, at = list[tuple[float, str]](), 0
     for number in (1, 2, 3):
         for width, word in zip(widths, ("forward", "backward", "step"), strict=True):
             spans.append((at, f"{word} {number}"))
             at += width
     chart = Lines(title="", x_title="", xs=[*range(at + 1)], panels=(), spans=spans)
-    assert _stretch_names(chart, at) == (names, words)
+    assert _stretch_names(chart, at) == ([name.rstrip() for name in names], words)
+
+
+def test_words_with_the_same_initial_have_different_ones() -> None:
+    spans = [(0, "step 1"), (3, "saving 1")]
+    chart = Lines(title="", x_title="", xs=[*range(7)], panels=(), spans=spans)
+    assert _stretch_names(chart, 6) == (["st sa", "1"], {"st": "step", "sa": "saving", "1": "iterations"})
 
 
 def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None:
