@@ -97,8 +97,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     """
     from ...probes.store import Store
     from ..render.deliver import show_document
-    from ..render.history import build_history, forgotten_document, history_document
-    from ..render.record import record_document
+    from ..render.history import forgotten_document, history_document, page_document
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
@@ -115,7 +114,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 
     def document() -> Document:
         if chosen is not None and len(found) == 1:
-            return record_document(found[0], build_history(found))
+            return page_document(found[0], path=store.path)
         return history_document(found[:most], path=store.path, more=more)
 
     show_document(document, output)

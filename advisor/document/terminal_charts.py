@@ -226,9 +226,9 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
         text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
         text.rstrip()
         row(console, text)
-    lines, words = _stretch_names(chart, columns)
-    for line in lines:
-        row(console, " " * (axis + 3) + line, style="dim")
+    names_below, words = _stretch_names(chart, columns)
+    for shown in names_below:
+        row(console, " " * (axis + 3) + shown, style="dim")
     if words:
         sentence(console, "  ".join(f"{initial} {word}" for initial, word in words.items()), style="dim")
     pen.legend(unnamed)

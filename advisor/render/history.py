@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,17 @@ from ..document.blocks import Cell, Figure, Row, Table, make_figure
 from ..text.labels import batch_label
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
-from .record import MICRO_BATCH, failure_of, figures_of, gpus_of, machine_title, plan_of
+from .record import (
+    MICRO_BATCH,
+    failure_of,
+    figures_of,
+    gpus_of,
+    machine_title,
+    made,
+    plan_of,
+    record_document,
+    repeat,
+)
 from .runs import next_command
 
 _BENCH_TITLES = {
@@ -83,6 +93,18 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
     return _document(blocks, data)
 
 
+def page_document(record: Record, *, path: Path) -> doc.Document:
+    """Return everything that is stored about one record."""
+    data = build_history([record])
+    if record.kind != "bench":
+        return record_document(record, data)
+    if record.result.get("version") != BENCH_VERSION:
+        return history_document([record], path=path, more=False)
+    page = bench_document(replace(record, id=None))  # its figures alone: later answers may use a newer one
+    verdict = f"Benchmark {record.id}, {made(record)}: {page.subject}."
+    return replace(page, verdict=verdict, blocks=[*page.blocks, *repeat(record)], data=data)
+
+
 def forgotten_document(removed: Sequence[int], wanted: Sequence[int]) -> doc.Document:
     """Return which records were removed, and which of the wanted records do not exist."""
     missing = sorted(set(wanted) - set(removed))
@@ -111,8 +133,8 @@ def _result(record: Record) -> list[Cell]:
     if failure := failure_of(record):
         return [*cells, failure]
     figures = figures_of(record)
-    memory = (make_figure(each, gib) for each in (figures.device_bytes, figures.host_bytes))
-    return [*cells, make_figure(figures.tokens_per_s, rate), *memory]
+    sizes = (make_figure(each, gib) for each in (figures.device_bytes, figures.host_bytes))
+    return [*cells, make_figure(figures.tokens_per_s, rate), *sizes]
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:

@@ -208,7 +208,7 @@ def _when(step: int) -> str:
 
 
 def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
-    yield doc.Sentence(failure.message)
+    yield doc.Sentence(failure.message if ":" in failure.message else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from statistics import median
 from typing import Any
@@ -120,8 +120,9 @@ def failure_of(record: Record) -> str:
 def record_document(record: Record, data: Any) -> doc.Document:
     """Return everything that is stored about a run, and the command that repeats it. data: for --json."""
     failure, figures = record.result.get("failure") or {}, figures_of(record)
+    tone: doc.Tone = "bad" if failure else "good"
     if failure:
-        verdict, tone = f"It failed: {failure_of(record)}.", "bad"
+        verdict = f"It failed: {failure_of(record)}."
     elif record.kind == "dry-run":
         need, have = figures.device_bytes, record.result.get("gpu_memory_bytes")
         of = f" of {gib(have)}" if have else ""
@@ -130,13 +131,13 @@ def record_document(record: Record, data: Any) -> doc.Document:
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
         speed += [f"{seconds(figures.step_s)} a step"] if figures.step_s else []
-        verdict, tone = f"It ran: {', '.join(speed)}." if speed else "It ran.", "good"
+        how = "Stopped on request" if record.result.get("status") == "stopped" else "It ran"
+        verdict = f"{how}: {', '.join(speed)}." if speed else f"{how}."
     title = f"{_KINDS[record.kind]} {record.id} of {record.model_name or 'a module'} on {gpus_of(record)}"
     title += ", simulated" if record.kind == "dry-run" else ""
     blocks: list[doc.Block] = [
         doc.Sentence(title, "bold"),
         doc.Facts([Fact(name, "", printable(words)) for name, words in _facts(record) if words]),
-        doc.Heading("Figures", "figures"),
         *_figures(record, figures),
     ]
     if message := failure.get("message"):
@@ -144,15 +145,25 @@ def record_document(record: Record, data: Any) -> doc.Document:
         blocks.append(doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:]))
     if record.plan:
         blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(config_text(record.plan).splitlines())]
-    if command := record.workload.get("asked"):
-        blocks += [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])]
+    blocks += repeat(record)
     return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
+
+
+def repeat(record: Record) -> list[doc.Block]:
+    """Return the command that repeats a run, if it is stored."""
+    command = record.workload.get("asked")
+    return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
+
+
+def made(record: Record) -> str:
+    """Return when a record was made: `2026-11-29 21:15 UTC, 3 h ago`."""
+    return f"{datetime.fromisoformat(record.made_at):%Y-%m-%d %H:%M} UTC, {age(record.age_s)}"
 
 
 def _facts(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the conditions of a run under their titles."""
     conditions, result, plan = record.workload, record.result, plan_of(record)
-    yield "date", f"{datetime.fromisoformat(record.made_at):%Y-%m-%d %H:%M} UTC, {age(record.age_s)}"
+    yield "date", made(record)
     yield "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
     workload = Workload()
@@ -178,14 +189,19 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
 def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     """Yield the figures, beside the predicted ones if they are stored, and the phases of a dry run."""
     stored = record.result.get("predicted") or record.workload.get("predicted")
-    predicted = _read(stored) if stored else Figures()
+    predicted, tokens = _read(stored) if stored else Figures(), record.result.get("tokens_per_step")
+    if predicted.tokens_per_s and tokens:  # a step of as many tokens
+        predicted = replace(predicted, step_s=tokens / predicted.tokens_per_s)
     rows = []
     for name, (title, write) in _ROWS.items():
         pair = [getattr(each, name) for each in (figures, predicted)]
-        if any(pair):
+        if pair[0] is not None:
             rows.append(Row([title, *(doc.make_figure(value, write) for value in pair)]))
+    if not rows:
+        return
     first = "simulated" if record.kind == "dry-run" else "measured"
     table = Table(["", first, "predicted"], rows)
+    yield doc.Heading("Figures", "figures")
     yield table if stored else table.without({2})
     phases = [
         Row(

@@ -238,8 +238,10 @@ def render_trained(trained: Trained, console: Console) -> None:
     elif outcome.failure is not None:
         sentence(console, end_sentence(outcome), style="bold red")
         render_failure(outcome.failure, console)
+        blank(console)
     else:
         sentence(console, end_sentence(outcome), style="bold yellow")
+        blank(console)
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:

@@ -145,8 +145,20 @@ def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.Captu
     for fact in ("2026-01-01 00:00 UTC", "2 x L4, a CPU", "LoRA r=8", "128 tokens", "torch 2.13.0"):
         assert fact in shown
     assert "micro batch 4 x 2 accumulation steps x 2 ranks = global batch 16" in shown
-    assert "tokens/s 500 400" in shown and "GPU GiB, device 5.0 6.0" in shown
+    assert "tokens/s 500 400 step 2.0 s 2.5 s GPU GiB, device 5.0 6.0" in shown
     assert '"offload_optimizer": {' in shown and shown.endswith("ds-advise probe ds_config.json --model ./tiny")
+
+
+def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {**BENCH.result, "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"}}
+    workload = {"asked": "ds-advise bench"}
+    Store().add(replace(BENCH, made_at="2026-01-01T00:00:00+00:00", workload=workload, result=result))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert shown.startswith("Benchmark 1, 2026-01-01 00:00 UTC, ") and "100 Tflop/s" in shown
+    assert shown.endswith("ds-advise bench") and "from now on" not in shown
+    assert run(["history", "1", "--json"]) == 0
+    assert [record["id"] for record in json.loads(capsys.readouterr().out)["records"]] == [1]
 
 
 def test_a_failed_run_has_its_error_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
