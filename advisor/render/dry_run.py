@@ -248,7 +248,7 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
             shown_row = doc.Row([doc.Figure(number), phase.phase, *sizes])
             if not rows or rows[-1] != shown_row:  # a Trainer saves the model, and then the engine's states
                 rows.append(shown_row)
-    yield doc.Table(["step", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
+    yield doc.Table(["iteration", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
         times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]

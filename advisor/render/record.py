@@ -215,7 +215,7 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     ]
     if phases:
         yield doc.Gap()
-        yield Table(["step", "phase (GiB)", "GPU peak", "GPU live", "host live"], phases)
+        yield Table(["iteration", "phase (GiB)", "GPU peak", "GPU live", "host live"], phases)
 
 
 def machine_title(machine: Machine) -> str:
