@@ -165,7 +165,9 @@ def global_batch_label(config: Mapping[str, Any], ranks: int, device: str = "GPU
     whole = config.get("train_batch_size")
     samples = whole if isinstance(whole, int) else micro * steps * ranks
     groups = max(1, samples // (micro * steps))  # of ranks that share their samples
-    where = counted_noun(ranks, device) if groups >= ranks else f"{counted_noun(groups, 'group')} of {ranks // groups}"
+    where = counted_noun(ranks, device)
+    if groups < ranks:
+        where = f"{counted_noun(groups, 'group')} of {counted_noun(ranks // groups, device)}"
     return f"micro batch {micro} x {counted_noun(steps, 'accumulation step')} x {where} = global batch {samples}"
 
 

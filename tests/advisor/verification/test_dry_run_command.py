@@ -19,7 +19,7 @@ from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
 from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
 from ds_advise.advisor.render.dry_run import _phases
-from ds_advise.advisor.text.labels import MEMORY_FAMILIES, memory_by_family, memory_family
+from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
 from ds_advise.probes.recording.allocation_classifier import _BIRTHPLACES, _OWNED
@@ -216,6 +216,29 @@ def test_phases_have_a_readable_unit_and_repeated_steps_one_row(peak_bytes: int,
     assert isinstance(table, Table) and table.head[1] == f"phase ({unit})"
     *others, last = ([cell.text if isinstance(cell, Figure) else cell for cell in row.cells] for row in table.rows)
     assert last == ["2-4", "same as 1"] and len(others) == 2 and {*others[0][2:]} == {"1.0"}
+
+
+def test_equal_phases_in_a_row_have_one_row() -> None:
+    """A Trainer saves the model, and then the engine's states."""
+    sizes = {field.name: 2**30 for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")}
+    phases = [PhaseMemory(iteration=1, phase=name, **sizes) for name in ("step", "saving", "saving")]
+    answer: Any = SimpleNamespace(result=SimpleNamespace(phases=phases, iterations=1), step=None)
+    (table,) = _phases(answer)
+    assert isinstance(table, Table) and [row.cells[1] for row in table.rows] == ["step", "saving"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whole", "words"),
+    [
+        (8, 64, "micro batch 2 x 4 accumulation steps x 8 GPUs = global batch 64"),
+        (8, 16, "micro batch 2 x 4 accumulation steps x 2 groups of 4 GPUs = global batch 16"),
+        (1, "auto", "micro batch 2 x 4 accumulation steps x 1 GPU = global batch 8"),
+    ],
+)
+def test_the_global_batch_is_stated_with_its_factors(ranks: int, whole: Any, words: str) -> None:
+    """Ranks that share a sample by sequence parallelism are a group."""
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": whole}
+    assert global_batch_label(config, ranks) == words
 
 
 def test_the_buckets_of_the_engine_are_buffers(folder: Path) -> None:
