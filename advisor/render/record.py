@@ -46,7 +46,7 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "device_bytes": ("GPU GiB, device", gib),
     "reserved_bytes": ("GPU GiB, reserved", gib),
     "allocated_bytes": ("GPU GiB, allocated", gib),
-    "host_bytes": ("host GiB", gib),
+    "host_bytes": ("RAM GiB, all ranks", gib),
 }
 
 
