@@ -17,6 +17,7 @@ import psutil
 
 from ..estimators.errors import ClusterError
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, merge_ranks
+from .command_line import command_line
 from .machine import cpu_cores, host_memory_bytes, mount_point, rank_threads, search_path, this_machine, visible_gpus
 from .real_run.environment import Settings, observed_environment
 from .real_run.torchrun import free_port, with_launcher
@@ -138,7 +139,13 @@ def run_benchmark(
         versions=versions,
         seconds=time.monotonic() - started,
     )
-    record = Record(kind="bench", machine=this_machine(), result=asdict(result), versions=result.versions)
+    record = Record(
+        kind="bench",
+        machine=this_machine(),
+        workload={"asked": command_line()},
+        result=asdict(result),
+        versions=result.versions,
+    )
     return replace(record, id=try_store(lambda store: store.add(record), None))
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..estimators.errors import DsAdviseError
 from ..estimators.json_form import from_json
 from ..estimators.models.model_shape import ModelShape
+from .command_line import command_line
 from .machine import Machine, this_machine
 from .store_path import store_path
 
@@ -134,7 +135,7 @@ def build_record(
         # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
         plan=dict(run.config_with_batch if config is None else config),
-        workload={**stored_workload(run), **conditions},
+        workload={**stored_workload(run), "asked": command_line(), **conditions},
         result=result,
         versions={library: version(library) for library in LIBRARIES},
     )

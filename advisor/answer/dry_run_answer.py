@@ -126,6 +126,18 @@ class DryRunAnswer:
             cluster=self.run.cluster,
         )
 
+    def stored_figures(self) -> dict[str, Any]:
+        """Return the figures of the verdict, which the store keeps with the result."""
+        time = None if self.step is None else self.step.time
+        return {
+            "device": "cpu" if self.run.cluster.gpu.is_cpu else "cuda",
+            "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
+            "required_host_bytes_per_node": self.required_host_bytes_per_node,
+            "gpu_memory_bytes": self.run.cluster.gpu.memory_bytes,
+            "step_s": time and time.step_s,
+            "tokens_per_s": time and time.tokens_per_s,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return the result without timeline and schedule, with the verdict, the step's time and the closed form."""
         result = replace(self.result, schedule=None, timeline=()).to_json()

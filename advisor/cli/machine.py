@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -14,6 +14,9 @@ from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
 from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
+
+if TYPE_CHECKING:
+    from ..document.blocks import Document
 
 
 @click.command(cls=GroupedCommand)
@@ -81,10 +84,11 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
 @output_options
 def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
-    """List probes, benchmarks, trainings and dry runs, newest first: all, or those with the numbers ID.
+    """List probes, benchmarks, trainings and dry runs, newest first, or show everything that is stored of one.
 
     \b
     ds-advise history
+    ds-advise history 12
     ds-advise history 12 --json
     ds-advise history --forget 3 5
     ds-advise history --forget all
@@ -93,7 +97,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     """
     from ...probes.store import Store
     from ..render.deliver import show_document
-    from ..render.history import forgotten_document, history_document
+    from ..render.history import forgotten_document, history_document, page_document
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
@@ -107,7 +111,13 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     most = None if output.mode == "json" else limit
     found = store.find(ids=chosen, limit=None if most is None else most + 1)
     more = most is not None and len(found) > most
-    show_document(lambda: history_document(found[:most], path=store.path, more=more), output)
+
+    def document() -> Document:
+        if chosen is not None and len(found) == 1:
+            return page_document(found[0], path=store.path)
+        return history_document(found[:most], path=store.path, more=more)
+
+    show_document(document, output)
     return 0
 
 

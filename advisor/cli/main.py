@@ -23,6 +23,7 @@ import click
 
 from ... import __version__
 from ...estimators.errors import DsAdviseError
+from ...probes.command_line import set_command_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .help import HelpContext, HelpFormatter, help_records
@@ -216,6 +217,7 @@ def main() -> None:
 
 def run(args: list[str]) -> int:
     """Run the command line and return its exit code. Only `--debug` shows a traceback."""
+    set_command_line(args)
     try:
         try:
             code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)

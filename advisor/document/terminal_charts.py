@@ -6,10 +6,11 @@ in a copy of the text. Only areas, which are drawn in eighths of a row, are soli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, log, log10
+from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -53,8 +54,8 @@ _LEAST_BAR = 24
 _LEAST_ROWS, _MOST_ROWS = 6, 16
 """Height of areas: a higher terminal shows more, up to a height above which the shape does not become clearer."""
 
-_LEAST_STRETCH = 3
-"""Columns of the shortest stretch of a run that is named."""
+_ITERATION = "iteration"
+"""What the numbers in the names of stretches count."""
 
 _OTHER_LINES = 14
 """Lines of a terminal that are left for what stands around a chart."""
@@ -225,8 +226,9 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
         text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
         text.rstrip()
         row(console, text)
-    names_row, words = _stretch_names(chart, columns)
-    row(console, " " * (axis + 3) + names_row, style="dim")
+    names_below, words = _stretch_names(chart, columns)
+    for shown in names_below:
+        row(console, " " * (axis + 3) + shown, style="dim")
     if words:
         sentence(console, "  ".join(f"{initial} {word}" for initial, word in words.items()), style="dim")
     pen.legend(unnamed)
@@ -286,37 +288,48 @@ def _cell(
     return (empty, "dim") if level else (pen.low, style)
 
 
-def _stretch_names(chart: Lines, columns: int) -> tuple[str, dict[str, str]]:
-    """Return the names of the stretches, `forward 2`, at their columns, and the words of the used initials.
+def _stretch_names(chart: Lines, columns: int) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the stretches, `forward 2`, in a row of words and a row of numbers at their columns, and the
+    words of the used initials.
 
-    A name stands within its stretch, with a space behind it: whole, or as its word, or from `_LEAST_STRETCH` columns
-    as its initial, with its number if that is new; else it is left out. A number that no name shows stands alone where
-    it begins."""
-    marks, words, alone = [" "] * columns, dict[str, str](), list[str]()
+    A word is shown in the same way everywhere: whole if each of its stretches has room, with a space behind it, else as
+    its initial, where a stretch has more than one column."""
     begins = [_column(x, chart.xs, columns) for x, _ in chart.spans]
     spans = [
         (*name.partition(" ")[::2], begin, end)
         for (_, name), begin, end in zip(chart.spans, begins, [*begins[1:], columns], strict=True)
         if name
     ]
+    least: dict[str, int] = {}
+    for word, _, begin, end in spans:
+        least[word] = min(least.get(word, columns), end - begin)
+    shown = {word: word if cell_len(word) < room else _initial(word, least) for word, room in least.items()}
+    words = [(shown[word], begin) for word, _, begin, end in spans if end - begin > 1]
+    firsts = {number: begin for _, number, begin, _ in reversed(spans) if number}
+    places = sorted(firsts.values())
+    room = min((end - begin for begin, end in pairwise([*places, columns])), default=0)
+    title = _ITERATION if room > cell_len(f"{_ITERATION} {len(places)}") else ""
+    numbers = [(f"{title} {number}".strip(), begin) for number, begin in firsts.items()]
+    used = {name for name, _ in words}
+    initials = {initial: word for word, initial in shown.items() if initial != word and initial in used}
+    initials |= {" ".join(sorted(firsts, key=int)): f"{_ITERATION}s"} if firsts and not title else {}
+    return [line for line in map(_placed, (words, numbers)) if line], initials
 
-    def write(label: str, at: int) -> None:
-        marks[at : at + cell_len(label)] = [*label, *[""] * (cell_len(label) - len(label))]
 
-    for number, group in groupby(spans, key=lambda span: span[1]):
-        own, is_shown = list(group), not number
-        for word, _, begin, end in own:
-            whole, initial = f"{word} {number}".strip(), word[:1] + number * (not is_shown)
-            label = next((text for text in (whole, word) if begin + cell_len(text) < end), "")
-            if not label and end - begin >= max(_LEAST_STRETCH, cell_len(initial) + 1):
-                label, words[word[:1]] = initial, word
-            write(label, begin)
-            is_shown = is_shown or label.endswith(number)
-        first, last = own[0][2], min(columns, own[0][2] + len(number) + 1)
-        if not is_shown and first + len(number) < own[-1][3] and not "".join(marks[max(0, first - 1) : last]).strip():
-            write(number, first)
-            alone.append(number)
-    return "".join(marks).rstrip(), words | ({" ".join(alone): "iterations"} if alone else {})
+def _initial(word: str, words: Iterable[str]) -> str:
+    """Return the shortest beginning of a word that no other word has."""
+    others = [other for other in words if other != word]
+    beginnings = (word[:length] for length in range(1, len(word)))
+    return next((each for each in beginnings if not any(other.startswith(each) for other in others)), word)
+
+
+def _placed(names: Sequence[tuple[str, int]]) -> str:
+    """Return a line with each name at its column, without those whose place is taken."""
+    line = ""
+    for name, at in sorted(names, key=itemgetter(1)):
+        if not line or cell_len(line) < at:
+            line += " " * (at - cell_len(line)) + name
+    return line
 
 
 def _draw_points(chart: Points, pen: _Pen) -> None:

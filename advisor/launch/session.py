@@ -24,6 +24,7 @@ from ...probes.store import build_record, try_store
 from ...validate.checkpoint import CHECKPOINT_LAYOUTS, checkpoint_step, checkpoints_in, newest_usable
 from ..answer.command_answer import CommandAnswer
 from ..command.changes import changed_command
+from ..question.cluster import machines_label
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import capitalised, ended
@@ -291,9 +292,6 @@ def _observed(request: LaunchRequest, output: Output) -> LaunchRequest:
     return request
 
 
-_MEMORY = ("allocated", "reserved", "device", "host")
-
-
 def keep_training(attempt: Attempt) -> None:
     """Keep the training of a known model in the store, unless the engine never stepped or used another plan."""
     request, outcome = attempt.request, attempt.outcome
@@ -304,7 +302,6 @@ def keep_training(attempt: Attempt) -> None:
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
     if prediction is not None:
-        names = ("evidence", "step_s", "tokens_per_s", *(f"{each}_bytes" for each in _MEMORY))
-        result["predicted"] = {name: getattr(prediction, name) for name in names}
-    record = build_record(run, "training", result)
+        result["predicted"] = prediction.stored()
+    record = build_record(run, "training", result, gpus=machines_label(run.cluster))
     try_store(lambda store: store.add(record), None)

@@ -11,6 +11,7 @@ from typing import Any
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
 from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
+from ..text.units import counted_noun
 from .machine_parts import NETWORK, drive_rates, parse_rate, with_host, with_links
 from .options import MachineOptions, names_in
 
@@ -172,6 +173,11 @@ def gpus_argument(cluster: Cluster) -> str:
     kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
     counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
     return counts + kind
+
+
+def machines_label(cluster: Cluster) -> str:
+    """Return the machines in a word or two: `8xH100-SXM5`, `4x8x24GB`, `2 CPU ranks`."""
+    return counted_noun(cluster.world_size, "CPU rank") if cluster.gpu.is_cpu else gpus_argument(cluster)
 
 
 def advise_command(model: str, cluster: Cluster) -> str:

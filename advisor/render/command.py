@@ -10,7 +10,7 @@ from ...ds_configs.read import offload_device_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
-from ..text.units import counted_noun, gib, size
+from ..text.units import gib
 from .dry_run import dry_run_document
 
 _ENDINGS = {
@@ -59,17 +59,13 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     if (device := offload_device_in(engine.config)) != "none":
         stage += f", optimizer on {device}"
     yield "engine", stage
-    steps = engine.gradient_accumulation_steps
-    total = engine.micro_batch_size * steps * engine.data_parallel_size
-    batch = f"micro batch {engine.micro_batch_size}, {counted_noun(steps, 'accumulation step')}, {total} samples a step"
-    yield "batch", batch
     yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in _largest(observed))
     yield "lengths", _lengths(observed)
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", " and ".join(observed.attention) or "math (all scores in memory)"
-    yield "logits", f"all of them in memory: {size(observed.logits_bytes)}" if observed.logits_bytes else ""
-    on_gpu, on_host = size(result.peak_loading_gpu_bytes), size(result.peak_loading_host_bytes)
-    yield "loading", f"peak {on_gpu} on the GPU, {on_host} of host memory per rank"
+    yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
+    on_gpu, on_host = gib(result.peak_loading_gpu_bytes), gib(result.peak_loading_host_bytes)
+    yield "loading", f"peak {on_gpu} GiB on the GPU, {on_host} GiB of host memory per rank"
     others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
     yield "other engines", ", ".join(others)
     cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())

@@ -44,21 +44,21 @@ def _verdict(checkup: Checkup) -> str:
     if warnings:
         return f"No problem, {found}: DeepSpeed works, but slower or less reliably."
     if any(finding.what == NO_NVIDIA_GPU for finding in checkup.findings):
-        return "No problem found: DeepSpeed works here, on the CPU: there is no NVIDIA GPU."
+        return "No problem found: DeepSpeed works here on the CPU (there is no NVIDIA GPU)."
     return "No problem found: DeepSpeed works here."
 
 
 def _finding(finding: DoctorFinding, width: int) -> Iterator[doc.Block]:
-    indent = " " * _STATUS_WIDTH
+    column = _STATUS_WIDTH + width
     yield doc.Sentence(
         f"{finding.check:<{width}}{printable(finding.what)}",
         "dim" if finding.status == "ok" else "",
-        hang=_STATUS_WIDTH + width,
+        hang=column,
         mark=f" {finding.status}".ljust(_STATUS_WIDTH),
         mark_style=_STYLES[finding.status],
     )
     if finding.why:
-        yield doc.Sentence(printable(finding.why), hang=_STATUS_WIDTH, mark=indent)
+        yield doc.Sentence(printable(finding.why), hang=column, mark=" " * column)
     if finding.fix:
-        fix = f"{indent}fix: "
+        fix = f"{' ' * column}fix: "
         yield doc.Sentence(printable(finding.fix), hang=len(fix), mark=fix, mark_style="bold")

@@ -13,9 +13,17 @@ from ..answer.verdict import fit_tone
 from ..document import blocks as doc
 from ..document.charts import GIB, MIB, Bar, Lines, Panel, StackedBars, Unit
 from ..search.candidate import Fit, chance
-from ..text.labels import MEMORY_FAMILIES, cluster_title, component_title, memory_by_family, versions_label
+from ..text.labels import (
+    MEMORY_FAMILIES,
+    cluster_title,
+    component_title,
+    device_label,
+    global_batch_label,
+    memory_by_family,
+    versions_label,
+)
 from ..text.units import GIB as GIB_BYTES
-from ..text.units import age, gib, percent, rate, seconds
+from ..text.units import age, capitalised, gib, percent, rate, seconds
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
 
@@ -56,12 +64,11 @@ def dry_run_document(
     """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the next
     command. training: what was observed of a training that is not ours."""
     result, cluster = answer.result, answer.run.cluster
-    micro_batch = result.config["train_micro_batch_size_per_gpu"]
+    batch = global_batch_label(result.config, result.world_size, device_label(cluster))
     blocks: list[doc.Block] = [
         *_allocator(answer),
-        doc.Sentence(
-            f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}; micro batch {micro_batch}."
-        ),
+        doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}."),
+        doc.Sentence(f"{capitalised(batch)}."),
         *_advice(answer),
         *_figures(answer),
     ]
@@ -238,8 +245,10 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
         number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
         for phase in own:
             sizes = (doc.make_figure(getattr(phase, name), unit.figure) for name in shown.values())
-            rows.append(doc.Row([doc.Figure(number), phase.phase, *sizes]))
-    yield doc.Table(["step", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
+            shown_row = doc.Row([doc.Figure(number), phase.phase, *sizes])
+            if not rows or rows[-1] != shown_row:  # a Trainer saves the model, and then the engine's states
+                rows.append(shown_row)
+    yield doc.Table(["iteration", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
         times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import SCHEMA_VERSION, from_json
-from ...estimators.plan import Plan
 from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
-from ...probes.machine import Machine, this_machine
+from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import Cell, Figure, Row, Table
+from ..document.blocks import Cell, Figure, Row, Table, make_figure
+from ..text.labels import batch_label
 from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
 from ..text.units import seconds as duration
-from ..verification.past_results import REQUIRED
+from .record import (
+    MICRO_BATCH,
+    failure_of,
+    figures_of,
+    gpus_of,
+    machine_title,
+    made,
+    plan_of,
+    record_document,
+    repeat,
+)
+from .runs import next_command
 
 _BENCH_TITLES = {
     "elementwise_sum": "sum in device memory",
@@ -50,30 +60,49 @@ def build_history(records: Sequence[Record]) -> History:
 
 
 def history_document(records: Sequence[Record], *, path: Path, more: bool) -> doc.Document:
-    """Return one line per record, below the machine on which it was measured. more: older records exist."""
+    """Return one line per record, with the machine of measurements elsewhere above them. more: older records exist."""
+    data = build_history(records)
     if not records:
         verdict = (
             f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this machine, "
             "ds-advise probe a configuration."
         )
-        return _document([doc.Sentence(verdict)], build_history(records))
-    rows, machine, own_key = list[Row](), "", this_machine().key
+        return _document([doc.Sentence(verdict)], data)
+    rows, here = list[Row](), this_machine().key
+    machine = here
     for record in records:
-        if record.machine.key != machine:
+        if record.kind != "dry-run" and record.machine.key != machine:  # a dry run is of no machine
             machine = record.machine.key
-            here = " (this machine)" if machine == own_key else ""
-            rows.append(Row([f"on {machine_title(record.machine)}{here}:"], "faded"))
-        head: list[Cell] = [Figure(str(record.id)), age(record.age_s).removesuffix(" ago"), record.kind]
-        rows.append(Row([*head, *_result(record)]))
-    blocks: list[doc.Block] = [Table(["id", "when", "kind", "model", "plan", "tokens/s", "GiB"], rows)]
-    if more:
-        blocks.append(doc.Sentence("Older ones: --limit N.", "dim"))
+            where = "on this machine:" if machine == here else f"on {machine_title(record.machine)}:"
+            rows.append(Row([where], "faded"))
+        number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
+        how = "simulated" if record.kind == "dry-run" else "measured"
+        rows.append(Row([number, when, record.kind, gpus_of(record), how, *_result(record)]))
+    titles = ["id", "when", "kind", "GPUs", "figures", "model", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     words = (
-        "tokens/s and GiB are measured, those of a dry run on the simulated GPU. GiB: memory of the highest rank on "
-        "the GPU, or its tensors in RAM on the CPU; for a training the fullest GPU, or the RAM of all ranks; for a dry "
-        "run what a GPU needs."
+        "A dry run simulates its GPUs; the other figures are measured. GPU GiB: device memory of the fullest GPU, or "
+        "what a dry run needs of each. RAM GiB: host memory of all ranks of a node."
     )
-    return _document([*blocks, doc.Gap(), doc.Sentence(words, "dim")], build_history(records))
+    blocks: list[doc.Block] = [
+        Table(titles, rows, gap=1, optional=(4, 1, 5)),
+        doc.Gap(),
+        doc.Sentence(words, "dim"),
+        *([doc.Sentence("Older ones: --limit N.", "dim")] if more else []),
+        *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
+    ]
+    return _document(blocks, data)
+
+
+def page_document(record: Record, *, path: Path) -> doc.Document:
+    """Return everything that is stored about one record."""
+    data = build_history([record])
+    if record.kind != "bench":
+        return record_document(record, data)
+    if record.result.get("version") != BENCH_VERSION:
+        return history_document([record], path=path, more=False)
+    page = bench_document(replace(record, id=None))  # its figures alone: later answers may use a newer one
+    verdict = f"Benchmark {record.id}, {made(record)}: {page.subject}."
+    return replace(page, verdict=verdict, blocks=[*page.blocks, *repeat(record)], data=data)
 
 
 def forgotten_document(removed: Sequence[int], wanted: Sequence[int]) -> doc.Document:
@@ -89,52 +118,23 @@ def _document(blocks: Sequence[doc.Block], data: Any) -> doc.Document:
 
 
 def _result(record: Record) -> list[Cell]:
-    """Return the cells after the kind: the speeds of a benchmark, the reason of a failure, or the figures."""
+    """Return the cells after the GPUs: the speeds of a benchmark, the reason of a failure, or the figures."""
     if record.kind == "bench":
         if record.result.get("version") != BENCH_VERSION:
             return ["of another version"]
         result = from_json(BenchResult, record.result)
         product, memory = result.best("matrix_product"), result.memory_bytes_per_s
-        speeds = f"{result.device} x{result.ranks}"
-        speeds += f", products {amount(product, 'flop/s')}" if product else ""
-        return [speeds + (f", memory {amount(memory, 'B/s')}" if memory else "")]
-    name = record.model_name.rpartition("/")[2]
-    cells: list[Cell] = [name if len(name) <= 16 else name[:15] + "~", _plan(record)]
-    failure = record.result.get("failure")
-    if failure:
-        return [*cells, str(failure.get("kind", "failed")).replace("_", " ")]
-    return [*cells, *map(Figure, _speed_and_memory(record.result))]
-
-
-def _plan(record: Record) -> str:
-    """Return `zero2-offload 4x2`: strategy, micro batch and accumulation steps."""
-    zero = record.plan.get("zero_optimization") or {}
-    devices: dict[str, Any] = {
-        block: offload_device_in(record.plan, block) for block in ("offload_optimizer", "offload_param")
-    }
-    plan = Plan(zero_stage=zero.get("stage", 0), micro_batch_size=1, **devices)
-    micro = record.plan.get("train_micro_batch_size_per_gpu", "auto")
-    steps = record.plan.get("gradient_accumulation_steps", 1)
-    batch = f" {micro}" + (f"x{steps}" if steps not in (1, "auto") else "")
-    return plan.strategy + (batch if micro != "auto" else "")
-
-
-def _speed_and_memory(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return tokens per second of the job and memory of its highest rank; "" if the result has none."""
-    if "peaks" in result:  # the result of a training
-        peaks, speed = result["peaks"], result.get("tokens_per_s")
-        return rate(speed) if speed else "", gib(peaks["device_bytes"] or peaks["host_bytes"])
-    if "peak" in result:  # the result of a dry run
-        return "", gib(result.get(REQUIRED, result["peak"]["device_bytes_per_gpu"]))
-    ranks = result.get("ranks") or []
-    steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
-    slowest = max((times[len(times) // 2] for times in steps), default=0.0)
-    tokens = result.get("tokens_per_step") or 0
-    memory = [
-        report["device_bytes"] or report["reserved_bytes"] or report["host_peak_bytes"] - report["host_baseline_bytes"]
-        for report in ranks
-    ]
-    return rate(tokens / slowest) if slowest and tokens else "", gib(max(memory)) if memory else ""
+        speeds = [f"products {amount(product, 'flop/s')}"] if product else []
+        speeds += [f"memory {amount(memory, 'B/s')}"] if memory else []
+        return [", ".join(speeds)]
+    name, plan = record.model_name.rpartition("/")[2], plan_of(record)
+    batch = batch_label(plan) if record.plan.get(MICRO_BATCH, "auto") != "auto" else ""
+    cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", f"{plan.strategy} {batch}".strip()]
+    if failure := failure_of(record):
+        return [*cells, failure]
+    figures = figures_of(record)
+    sizes = (make_figure(each, gib) for each in (figures.device_bytes, figures.host_bytes))
+    return [*cells, make_figure(figures.tokens_per_s, rate), *sizes]
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:
@@ -170,13 +170,6 @@ def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
     bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
     if bf16 and fp32 and bf16 < fp32:
         yield doc.Sentence(f"Products in fp32 are {times(fp32 / bf16)} as fast as in bf16: pass --precision fp32.")
-
-
-def machine_title(machine: Machine) -> str:
-    """Return `2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
-    kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
-    cores = counted_noun(machine.cpu_cores, "core")
-    return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
 
 
 def _bench_title(figure: BenchFigure) -> str:

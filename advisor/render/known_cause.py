@@ -14,14 +14,14 @@ from ..text.units import capitalised, ended
 def cause_and_fix(found: Diagnosis, advise: str = ADVISE) -> Iterator[doc.Block]:
     """Yield the cause, the fix and their source; nothing for a failure that is not known.
 
-    advise: the command that finds a plan for the training's model and GPUs.
+    advise: the command that finds a plan for the training's model and GPUs; "" if there is none.
     """
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
     cause = "Cause:" if message.certain else "Usual causes:"
     yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
-    fix = explanation.fix.replace(ADVISE, advise)
+    fix = explanation.fix.replace(ADVISE, advise) if advise else explanation.fix.partition(f"; `{ADVISE}`")[0]
     yield doc.Sentence(f" {ended(capitalised(fix))}", mark="Fix:", mark_style="bold")
     if isinstance(explanation, Message) or explanation.source.startswith("https://"):
         # else the phase was read in the code of the frames, which are shown

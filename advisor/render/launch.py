@@ -123,7 +123,7 @@ def session_document(session: Session) -> doc.Document:
     config_name = request.config_path.name if request.config_path else "its configuration"
     return doc.Document(
         subject=f"Training by {_target(request)} · {request.run.model_name or 'a model of its own'}",
-        verdict=_end_sentence(outcome),
+        verdict=end_sentence(outcome),
         tone=_TONES[outcome.status],
         blocks=[
             *_end(session),
@@ -192,10 +192,12 @@ def _finite(outcome: LaunchOutcome) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in outcome.losses if loss is not None]
 
 
-def _end_sentence(outcome: LaunchOutcome) -> str:
+def end_sentence(outcome: LaunchOutcome) -> str:
     """Return `Finished after step 9, 12 s; loss 6.27 to 2.31.`, or the failure with its rank and step."""
     if outcome.failure is not None:
-        return _failure_sentence(outcome.failure, f", {seconds(outcome.seconds)}")
+        failure = outcome.failure
+        where = "" if failure.rank is None else f", first on rank {failure.rank}"
+        return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}, {seconds(outcome.seconds)}."
     how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
     loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
     return f"{how} {_when(outcome.last_step)}, {seconds(outcome.seconds)}{loss}."
@@ -205,13 +207,8 @@ def _when(step: int) -> str:
     return f"after step {step}" if step else "before the first step"
 
 
-def _failure_sentence(failure: TrainingFailure, took: str = "") -> str:
-    where = "" if failure.rank is None else f", first on rank {failure.rank}"
-    return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}{took}."
-
-
 def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
-    yield doc.Sentence(failure.message)
+    yield doc.Sentence(failure.message if ":" in failure.message else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
@@ -219,9 +216,8 @@ def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Fix: {failure.fix}.")
 
 
-def render_failure(failure: TrainingFailure, console: Console, *, style: str) -> None:
-    """Print the failure with its rank and step, its message and its evidence."""
-    sentence(console, _failure_sentence(failure), style=style)
+def render_failure(failure: TrainingFailure, console: Console) -> None:
+    """Print the failure's message, its evidence and its fix."""
     print_blocks(_failure(failure), console)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -10,6 +11,7 @@ from ...ds_configs.files import CONFIG_NAME
 from ...probes.failures.diagnosis import diagnose_text
 from ...probes.real_run.result import ProbeResult
 from ..document import blocks as doc
+from ..question.cluster import advise_command, gpus_argument
 from ..text.labels import cluster_title, versions_label
 from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds, times, whole_percents
 from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, is_timed
@@ -67,7 +69,7 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     if failure is not None:
         yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
         yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
-        yield from cause_and_fix(diagnose_text(f"{failure.details}\n{failure.message}"))
+        yield from cause_and_fix(diagnose_text(f"{failure.details}\n{failure.message}"), _advise(answer))
         return
     steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
     yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")
@@ -106,6 +108,15 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     text = f"Evidence: probe ({versions_label(result.versions)}) in {seconds(result.seconds)}; {data}."
     yield doc.Heading("Evidence", "evidence", printed=False)
     yield doc.Sentence(text, "dim")
+
+
+def _advise(answer: ProbeAnswer) -> str:
+    """Return the command that finds a plan for what was probed; "" for a module, and a command on the CPU."""
+    run = answer.run
+    if answer.command:
+        words = shlex.join(answer.command)
+        return "" if run.cluster.gpu.is_cpu else f"ds-advise --gpus {gpus_argument(run.cluster)} -- {words}"
+    return "" if run.shape is None else advise_command(run.model_name, run.cluster)
 
 
 def _place(answer: ProbeAnswer) -> str:

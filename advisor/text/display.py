@@ -141,7 +141,9 @@ class _Redrawn(Live):
             super().refresh()
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Also erase the rows that wrapped lines take, before the cursor is moved up by the number of lines."""
+        """Also erase the rows that wrapped lines take, before the cursor is moved up by the number of lines. The cursor
+        is left at the first column: behind a full line, the `^C` of a terminal would take a further row."""
         wrapped_rows = self._lines_drawn.wrapped_by(self.console.width)
         erased = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)) * wrapped_rows
-        return [*([Control(*erased)] if erased else []), *super().process_renderables(renderables)]
+        drawn = super().process_renderables(renderables)
+        return [*([Control(*erased)] if erased else []), *drawn, Control(ControlType.CARRIAGE_RETURN)]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
+from .units import counted_noun
 
 
 def checkpointing_label(plan: Plan) -> str:
@@ -153,6 +154,21 @@ def resource_title(name: str) -> str:
 def component_key(name: str) -> str:
     """Return a component's name as a JSON key: `gradient of logits` -> `gradient_of_logits`."""
     return name.lower().replace(" ", "_").replace("-", "_")
+
+
+def global_batch_label(config: Mapping[str, Any], ranks: int, device: str = "GPU") -> str:
+    """Return `micro batch 2 x 4 accumulation steps x 8 GPUs = global batch 64` of a filled configuration; "" without a
+    micro batch. device: what a rank runs on."""
+    micro, steps = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
+    if not isinstance(micro, int) or not isinstance(steps, int):
+        return ""
+    whole = config.get("train_batch_size")
+    samples = whole if isinstance(whole, int) else micro * steps * ranks
+    groups = max(1, samples // (micro * steps))  # of ranks that share their samples
+    where = counted_noun(ranks, device)
+    if groups < ranks:
+        where = f"{counted_noun(groups, 'group')} of {counted_noun(ranks // groups, device)}"
+    return f"micro batch {micro} x {counted_noun(steps, 'accumulation step')} x {where} = global batch {samples}"
 
 
 def versions_label(versions: Mapping[str, str]) -> str:

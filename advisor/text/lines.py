@@ -49,6 +49,7 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
     if width - hang < _LEAST_ROOM:  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
+        styled = styled[max(0, len(styled.plain) - len(styled.plain.lstrip(" ")) - hang) :]
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
     for number, line in enumerate(styled.divide(breaks)):
         line.rstrip()

@@ -23,7 +23,8 @@ from ..document.terminal import print_blocks
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
-from ..render.launch import render_failure, render_figures
+from ..render.launch import end_sentence, render_failure, render_figures
+from ..render.runs import next_command
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
 from ..text.units import capitalised, counted_noun, ended, loss_figure, percent, seconds, whole_seconds
@@ -228,23 +229,26 @@ def render_start(request: LaunchRequest, console: Console) -> None:
 
 
 def render_trained(trained: Trained, console: Console) -> None:
-    """Print the end of the training, measured and predicted figures, and the model's location."""
+    """Print the end of the training, measured and predicted figures, and the model's location, or what resumes it."""
     blank(console)
     outcome = trained.attempt.outcome
     if trained.finished:
         sentence(console, _ended(trained), style="bold green")
         blank(console)
+    elif outcome.failure is not None:
+        sentence(console, end_sentence(outcome), style="bold red")
+        render_failure(outcome.failure, console)
+        blank(console)
     else:
-        if outcome.failure is not None:
-            render_failure(outcome.failure, console, style="bold red")
-        else:
-            sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
-        _resume_command(trained, console)
+        sentence(console, end_sentence(outcome), style="bold yellow")
+        blank(console)
     if outcome.last_step:
         render_figures(trained.attempt, console)
     if trained.finished:
         blank(console)
         _where(trained, console)
+    else:
+        _resume_command(trained, console)
 
 
 def _ended(trained: Trained) -> str:
@@ -262,16 +266,15 @@ def _ended(trained: Trained) -> str:
 
 def _resume_command(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
-    logs = f"The ranks' output: {trained.attempt.outcome.folder}."
+    sentence(console, f"Output of the ranks: {trained.attempt.outcome.folder}/rank*.log")
     if trained.session.following is not None:
         sentence(console, ended(trained.session.following_sentence.removesuffix(":")))
     if checkpoint is None:
-        sentence(console, f"There is no checkpoint yet. {logs}")
+        sentence(console, "There is no checkpoint yet.")
         return
-    sentence(console, f"The last checkpoint is {checkpoint.name}. Resume with:")
     less = ["--fallback"] if failure is not None and failure.is_out_of_memory else []
-    copyable(console, [shlex.join(["ds-advise", "train", "--resume", *less, "--output-dir", str(trained.folder.path)])])
-    sentence(console, logs)
+    resume = shlex.join(["ds-advise", "train", "--resume", *less, "--output-dir", str(trained.folder.path)])
+    print_blocks(next_command(f"Resume from {checkpoint.name}:", resume), console)
 
 
 def _where(trained: Trained, console: Console) -> None:

@@ -215,11 +215,13 @@ def verify_answer(
         plan = candidate.plan
         output.say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
         cluster = answer.question.cluster
-        with shown_probe(output, cluster, by_estimate(candidate.estimate, cluster), STEPS) as on_progress:
+        predicted = by_estimate(candidate.estimate, cluster)
+        with shown_probe(output, cluster, predicted, STEPS) as on_progress:
             result = probe_and_keep(
                 build_run(answer.question, plan, offline=settings.offline),
                 device=settings.device,
                 memory_limit_bytes=memory_limit_bytes,
+                predicted=predicted,
                 on_progress=on_progress,
             )
         if result.failure is None:

@@ -16,14 +16,15 @@ from ...probes.worker_process import OnProgress
 from ..answer.command_answer import CommandAnswer
 from ..question.run import read_ds_config
 from .dry_run import no_such_rank
+from .past_results import keep_command
 
 _TOKENS = ("input_ids", "decoder_input_ids", "labels")
 """Tensors of a batch whose elements are tokens; the first that exists counts."""
 
 
 def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: OnProgress) -> CommandAnswer:
-    """Run the command and return what it needs. Raises CommandFailedError, DryRunError, ConfigFileError for a
-    configuration that cannot be read, and WorkloadError for a rank that does not exist."""
+    """Run the command, keep the result, and return what it needs. Raises CommandFailedError, DryRunError,
+    ConfigFileError for a configuration that cannot be read, and WorkloadError for a rank that does not exist."""
     if request.config_file is not None and str(request.config_file) not in request.files:
         read_ds_config(request.config_file)
     if request.rank is not None and request.rank >= request.cluster.world_size:
@@ -39,7 +40,7 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         micro_batch_size=engine.micro_batch_size,
         gradient_accumulation_steps=engine.gradient_accumulation_steps,
     )
-    return CommandAnswer(
+    answer = CommandAnswer(
         run=run,
         result=found.result,
         analytic=None,
@@ -49,6 +50,8 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         arguments=found.arguments,
         words=request.words,
     )
+    keep_command(answer)
+    return answer
 
 
 def tokens_per_step(found: CommandResult) -> int:

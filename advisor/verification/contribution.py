@@ -171,7 +171,7 @@ def contributed_run(record: Record, facts: DeepSpeedFacts, model: str | None = N
         date=record.made_at[:10],
         model=name,
         model_config=config,
-        gpus=_gpus(record.machine, int(world_size or 1)),
+        gpus=machine_spec(record.machine, int(world_size or 1)),
         driver=record.machine.driver,
         cpu=record.machine.cpu,
         cpu_cores=record.machine.cpu_cores,
@@ -225,7 +225,7 @@ def _as_ran(software: Software, versions: Mapping[str, str]) -> Software:
     return replace(software, **{name: min(found[: len(usual[name])], usual[name]) for name, found in ran.items()})
 
 
-def _gpus(machine: Machine, world_size: int) -> str:
+def machine_spec(machine: Machine, world_size: int) -> str:
     """As `--gpus` takes it. All nodes are assumed to have the GPUs of this one."""
     name, memory = machine.gpus[0], machine.gpu_memory_bytes[0]
     try:

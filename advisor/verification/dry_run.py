@@ -43,7 +43,7 @@ def compared_dry_run(
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
     result, age_s = dry_run_once(
         run,
-        required_bytes=lambda result: compare_with_closed_form(run, result).required_device_bytes_per_gpu,
+        figures=lambda result: compare_with_closed_form(run, result).stored_figures(),
         rank=rank,
         iterations=iterations,
         expandable_segments=expandable_segments,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from ...probes.recording.result import DryRunResult
 from ...probes.run import Run
 from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_workload, try_store
 from ...probes.worker_process import OnProgress
+from ..answer.command_answer import CommandAnswer
+from ..question.cluster import machines_label
+from .prediction import Prediction
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -39,22 +43,18 @@ def _versions(*libraries: str) -> dict[str, str]:
     return {library: installed_version(library) for library in libraries}
 
 
-REQUIRED = "required_device_bytes_per_gpu"
-"""Key that a stored dry run has besides its result: the memory that the verdict is about."""
-
-
 def dry_run_once(
     run: Run,
     *,
-    required_bytes: Callable[[DryRunResult], int],
+    figures: Callable[[DryRunResult], Mapping[str, Any]],
     on_progress: OnProgress = lambda _phase: None,
     **settings: Any,
 ) -> tuple[DryRunResult, float | None]:
     """Return (the result, its age in seconds or None if it ran now).
 
     An earlier result is reused if model, cluster, settings and the code of ds-advise are also the same. A user's module
-    is run each time, because the files that it imports may have changed. required_bytes: the device memory per GPU
-    that a result requires, which is kept with it. on_progress, settings: of `dry_run`. Raises DryRunError as `dry_run`
+    is run each time, because the files that it imports may have changed. figures: those of a result's verdict, which
+    are kept with it. on_progress, settings: of `dry_run`. Raises DryRunError as `dry_run`
     does.
     """
     if isinstance(run.model, str):
@@ -70,27 +70,49 @@ def dry_run_once(
     )
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="dry-run", question=question, limit=1), nothing):
-        stored = {name: value for name, value in record.result.items() if name != REQUIRED}
+        names = {each.name for each in fields(DryRunResult)}
+        stored = {name: value for name, value in record.result.items() if name in names}
         return from_json(DryRunResult, stored), record.age_s
     result = dry_run(run, on_progress=on_progress, **settings)
-    kept = {**result.to_json(), REQUIRED: required_bytes(result)}
-    record = build_record(run, "dry-run", kept, config=result.config, question=question)
-    try_store(lambda store: store.add(record), None)
+    kept = {**result.to_json(), **figures(result)}
+    _keep_dry_run(kept, run, config=result.config, question=question)
     return result, None
 
 
-def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:
-    """Probe a run on this machine and keep the result. settings: of `probe`."""
+def keep_command(answer: CommandAnswer) -> None:
+    """Keep the dry run of a command, without the operations of its schedule: it is listed, and not used again."""
+    kept = replace(answer.result, schedule=None, timeline=()).to_json() | answer.stored_figures()
+    _keep_dry_run(kept, answer.run, command=shlex.join(answer.words))
+
+
+def _keep_dry_run(kept: Mapping[str, Any], run: Run, **conditions: Any) -> None:
+    record = build_record(run, "dry-run", kept, gpus=machines_label(run.cluster), **conditions)
+    try_store(lambda store: store.add(record), None)
+
+
+def probe_and_keep(
+    run: Run, *, memory_limit_bytes: int | None = None, predicted: Prediction | None = None, **settings: Any
+) -> ProbeResult:
+    """Probe a run on this machine and keep the result. predicted: what `keep_probe` stores. settings: of `probe`."""
     result = probe(run, memory_limit_bytes=memory_limit_bytes, **settings)
-    keep_probe(result, run, memory_limit_bytes=memory_limit_bytes)
+    keep_probe(result, run, memory_limit_bytes=memory_limit_bytes, predicted=predicted)
     return result
 
 
-def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None, **conditions: Any) -> int | None:
+def keep_probe(
+    result: ProbeResult,
+    run: Run,
+    *,
+    memory_limit_bytes: int | None,
+    predicted: Prediction | None = None,
+    **conditions: Any,
+) -> int | None:
     """Keep a probe, also a failed one. Return its number; None if the store cannot be used (a line on stderr).
 
-    A successful result has the configuration complete. conditions: stored with the workload.
+    A successful result has the configuration complete. predicted, conditions: stored with the workload.
     """
+    conditions |= {} if predicted is None else {"predicted": predicted.stored()}
+    conditions["gpus"] = machines_label(run.cluster)
     record = build_record(run, "probe", result.to_json(), memory_limit_bytes=memory_limit_bytes, **conditions)
     return try_store(lambda store: store.add(record), None)
 
@@ -146,7 +168,8 @@ class PastProbes:
 
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the digest of a probe. It excludes the batch (part of the configuration), the memory limit (compared by
-    size), and the evaluation (not part of a probe)."""
+    size), the number of ranks (compared with the result's), the evaluation (not part of a probe), the prediction, and
+    the command line."""
     left_out = (
         "global_batch_size",
         "memory_limit_bytes",
@@ -154,6 +177,9 @@ def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versio
         "eval_logits",
         "eval_samples",
         "eval_new_tokens",
+        "gpus",
+        "asked",
+        "predicted",
     )
     return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...estimators.estimate import Estimate, Evidence
 from ...estimators.hardware import Cluster
@@ -63,6 +64,11 @@ class Prediction:
     @property
     def tokens_per_s(self) -> float | None:
         return self.tokens_per_step / self.step_s if self.tokens_per_step and self.step_s else None
+
+    def stored(self) -> dict[str, Any]:
+        """Return the figures that the store keeps."""
+        memory = (f"{each}_bytes" for each in ("allocated", "reserved", "device", "host"))
+        return {name: getattr(self, name) for name in ("evidence", "step_s", "tokens_per_s", *memory)}
 
 
 UNTIMED = "Times are not predicted: the speed of this CPU was not measured (ds-advise bench --device cpu)."

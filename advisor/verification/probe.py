@@ -196,7 +196,13 @@ def compared_command_probe(
     name = next((Path(word).name for word in probe.words if word.endswith(".py")), probe.words[0])
     config = result.config or (answer.run.config if answer else {})
     run = Run(config=config, model={}, cluster=cluster, workload=Workload(), model_name=name)
-    keep_probe(result, run, memory_limit_bytes=probe.memory_limit_bytes, command=shlex.join(probe.words))
+    keep_probe(
+        result,
+        run,
+        memory_limit_bytes=probe.memory_limit_bytes,
+        predicted=None if probe.solo else prediction,
+        command=shlex.join(probe.words),
+    )
     return ProbeAnswer(
         run=run,
         result=result,
@@ -239,6 +245,7 @@ def compared_probe(run: Run, *, rank: int, steps: int, dry: bool, output: Output
             rank=rank,
             steps=steps,
             checkpoint=str(folder.resolve()) if has_weights else None,
+            predicted=prediction,
             on_progress=on_progress,
             **settings,
         )

@@ -118,13 +118,13 @@ def probe_candidates(
         )
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
-        with shown_probe(
-            output, question.cluster, by_estimate(candidate.estimate, question.cluster), STEPS
-        ) as on_progress:
+        predicted = by_estimate(candidate.estimate, question.cluster)
+        with shown_probe(output, question.cluster, predicted, STEPS) as on_progress:
             return probe_and_keep(
                 build_run(question, candidate.plan, offline=offline),
                 device=device,
                 memory_limit_bytes=memory_limit_bytes,
+                predicted=predicted,
                 timeout_s=timeout_s,
                 on_progress=on_progress,
             )

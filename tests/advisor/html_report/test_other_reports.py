@@ -15,6 +15,7 @@ from ds_advise.advisor.html_report.report import render_html
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
 from ds_advise.advisor.launch.session import Session
+from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.render.launch import launch_report, session_document
@@ -26,7 +27,7 @@ from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.run import Run
 
 from tests.advisor.html_report.report_page import MOST_BYTES, Page
-from tests.helpers import launch_request, outcome_of, ran, schema_errors
+from tests.helpers import launch_request, outcome_of, printed_document, ran, schema_errors
 
 
 @pytest.fixture
@@ -77,6 +78,26 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     known_one = replace(failure, details="ImportError: x.so: undefined symbol: _ZN3c10", message="undefined symbol")
     page = Page(render_html(probe_document(replace(failed, result=replace(result, failure=known_one)))))
     assert "An extension was built for another version of torch" in page.text and "Fix: Reinstall" in page.text
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ((), "shard or offload more; `ds-advise gpt2 --gpus 2xL4` finds the fastest plan that fits."),
+        (("python", "train.py"), "`ds-advise --gpus 2xL4 -- python train.py` finds the fastest plan that fits."),
+        (None, "Lower the micro batch, checkpoint the activations, shard or offload more."),
+    ],
+    ids=["model", "command", "module"],
+)
+def test_the_fix_of_a_probe_has_no_placeholder(run_of_gpt2: Run, command: tuple[str, ...] | None, fix: str) -> None:
+    """It asks about the probed model or command; a module has no such command."""
+    run = replace(run_of_gpt2, cluster=parse_cluster("2xL4"), shape=run_of_gpt2.shape if command == () else None)
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.94 GiB."
+    failure = RankFailure(kind="out_of_memory", rank=0, phase="step", message=text)
+    result = replace(ran(7.0, world_size=2, device="cuda", tokens_per_step=64), failure=failure)
+    answer = ProbeAnswer(run=run, result=result, estimate=None, dry_run=None, command=command or ())
+    shown = " ".join(printed_document(probe_document(answer)).split())
+    assert fix in shown and "SPEC" not in shown
 
 
 def _session(run: Run, folder: Path, **outcome: Any) -> Session:

@@ -208,6 +208,25 @@ def test_without_a_terminal_to_redraw_there_are_lines(start: Start, tmp_path: Pa
     assert "\x1b" not in (terminal.written or printed)
 
 
+def test_an_echoed_key_leaves_no_line_behind() -> None:
+    """A terminal writes typed keys, as `^C`, where the cursor is: behind a full line they would take a further row."""
+
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen, file = Screen(40), Tty()
+    display = Display(Console(file=file, width=40, height=20, force_terminal=True, color_system=None), "training")
+    with display:
+        host = MemoryUse(title="host", now_bytes=2**30, peak_bytes=2**30, predicted_bytes=2**30)
+        display.show(View(phase="first step", memory=(host,)))
+        display.say("the lines are drawn below this one")
+        file.write("x" * 38)
+        display.say("stopping")
+        screen.write(file.getvalue())
+    assert "stopping" in screen.text and screen.text.count("training") == 1, screen.text
+
+
 def test_a_stream_that_cannot_be_written_ends_no_training(start: Start, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     (tmp_path / "end").touch()

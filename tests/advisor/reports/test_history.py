@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.history import bench_document
-from ds_advise.advisor.verification.past_results import REQUIRED
 from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
 from ds_advise.probes.machine import busy, cpu_cores
 from ds_advise.probes.store import Record, Store
@@ -87,31 +86,87 @@ def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.Captur
     assert not own_store.parent.exists()
 
 
-PEAKS = {"device_bytes": 3 * 2**30, "host_bytes": 2**40}
-FAILED = {"ranks": [], "failure": {"kind": "out_of_memory", "rank": 1}}
+PEAKS = {"device_bytes": 3 * 2**30, "host_bytes": 2**33}
+FAILED = {"ranks": [], "world_size": 2, "device": "cpu", "failure": {"kind": "out_of_memory", "rank": 1}}
 ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
+NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_node": 2**34, "tokens_per_s": 96_300.0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "result", "words"),
+    ("kind", "result", "gpus", "words"),
     [
-        ("training", {"tokens_per_s": 1234.0, "failure": None, "peaks": PEAKS}, ["1,230", "3.0"]),
-        ("probe", PROBE.result, ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]),
-        ("probe", FAILED, ["out", "of", "memory"]),
-        ("dry-run", {"peak": {"device_bytes_per_gpu": 2**40}, REQUIRED: 6 * 2**30}, ["4x2", "6.0"]),
-        ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, ["500", "2.0"]),
+        ("training", {"tokens_per_s": 1234.0, "peaks": PEAKS}, "8xH100-SXM5", ["1,230", "3.0", "8.0"]),
+        ("probe", PROBE.result, "2xL4", ["a-model-with-~", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
+        ("probe", FAILED, "2 CPU ranks", ["out", "of", "memory"]),
+        ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
+        ("dry-run", {"peak": {"device_bytes_per_gpu": 2**32}}, "2x24GB", ["4x2", "-", "4.0", "-"]),
+        ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, "", ["500", "-", "3.0"]),
     ],
-    ids=["training", "probe", "failed", "dry run", "on the CPU"],
+    ids=["training", "probe", "failed", "dry run", "dry run of an earlier version", "on the CPU"],
 )
 def test_a_record_is_one_line(
-    kind: Any, result: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+    kind: Any, result: dict[str, Any], gpus: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its kind, age, model, strategy and batch; tokens per second of the slowest rank and the highest rank's memory (on
-    the CPU less what the libraries take; of a dry run that of its verdict), or how it failed."""
-    Store().add(replace(PROBE, kind=kind, result=result))
+    """Its kind, GPUs, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest GPU (of a
+    dry run that of its verdict), RAM of all ranks, each in its column; or how it failed."""
+    Store().add(replace(PROBE, kind=kind, result=result, workload={"gpus": gpus} if gpus else {}))
     run(["history"])
     (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
-    assert line.split()[-len(words) :] == words and kind in line and " days" in line
+    assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
+
+
+def test_a_wide_terminal_says_which_figures_are_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the age of each record."""
+    monkeypatch.setenv("COLUMNS", "120")
+    Store().add(replace(PROBE, kind="dry-run", result={"peak": {}, **NEED}, workload={"gpus": "2x24GB"}))
+    Store().add(PROBE)
+    run(["history"])
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert "2x24GB" in rows["1"] and "simulated" in rows["1"] and " days" in rows["1"]
+    assert "measured" in rows["2"] and "simulated" not in rows["2"]
+
+
+def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    """Date, conditions, versions, measured beside predicted figures, the configuration, and the command."""
+    workload = {
+        "seq_len": 128,
+        "method": "lora",
+        "gpus": "2xL4",
+        "asked": "ds-advise probe ds_config.json --model ./tiny",
+        "predicted": {"evidence": "analytic", "tokens_per_s": 400.0, "device_bytes": 6 * 2**30},
+    }
+    result = {**PROBE.result, "world_size": 2}
+    Store().add(replace(PROBE, workload=workload, result=result, versions={"torch": "2.13.0"}))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert shown.startswith("It ran: 500 tokens/s, 2.0 s a step.") and "on 2xL4" in shown
+    for fact in ("2026-01-01 00:00 UTC", "2 x L4, a CPU", "LoRA r=8", "128 tokens", "torch 2.13.0"):
+        assert fact in shown
+    assert "micro batch 4 x 2 accumulation steps x 2 ranks = global batch 16" in shown
+    assert "tokens/s 500 400 step 2.0 s 2.5 s GPU GiB, device 5.0 6.0" in shown
+    assert '"offload_optimizer": {' in shown and shown.endswith("ds-advise probe ds_config.json --model ./tiny")
+
+
+def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {**BENCH.result, "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"}}
+    workload = {"asked": "ds-advise bench"}
+    Store().add(replace(BENCH, made_at="2026-01-01T00:00:00+00:00", workload=workload, result=result))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert shown.startswith("Benchmark 1, 2026-01-01 00:00 UTC, ") and "100 Tflop/s" in shown
+    assert shown.endswith("ds-advise bench") and "from now on" not in shown
+    assert run(["history", "1", "--json"]) == 0
+    assert [record["id"] for record in json.loads(capsys.readouterr().out)["records"]] == [1]
+
+
+def test_a_failed_run_has_its_error_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"kind": "crash", "rank": 1, "message": "ValueError: no", "details": "Traceback\nValueError: no"}
+    Store().add(replace(PROBE, result={"ranks": [], "world_size": 2, "device": "cpu", "failure": failure}))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert shown.startswith("It failed: crash.") and "Rank 1: ValueError: no Traceback" in shown
 
 
 def test_incomplete_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,15 +177,18 @@ def test_incomplete_records_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert any("another version" in line for line in _lines(capsys))
 
 
-def test_the_newest_come_first_under_their_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    """--limit cuts the list and says that there is more; a machine is named once for the records in a row."""
+def test_the_newest_come_first_and_other_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """--limit cuts the list and says that there is more; a machine is named once for the records in a row. A dry run is
+    of no machine."""
     for month in range(1, 6):
         Store().add(replace(PROBE, made_at=f"2026-0{month}-01T00:00:00+00:00"))
     Store().add(BENCH)
-    run(["history", "--limit", "3"])
+    Store().add(replace(PROBE, kind="dry-run", result={"peak": {}, **NEED}, workload={"gpus": "2x24GB"}))
+    run(["history", "--limit", "4"])
     lines = _lines(capsys)
-    assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0].isdigit()] == ["6", "5", "4"]
+    assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0].isdigit()] == ["7", "6", "5", "4"]
     assert sum("2 x L4, a CPU, 8 cores" in line for line in lines) == 1
+    assert "7 dry-run" in lines[1] and "2 x L4" in lines[2]
     assert any("100 Tflop/s" in line for line in lines)
     assert any("--limit" in line for line in lines)
     run(["history", "2", "3"])

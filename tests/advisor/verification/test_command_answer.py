@@ -155,12 +155,11 @@ def test_the_training_is_described() -> None:
         "model LlamaForCausalLM, 8.03 B parameters, 8.03 B trained in bfloat16",
         "optimizer AdamW fused",
         "engine ZeRO stage 3, optimizer on cpu",
-        "micro batch 1, 4 accumulation steps, 32 samples a step",
         "tensors pixels 4x3x1024x1024, input_ids 1x2048, attention_mask 1x2048",
         "2048 tokens in every batch",
         "checkpointing on",
         "attention flash",
-        "peak 1 GiB on the GPU, 2 GiB of host memory",
+        "peak 1.0 GiB on the GPU, 2.0 GiB of host memory",
     ):
         assert part in text, (part, text)
     assert "logits" not in text and "other engines" not in text and "evaluation" not in text
@@ -174,7 +173,7 @@ def test_the_training_is_described() -> None:
         ({"recomputes": False}, "checkpointing off"),
         ({"attention": ()}, "math (all scores in memory)"),
         ({"attention": ("flash", "efficient")}, "flash and efficient"),
-        ({"logits_bytes": 3 * GIB}, "all of them in memory: 3 GiB"),
+        ({"logits_bytes": 3 * GIB}, "all of them in memory: 3.0 GiB"),
         ({"evaluation_cut": True}, "evaluation"),
         ({"in_training_mode": False}, "the model is in evaluation mode. Call model.train()."),
         ({"remarks": ("the command starts 4 processes",)}, "The command starts 4 processes."),

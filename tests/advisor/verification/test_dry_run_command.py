@@ -19,7 +19,7 @@ from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
 from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
 from ds_advise.advisor.render.dry_run import _phases
-from ds_advise.advisor.text.labels import MEMORY_FAMILIES, memory_by_family, memory_family
+from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
 from ds_advise.probes.recording.allocation_classifier import _BIRTHPLACES, _OWNED
@@ -148,28 +148,43 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     chart = lines[next(at for at, line in enumerate(lines) if line.startswith(" Memory over the run")) + 1 :]
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
-    assert "backward 1" in chart[height] and "backward 2" in chart[height] and "backward 3" not in chart[height]
+    assert "iteration 1" in chart[height + 1] and "iteration 2" in chart[height + 1]
+    assert "iteration 3" not in chart[height + 1]
     assert any("B buffers B" in line for line in chart[:height]), "an area has its name if there is room"
+
+
+_ITERATIONS = "iteration 1{0:{1}}iteration 2{0:{1}}iteration 3"
 
 
 @pytest.mark.parametrize(
     ("widths", "names", "words"),
     [
-        ((2, 3, 9), "  b1 step 1     b2 step 2     b3 step 3", {"b": "backward"}),
-        ((1, 1, 1), "1  2  3", {"1 2 3": "iterations"}),
-        ((8, 11, 6), "forward backward 1 step  forward backward 2 step  forward backward 3 step", {}),
+        (
+            (2, 3, 9),
+            ["f b  step     f b  step     f b  step", _ITERATIONS.format("", 3)],
+            {"f": "forward", "b": "backward"},
+        ),
+        ((1, 1, 1), ["1  2  3"], {"1 2 3": "iterations"}),
+        ((8, 9, 9), ["forward backward step     " * 3, _ITERATIONS.format("", 15)], {}),
     ],
 )
 def test_stretches_are_named_where_a_name_is_readable(
-    widths: tuple[int, ...], names: str, words: dict[str, str]
+    widths: tuple[int, ...], names: list[str], words: dict[str, str]
 ) -> None:
+    """In the same way in each iteration: whole, as initials, or not at all; below them the iterations."""
     spans, at = list[tuple[float, str]](), 0
     for number in (1, 2, 3):
         for width, word in zip(widths, ("forward", "backward", "step"), strict=True):
             spans.append((at, f"{word} {number}"))
             at += width
     chart = Lines(title="", x_title="", xs=[*range(at + 1)], panels=(), spans=spans)
-    assert _stretch_names(chart, at) == (names, words)
+    assert _stretch_names(chart, at) == ([name.rstrip() for name in names], words)
+
+
+def test_words_with_the_same_initial_have_different_ones() -> None:
+    spans = [(0, "step 1"), (3, "saving 1")]
+    chart = Lines(title="", x_title="", xs=[*range(7)], panels=(), spans=spans)
+    assert _stretch_names(chart, 6) == (["st sa", "1"], {"st": "step", "sa": "saving", "1": "iterations"})
 
 
 def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None:
@@ -201,6 +216,29 @@ def test_phases_have_a_readable_unit_and_repeated_steps_one_row(peak_bytes: int,
     assert isinstance(table, Table) and table.head[1] == f"phase ({unit})"
     *others, last = ([cell.text if isinstance(cell, Figure) else cell for cell in row.cells] for row in table.rows)
     assert last == ["2-4", "same as 1"] and len(others) == 2 and {*others[0][2:]} == {"1.0"}
+
+
+def test_equal_phases_in_a_row_have_one_row() -> None:
+    """A Trainer saves the model, and then the engine's states."""
+    sizes = {field.name: 2**30 for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")}
+    phases = [PhaseMemory(iteration=1, phase=name, **sizes) for name in ("step", "saving", "saving")]
+    answer: Any = SimpleNamespace(result=SimpleNamespace(phases=phases, iterations=1), step=None)
+    (table,) = _phases(answer)
+    assert isinstance(table, Table) and [row.cells[1] for row in table.rows] == ["step", "saving"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whole", "words"),
+    [
+        (8, 64, "micro batch 2 x 4 accumulation steps x 8 GPUs = global batch 64"),
+        (8, 16, "micro batch 2 x 4 accumulation steps x 2 groups of 4 GPUs = global batch 16"),
+        (1, "auto", "micro batch 2 x 4 accumulation steps x 1 GPU = global batch 8"),
+    ],
+)
+def test_the_global_batch_is_stated_with_its_factors(ranks: int, whole: Any, words: str) -> None:
+    """Ranks that share a sample by sequence parallelism are a group."""
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": whole}
+    assert global_batch_label(config, ranks) == words
 
 
 def test_the_buckets_of_the_engine_are_buffers(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.verification import past_results
-from ds_advise.advisor.verification.past_results import REQUIRED, dry_run_once, keep_probe
+from ds_advise.advisor.verification.past_results import dry_run_once, keep_probe
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
@@ -40,7 +40,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 
 def _once(run: Run, **settings: Any) -> tuple[Any, float | None]:
-    return dry_run_once(run, required_bytes=lambda _: 7, **settings)
+    return dry_run_once(run, figures=lambda _: {"required_device_bytes_per_gpu": 7}, **settings)
 
 
 def test_the_same_dry_run_is_made_once_until_it_is_forgotten(ran: list[Run]) -> None:
@@ -48,7 +48,7 @@ def test_the_same_dry_run_is_made_once_until_it_is_forgotten(ran: list[Run]) -> 
     assert second[0] == {"seconds": 0.5} and len(ran) == 1
     assert first[1] is None and second[1] is not None
     (record,) = Store().find(kind="dry-run")
-    assert record.result == {"seconds": 0.5, REQUIRED: 7}, "the memory of the verdict is kept with the result"
+    assert record.result == {"seconds": 0.5, "required_device_bytes_per_gpu": 7}, "the verdict's figures"
     assert record.id is not None and Store().forget([record.id]) == [record.id]
     _once(RUN, rank=None, fast=False)
     assert len(ran) == 2

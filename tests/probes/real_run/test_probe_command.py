@@ -195,6 +195,12 @@ def test_the_command_line_compares_with_the_dry_run(
     assert figures["memory per rank"]["dry_run"] > 0
     (record,) = Store(tmp_path / "cache/results.sqlite").find(kind="probe")
     assert record.workload["command"] == "train.py" and record.result["tokens_per_step"] == 8 * 16
+    assert record.workload["gpus"] == "2 CPU ranks" and record.workload["predicted"]["evidence"] == "dry-run"
+    (dry,) = Store(tmp_path / "cache/results.sqlite").find(kind="dry-run")
+    assert dry.workload["command"] == "train.py", "the dry run of a command is listed too"
+    assert {each.workload["asked"] for each in (record, dry)} == {
+        "ds-advise probe --device cpu --ranks 2 --json -- train.py"
+    }
 
 
 def test_options_of_a_model_are_refused_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:

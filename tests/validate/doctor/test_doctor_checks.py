@@ -323,6 +323,20 @@ def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callab
     assert printed.startswith(" 1 problem: DeepSpeed will fail here.") and "denied" in printed and "\x1b" not in printed
 
 
+@pytest.mark.parametrize("columns", [80, 40])
+def test_effect_and_fix_stand_below_the_observation(columns: int, checkup: Callable[..., Checkup]) -> None:
+    """In its column; on a narrow terminal where the continuation of the lines stands."""
+    lines = printed_document(doctor_document(checkup(cores=2)), columns).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("  warning"))
+    end = next((each for each in range(at, len(lines)) if not lines[each]), len(lines))
+    below = [line for line in lines[at + 1 : end] if line[:9].strip() == ""]
+    assert any("fix: " in line for line in below)
+    observation = re.match(r"  warning +[a-z-]+ +", lines[at])
+    assert observation is not None
+    indent = observation.end() if columns == 80 else 10
+    assert {len(line) - len(line.lstrip()) for line in below} <= {indent, indent + len("fix: ")}
+
+
 def test_development_versions_are_compared(checkup: Callable[..., Checkup]) -> None:
     """A nightly torch, a release candidate of DeepSpeed."""
     found = checkup(packages={"torch": "2.8.0.dev20250601+cu128", "deepspeed": "0.18.1rc1"}).findings

@@ -1,0 +1,225 @@
+"""A stored record: its row in the list, and its page with everything that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from ...ds_configs.files import config_text
+from ...ds_configs.read import offload_device_in
+from ...estimators.json_form import from_json
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+from ...probes.machine import Machine
+from ...probes.store import Record
+from ..document import blocks as doc
+from ..document.blocks import Fact, Figure, Row, Table
+from ..text.labels import global_batch_label, method_title, plan_title, versions_label
+from ..text.units import age, counted_noun, gib, printable, rate, seconds
+from ..verification.contribution import machine_spec
+
+_KINDS = {"probe": "Probe", "bench": "Benchmark", "training": "Training", "dry-run": "Dry run"}
+
+MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures of a record, measured or of a dry run or a prediction; None if unknown."""
+
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    device_bytes: int | None = None
+    """Device memory of the fullest GPU, or what a dry run needs of each."""
+    reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
+    host_bytes: int | None = None
+    """RAM of all ranks of a node."""
+
+
+_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "tokens_per_s": ("tokens/s", rate),
+    "step_s": ("step", seconds),
+    "device_bytes": ("GPU GiB, device", gib),
+    "reserved_bytes": ("GPU GiB, reserved", gib),
+    "allocated_bytes": ("GPU GiB, allocated", gib),
+    "host_bytes": ("RAM GiB, all ranks", gib),
+}
+
+
+def figures_of(record: Record) -> Figures:
+    """Return the figures of a probe, a training or a dry run."""
+    result = record.result
+    if "peaks" in result:  # of a training
+        return _read(result | result["peaks"])
+    if "peak" in result:  # of a dry run
+        has_gpu = result.get("device") != "cpu"
+        peak = result["peak"] if has_gpu else {}
+        needed = result.get("required_device_bytes_per_gpu", peak.get("device_bytes_per_gpu"))
+        return Figures(
+            tokens_per_s=result.get("tokens_per_s"),
+            step_s=result.get("step_s"),
+            device_bytes=needed if has_gpu else None,
+            reserved_bytes=peak.get("reserved_bytes_per_gpu"),
+            allocated_bytes=peak.get("allocated_bytes_per_gpu"),
+            host_bytes=result.get("required_host_bytes_per_node"),
+        )
+    ranks = result.get("ranks") or []
+    steps = [median(step["total_s"] for step in rank["steps"]) for rank in ranks if rank.get("steps")]
+    step_s, tokens = max(steps, default=None), result.get("tokens_per_step")
+    highest = {
+        name: max((rank[name] for rank in ranks if rank.get(name)), default=None)
+        for name in ("device_bytes", "reserved_bytes", "allocated_bytes")
+    }
+    return Figures(
+        tokens_per_s=tokens / step_s if tokens and step_s else None,
+        step_s=step_s,
+        host_bytes=result.get("host_peak_bytes") or sum(rank["host_peak_bytes"] for rank in ranks) or None,
+        **highest,
+    )
+
+
+def _read(values: Mapping[str, Any]) -> Figures:
+    return Figures(**{each.name: values.get(each.name) for each in fields(Figures)})
+
+
+def gpus_of(record: Record) -> str:
+    """Return the GPUs of the figures: `2x24GB`, `8xH100-SXM5`, `2 CPU ranks`."""
+    result = record.result
+    ranks = int(result.get("world_size") or (result.get("ranks") if record.kind == "bench" else 0) or 1)
+    spec = str(record.workload.get("gpus", ""))
+    if record.kind == "dry-run":
+        return spec or counted_noun(ranks, "GPU")
+    if not spec:  # of a benchmark, or stored by an earlier version
+        spec = machine_spec(record.machine, ranks) if record.ran_on_gpus else counted_noun(ranks, "CPU rank")
+    return f"one rank of {spec}" if result.get("solo") else spec
+
+
+def plan_of(record: Record) -> Plan:
+    """Return the ZeRO stage, the offload and the batch of a record's configuration."""
+    config, blocks = record.plan, ("offload_optimizer", "offload_param")
+    devices: dict[str, Any] = {block: offload_device_in(config, block) for block in blocks}
+    micro, steps = (config.get(key, "auto") for key in (MICRO_BATCH, ACCUMULATION))
+    return Plan(
+        zero_stage=(config.get("zero_optimization") or {}).get("stage", 0),
+        micro_batch_size=1 if micro == "auto" else micro,
+        gradient_accumulation_steps=1 if steps == "auto" else steps,
+        **devices,
+    )
+
+
+def failure_of(record: Record) -> str:
+    """Return how a run failed, "" if it did not."""
+    failure = record.result.get("failure")
+    return str(failure.get("kind", "failed")).replace("_", " ") if failure else ""
+
+
+def record_document(record: Record, data: Any) -> doc.Document:
+    """Return everything that is stored about a run, and the command that repeats it. data: for --json."""
+    failure, figures = record.result.get("failure") or {}, figures_of(record)
+    tone: doc.Tone = "bad" if failure else "good"
+    if failure:
+        verdict = f"It failed: {failure_of(record)}."
+    elif record.kind == "dry-run":
+        need, have = figures.device_bytes, record.result.get("gpu_memory_bytes")
+        of = f" of {gib(have)}" if have else ""
+        verdict = f"The dry run needs {gib(need)}{of} GiB per GPU." if need else "It ran."
+        tone = "bad" if need and have and need > have else "good"
+    else:
+        speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
+        speed += [f"{seconds(figures.step_s)} a step"] if figures.step_s else []
+        how = "Stopped on request" if record.result.get("status") == "stopped" else "It ran"
+        verdict = f"{how}: {', '.join(speed)}." if speed else f"{how}."
+    title = f"{_KINDS[record.kind]} {record.id} of {record.model_name or 'a module'} on {gpus_of(record)}"
+    title += ", simulated" if record.kind == "dry-run" else ""
+    blocks: list[doc.Block] = [
+        doc.Sentence(title, "bold"),
+        doc.Facts([Fact(name, "", printable(words)) for name, words in _facts(record) if words]),
+        *_figures(record, figures),
+    ]
+    if message := failure.get("message"):
+        blocks += [doc.Gap(), doc.Sentence(f"Rank {failure.get('rank')}: {printable(str(message))}")]
+        blocks.append(doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:]))
+    if record.plan:
+        blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(config_text(record.plan).splitlines())]
+    blocks += repeat(record)
+    return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
+
+
+def repeat(record: Record) -> list[doc.Block]:
+    """Return the command that repeats a run, if it is stored."""
+    command = record.workload.get("asked")
+    return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
+
+
+def made(record: Record) -> str:
+    """Return when a record was made: `2026-11-29 21:15 UTC, 3 h ago`."""
+    return f"{datetime.fromisoformat(record.made_at):%Y-%m-%d %H:%M} UTC, {age(record.age_s)}"
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the conditions of a run under their titles."""
+    conditions, result, plan = record.workload, record.result, plan_of(record)
+    yield "date", made(record)
+    yield "machine", machine_title(record.machine)
+    yield "command", str(conditions.get("command", ""))
+    workload = Workload()
+    names = {each.name for each in fields(Workload)}
+    workload = from_json(Workload, {name: value for name, value in conditions.items() if name in names})
+    if "command" not in conditions:  # what a command trains is its script's
+        checkpointing = "on" if conditions.get("gradient_checkpointing") else "off"
+        checkpointing += " (inputs in host RAM)" if conditions.get("cpu_checkpointing") else ""
+        yield "training", f"{method_title(workload)}, {workload.seq_len:,} tokens, checkpointing {checkpointing}"
+        usual = Workload()
+        others = (name for name in sorted(names) if getattr(workload, name) != getattr(usual, name))
+        shown = (f"{name} {conditions[name]}" for name in others if name not in ("seq_len", "method", "software"))
+        yield "options", ", ".join(shown)
+    yield "plan", plan_title(plan) if record.plan else ""
+    yield "batch", global_batch_label(record.plan, int(result.get("world_size") or 1), "rank")
+    limit = conditions.get("memory_limit_bytes")
+    yield "limit", f"{gib(limit)} GiB per rank" if limit else ""
+    yield "versions", versions_label(record.versions) if record.versions else ""
+    yield "took", seconds(result["seconds"]) if result.get("seconds") else ""
+    yield "steps", str(result.get("steps") or result.get("iterations") or "")
+
+
+def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
+    """Yield the figures, beside the predicted ones if they are stored, and the phases of a dry run."""
+    stored = record.result.get("predicted") or record.workload.get("predicted")
+    predicted, tokens = _read(stored) if stored else Figures(), record.result.get("tokens_per_step")
+    if predicted.tokens_per_s and tokens:  # a step of as many tokens
+        predicted = replace(predicted, step_s=tokens / predicted.tokens_per_s)
+    rows = []
+    for name, (title, write) in _ROWS.items():
+        pair = [getattr(each, name) for each in (figures, predicted)]
+        if pair[0] is not None:
+            rows.append(Row([title, *(doc.make_figure(value, write) for value in pair)]))
+    if not rows:
+        return
+    first = "simulated" if record.kind == "dry-run" else "measured"
+    table = Table(["", first, "predicted"], rows)
+    yield doc.Heading("Figures", "figures")
+    yield table if stored else table.without({2})
+    phases = [
+        Row(
+            [
+                Figure(str(phase["iteration"])),
+                phase["phase"],
+                *(Figure(gib(phase[name])) for name in ("gpu_peak_bytes", "gpu_live_bytes", "host_live_bytes")),
+            ]
+        )
+        for phase in record.result.get("phases") or ()
+    ]
+    if phases:
+        yield doc.Gap()
+        yield Table(["iteration", "phase (GiB)", "GPU peak", "GPU live", "host live"], phases)
+
+
+def machine_title(machine: Machine) -> str:
+    """Return `2 x L4, AMD EPYC 7742, 8 cores, 64.0 GiB of RAM`."""
+    kinds = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
+    cores = counted_noun(machine.cpu_cores, "core")
+    return ", ".join((*kinds, machine.cpu, cores, f"{gib(machine.ram_bytes)} GiB of RAM"))
