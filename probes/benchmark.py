@@ -142,7 +142,7 @@ def run_benchmark(
     record = Record(
         kind="bench",
         machine=this_machine(),
-        workload={"asked": command_line()},
+        workload={"command_line": command_line()},
         result=asdict(result),
         versions=result.versions,
     )

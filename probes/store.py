@@ -135,7 +135,7 @@ def build_record(
         # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
         plan=dict(run.config_with_batch if config is None else config),
-        workload={**stored_workload(run), "asked": command_line(), **conditions},
+        workload={**stored_workload(run), "command_line": command_line(), **conditions},
         result=result,
         versions={library: version(library) for library in LIBRARIES},
     )

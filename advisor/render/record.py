@@ -151,7 +151,7 @@ def record_document(record: Record, data: Any) -> doc.Document:
 
 def repeat(record: Record) -> list[doc.Block]:
     """Return the command that repeats a run, if it is stored."""
-    command = record.workload.get("asked")
+    command = record.workload.get("command_line")
     return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
 
 

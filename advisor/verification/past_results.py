@@ -178,7 +178,7 @@ def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versio
         "eval_samples",
         "eval_new_tokens",
         "gpus",
-        "asked",
+        "command_line",
         "predicted",
     )
     return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)

@@ -134,7 +134,7 @@ def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.Captu
         "seq_len": 128,
         "method": "lora",
         "gpus": "2xL4",
-        "asked": "ds-advise probe ds_config.json --model ./tiny",
+        "command_line": "ds-advise probe ds_config.json --model ./tiny",
         "predicted": {"evidence": "analytic", "tokens_per_s": 400.0, "device_bytes": 6 * 2**30},
     }
     result = {**PROBE.result, "world_size": 2}
@@ -151,7 +151,7 @@ def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.Captu
 
 def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
     result = {**BENCH.result, "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"}}
-    workload = {"asked": "ds-advise bench"}
+    workload = {"command_line": "ds-advise bench"}
     Store().add(replace(BENCH, made_at="2026-01-01T00:00:00+00:00", workload=workload, result=result))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())

@@ -198,7 +198,7 @@ def test_the_command_line_compares_with_the_dry_run(
     assert record.workload["gpus"] == "2 CPU ranks" and record.workload["predicted"]["evidence"] == "dry-run"
     (dry,) = Store(tmp_path / "cache/results.sqlite").find(kind="dry-run")
     assert dry.workload["command"] == "train.py", "the dry run of a command is listed too"
-    assert {each.workload["asked"] for each in (record, dry)} == {
+    assert {each.workload["command_line"] for each in (record, dry)} == {
         "ds-advise probe --device cpu --ranks 2 --json -- train.py"
     }
 
