@@ -71,11 +71,13 @@ class KeyExplanation:
 
 
 def is_key(name: str) -> bool:
-    """Whether the text is the name or path of a key, or close to one, and not the name of a file."""
+    """Whether the text is the name or path of a key, or close to one, or a path in a block, and not the name of a
+    file."""
     if not name.replace("_", "").replace(".", "").isalnum() or Path(name).exists():
         return False
     facts = load_facts()
-    return bool(key_places(name, facts) or ("_" in name and _nearest(name, facts, cutoff=0.85)))
+    is_in_block = any(name.startswith(f"{block.path}.") for block in facts.blocks if block.path)
+    return is_in_block or bool(key_places(name, facts) or ("_" in name and _nearest(name, facts, cutoff=0.85)))
 
 
 def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:

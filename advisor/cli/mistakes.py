@@ -181,7 +181,7 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
     if others:
         return f"write {others[0]} {value}"
     if written := other_name(value):
-        return f"write {written}"
+        return f"write {_filled(written, '', ())}"
     if choices:
         return f"write {name} {'|'.join(choices)}"
     number = re.search(r"\[default: (?:about )?([\d.]+)", f"{option.help} [default: {option.default}]")

@@ -103,6 +103,7 @@ _CHOICES = {
     **dict.fromkeys(("false", "no", "0", "none"), "off"),
     **dict.fromkeys(("sft", "clm", "lm", "pretraining", "causal-lm"), "next-token"),
     **dict.fromkeys(("cn", "chinese", "zh-hans"), "zh"),
+    **dict.fromkeys(("gpu", "nvidia"), "cuda"),
 }
 """Words that other tools have for a choice."""
 

@@ -144,7 +144,7 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
     if not found:
         sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
         near = sections or [each for each in known if wanted in each.casefold()]
-        near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST, cutoff=0.4))][:_NEAREST]
+        near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST))][:_NEAREST]
         meant = f"did you mean {alternatives(near)}? " if near else ""
         fix = f"{meant}{listing} lists the parts"
         raise WorkloadError(f"this plan has no part {name[:60]!r}", fix=fix)

@@ -84,10 +84,10 @@ def find(name: str) -> ModelShape:
     close = nearest(name, 1, least=_CLOSE)
     raise UnknownModelError(
         f"no model named {name[:80]!r} in the catalogue",
-        why=f"nearest names: {', '.join(nearest(name))}",
+        why=nearest_names(name),
         fix=f"write {close[0].rpartition('/')[2]}, or name another, a folder with a config.json, or a hub id"
         if close
-        else "give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
+        else "name a model such as Qwen2.5-14B, a folder with a config.json, or a hub id",
     )
 
 
@@ -98,11 +98,17 @@ def config(hub_id: str) -> dict[str, Any]:
     return dict(fields)
 
 
-_CLOSE = 0.8
-"""Share of equal characters from which a name is taken for a misspelling."""
+_CLOSE, _SIMILAR = 0.8, 0.55
+"""Share of equal characters from which a name is taken for a misspelling, and from which it is worth naming."""
 
 
-def nearest(name: str, n: int = 5, *, least: float = 0.0) -> list[str]:
+def nearest_names(name: str) -> str:
+    """Return the most similar names in words; "" without a similar one."""
+    near = nearest(name, 5, least=_SIMILAR)
+    return f"nearest names: {', '.join(near)}" if near else ""
+
+
+def nearest(name: str, n: int, *, least: float) -> list[str]:
     """Return the hub ids of the most similar names. least: the share of equal characters that they need."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
@@ -114,7 +120,7 @@ def nearest(name: str, n: int = 5, *, least: float = 0.0) -> list[str]:
     best: list[str] = []
     for known in sorted(_names(), key=likeness, reverse=True):
         hub_id = _entries()[known.entry]["id"]
-        if hub_id not in best and (not least or likeness(known) >= least):
+        if hub_id not in best and likeness(known) >= least:
             best.append(hub_id)
     return best[:n]
 

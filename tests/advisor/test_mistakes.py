@@ -107,6 +107,8 @@ LINES = {
     "explain": "for example: ds-advise explain Qwen2.5-14B --gpus 2x32GB",
     "explain overlap_comm 24GB": "write --gpus 24GB",
     "check ds.json --dtype bf16": "write --precision bf16",
+    "bench --device gpu": "write --device cuda\n",
+    "explain zero_optimization.nope": "name a key of the configuration",
 }
 
 

@@ -17,10 +17,12 @@ from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
 from .rules_file import FILE_RULES, KEY_RULES
+from .rules_offload import OFFLOAD_RULES
 from .rules_optimizer import EXPERT_RULES, LOGGING_RULES, OPTIMIZER_RULES
+from .rules_precision import PRECISION_RULES
 from .rules_resources import RESOURCE_RULES
 from .rules_types import TYPE_RULES
-from .rules_zero import OFFLOAD_RULES, PRECISION_RULES, ZERO_RULES
+from .rules_zero import ZERO_RULES
 
 RULES: tuple[Rule, ...] = (
     *(*FILE_RULES, *KEY_RULES, *TYPE_RULES, *BATCH_RULES, *TRAINER_RULES, *PRECISION_RULES, *ZERO_RULES),

@@ -19,6 +19,9 @@ from .values import nearest
 
 Severity = Literal["error", "warning", "advice"]
 
+STAGE_12, STAGE_3 = "runtime/zero/stage_1_and_2.py", "runtime/zero/stage3.py"
+"""Sources of rules: the engine's files of the ZeRO stages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:

@@ -25,7 +25,7 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     # accelerate writes 1 into a file without the key (1.15, utils/dataclasses.py DeepSpeedPlugin.__post_init__)
     assumed = config.framework == "hf" and not config.has(STEPS)
     steps = 1 if assumed else config.positive(STEPS)
-    factors = {f"{micro} samples": micro, f"{steps} accumulation steps": steps, f"{ranks} GPUs": ranks}
+    factors = {f"micro batch {micro}": micro, f"{steps} accumulation steps": steps, f"{ranks} GPUs": ranks}
     known = {words: size for words, size in factors.items() if size}
     product = prod(known.values())
     if not total or (total == product if len(known) == 3 else total % product == 0):

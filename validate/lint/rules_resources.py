@@ -9,7 +9,7 @@ from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from ...estimators.units import gib
 from .key_effects import unpredicted
 from .linted_config import LintedConfig
-from .rule import Violation, advice_rule, section, violation, warning_rule
+from .rule import Severity, Violation, advice_rule, section, violation, warning_rule
 
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
@@ -23,7 +23,8 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
     if probability >= 1 - FIT_THRESHOLD:
         what += f": it fits with a probability of {probability:.0%}"
-    yield violation("zero_optimization", what, fix=f"`{config.advise}` finds a plan that fits")
+    severity: Severity | None = "error" if probability < 1 - FIT_THRESHOLD else None
+    yield violation("zero_optimization", what, fix=f"`{config.advise}` finds a plan that fits", severity=severity)
 
 
 def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
@@ -86,7 +87,7 @@ RESOURCE_RULES = section(
     warning_rule(
         "DS901 a training that does not fit the GPUs",
         _too_large,
-        why="the predicted memory, within its error, may exceed that of the GPU",
+        why="the predicted memory exceeds that of the GPU; where a probability is given, it may, within its error",
         source=_SOURCE,
     ),
     warning_rule(

@@ -1,122 +1,17 @@
-"""Precision, ZeRO and offload (DS2xx to DS4xx)."""
+"""ZeRO without offload (DS3xx)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
-from ...estimators.memory.plan_memory import has_room_for_pinned
-from ...estimators.time.offload_time import PAGEABLE_BYTES_PER_S
-from ...estimators.time.step_time import gain_of_bf16
+from ...estimators.hardware import gpus
 from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
-from .linted_config import GAIN, LintedConfig
-from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
-from .rule_conditions import Condition, at, key_name, that
-from .rules_types import DTYPES
-
-_STAGE_12 = "runtime/zero/stage_1_and_2.py"
-_STAGE_3 = "runtime/zero/stage3.py"
-_SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
-_FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
-_MASTERS, _STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
-
-
-def _capability(config: LintedConfig) -> float:
-    """The compute capability of the GPUs; 0 if unknown."""
-    return (config.cluster.gpu.compute_capability or 0) if config.cluster is not None else 0
-
-
-def _compute_capability(config: LintedConfig, _: str) -> str:
-    assert config.cluster is not None, "its capability is known"
-    return f"the {config.cluster.gpu.name} has compute capability {_capability(config):.1f}"
-
-
-def _grad_dtype(config: LintedConfig) -> str | None:
-    return DTYPES.get(config.text("data_types.grad_accum_dtype"))
-
-
-_no_block = that(lambda config: not any(map(config.has, ("fp16", "bf16", "bfloat16"))))
-"""accelerate then adds the block that mixed_precision names."""
-_states_in_bf16_on_gpu = when.is_on(_STATES) & ~when.offloaded
-
-PRECISION_RULES = section(
-    "Precision",
-    error_rule(
-        "DS201 fp16 and bf16 are both enabled",
-        at("fp16.enabled", when.fp16 & when.bf16, "fp16 and bf16 are both enabled"),
-        why="DeepSpeed asserts that at most one of them is",
-        fix='keep one of them; "auto" lets the Trainer choose',
-        source="runtime/config.py _initialize_params",
-    ),
-    warning_rule(
-        "DS202 bf16 on GPUs without bf16",
-        at(
-            "bf16.enabled",
-            when.bf16 & that(lambda config: 0 < _capability(config) < 8),
-            _compute_capability,
-        ),
-        why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
-        fix="use fp16",
-        source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
-    ),
-    advice_rule(
-        "DS203 training in fp32",
-        at(
-            "bf16",
-            ~(when.fp16 | when.bf16 | that(lambda config: config.precision_is_auto) | (when.for_trainer & _no_block))
-            & ~when.is_on("torch_autocast.enabled"),
-            "neither bf16 nor fp16 is enabled",
-        ),
-        why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
-        fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
-        source="runtime/engine.py get_data_types",
-    ),
-    error_rule(
-        "DS208 half-precision master weights that DeepSpeed rejects",
-        at(
-            (_FP16_MASTERS, _MASTERS, _STATES),
-            when.on & when.stages(0),
-            lambda _, path: f"{key_name(path)} is on at stage 0",
-        ),
-        at(
-            (_FP16_MASTERS, _MASTERS),
-            when.on & ~when.stages(0) & ~(when.offloaded & when.cpu_adam) & ~_states_in_bf16_on_gpu,
-            "the optimizer is not DeepSpeed's CPU Adam",
-        ),
-        at(_STATES, when.on & ~when.stages(0) & ~when.is_on(_MASTERS), "bf16_master_weights_and_grads is off"),
-        why="ZeRO supports them with its CPU Adam; bf16 masters may stay on the GPU if bf16_optimizer_states is on",
-        fix='use ZeRO with AdamW and "offload_optimizer": {"device": "cpu"}, or remove the key',
-        source="runtime/config.py _do_error_check; runtime/base_optimizer.py _configure_master_weights",
-    ),
-    error_rule(
-        "DS213 gradients of another type without ZeRO",
-        at(
-            "data_types.grad_accum_dtype",
-            when.decided & when.stages(0) & that(lambda config: _grad_dtype(config) not in (None, config.model_type)),
-            lambda config, _: (
-                f"gradients are accumulated in {_grad_dtype(config)}, but the weights are {config.model_type}, "
-                "at stage 0"
-            ),
-        ),
-        why="at stage 0 DeepSpeed accumulates in the model's type only, and raises NotImplementedError",
-        fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
-        source="runtime/engine.py _do_optimizer_sanity_check",
-    ),
-    advice_rule(
-        "DS214 stage 1 with unsharded fp32 gradients",
-        at(
-            "data_types.grad_accum_dtype",
-            when.stages(1) & when.bf16 & that(lambda config: _grad_dtype(config) == "fp32") & ~when.offloaded,
-            "every GPU holds the fp32 gradients of all parameters",
-        ),
-        why="for bf16 with fp32 accumulation DeepSpeed uses its BF16_Optimizer at stage 1, which holds four bytes per "
-        "parameter on every GPU that stage 2 does not need",
-        fix="use stage 2",
-        source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
-    ),
-)
+from .linted_config import LintedConfig
+from .rule import STAGE_3, STAGE_12, Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
+from .rule_conditions import at, key_name, that
 
 
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
@@ -158,13 +53,21 @@ def _all_live(config: LintedConfig) -> Iterator[Violation]:
         yield violation(config.zero_path("max_live_parameters"), what)
 
 
-def _two_buckets(config: LintedConfig) -> Iterator[Violation]:
+def _large_buckets(config: LintedConfig) -> Iterator[Violation]:
     path = "zero_optimization.reduce_bucket_size"
     filled, elements = config.framework == "hf" and config.is_auto(path), config.zero_number("reduce_bucket_size")
-    if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled and elements >= 2e8:
-        width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
-        needed = gib(2 * width * elements)
-        yield violation(path, f"2 x {elements:,} elements x {width} bytes are {needed} GiB per GPU")
+    if not config.stage or filled or config.off("zero_optimization.contiguous_gradients"):
+        return
+    buckets = 2 if config.stage < 3 and config.flag("zero_optimization.overlap_comm") else 1
+    width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
+    needed = buckets * width * int(elements)
+    what = f"{buckets} x {elements:,} elements x {width} bytes are {gib(needed)} GiB per GPU"
+    available = max(gpu.memory_bytes for gpu in (gpus() if config.cluster is None else [config.cluster.gpu]))
+    if needed >= available:
+        whose = "the largest GPU" if config.cluster is None else "the GPU"
+        yield violation(path, f"{what}; {whose} has {gib(available)} GiB", severity="error")
+    elif buckets == 2 and elements >= 2e8:
+        yield violation(path, what)
 
 
 def _saves_shards(config: LintedConfig) -> bool:
@@ -225,7 +128,7 @@ ZERO_RULES = section(
         at("zero_optimization.sub_group_size", when.stages(3) & when.equals(0), "every sub-group has one parameter"),
         why="the optimizer then steps once per parameter",
         fix="remove it, or write a number such as 100000000",
-        source=_STAGE_3 + " _create_fp16_sub_groups",
+        source=STAGE_3 + " _create_fp16_sub_groups",
     ),
     advice_rule(
         "DS307 large sub-groups",
@@ -233,7 +136,7 @@ ZERO_RULES = section(
         why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
         "or of the rank's share if that is smaller",
         fix="write 100000000, which costs 0.6 GiB at most",
-        source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
+        source=STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     ),
     advice_rule(
         "DS308 ZeRO-3 that keeps all weights gathered",
@@ -258,14 +161,15 @@ ZERO_RULES = section(
         why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
         "pre-divided",
         fix="remove it",
-        source=_STAGE_12 + ", " + _STAGE_3,
+        source=STAGE_12 + ", " + STAGE_3,
     ),
     advice_rule(
-        "DS314 two large reduce buckets",
-        _two_buckets,
-        why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
+        "DS314 large reduce buckets",
+        _large_buckets,
+        why="a bucket is allocated whole; at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, "
+        "so both are allocated",
         fix="write a smaller reduce_bucket_size, such as 50000000",
-        source=_STAGE_12 + " setup_buckets",
+        source=STAGE_12 + " setup_buckets; " + STAGE_3 + " _setup_for_real_optimizer",
     ),
     advice_rule(
         "DS316 ZeRO-3 that saves only shards",
@@ -314,151 +218,5 @@ ZERO_RULES = section(
         fix='write "communication_data_type": "fp16", or do not quantize gradients',
         source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
         "all_to_all_quant_reduce",
-    ),
-)
-
-_RATIO = "zero_optimization.offload_optimizer.ratio"
-
-
-def _both(name: str) -> tuple[str, ...]:
-    """A key of both offload blocks."""
-    return tuple(f"zero_optimization.{block}.{name}" for block in ("offload_optimizer", "offload_param"))
-
-
-def _small_buffers(config: LintedConfig) -> Iterator[Violation]:
-    model, ranks = config.model, config.world_size
-    if config.stage != 3 or config.offload("param") != "nvme" or model is None or ranks is None:
-        return
-    path = "zero_optimization.offload_param.buffer_size"
-    size = config.number(path)
-    size = config.facts.default(path) if size is None else size
-    largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
-    if size < largest:
-        what = f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}"
-        yield violation(path, what, fix=f'write "buffer_size": {largest} or more')
-
-
-def _fits_pinned(config: LintedConfig) -> bool:
-    """Whether the RAM can hold the offloaded tensors in page-locked memory; True if unknown."""
-    known = config.situation
-    return known is None or has_room_for_pinned(known.model, known.workload, known.cluster, known.plan)
-
-
-_unpinned = when.off | (when.null & Condition(lambda config, path: config.facts.default(path) is False))
-_may_use_bf16 = that(lambda config: config.cluster is None or config.cluster.gpu.has_bf16)
-
-
-def _pageable_copies(config: LintedConfig, path: str) -> str:
-    what = f"{path.split('.')[1]} is not pinned: copies at most {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s"
-    known = config.situation
-    gain = known.gain(known.plan.replace_fields(pin_memory=True)) if known is not None else 0.0
-    return what + (f"; pinned it is predicted {gain:.1f} x as fast" if gain else "")
-
-
-def _checked_on_host(config: LintedConfig, _: str) -> str:
-    what = "the host checks the gradients of every step for infinities"
-    known = config.situation
-    gain = gain_of_bf16(known.model, known.workload, known.cluster, known.plan) if known is not None else 0.0
-    return what + (f": bf16 is predicted {gain:.1f} x as fast" if gain >= GAIN else "")
-
-
-_partly_offloaded = when.number(lambda ratio: 0 <= ratio < 1) & when.stages(3) & when.offloaded
-_without_cpu_class = when.known_optimizer & that(
-    lambda config: not (config.optimizer_spec and config.optimizer_spec.cpu_class)
-)
-
-
-def _no_cpu_class(config: LintedConfig, path: str) -> str:
-    return f"{config.text(path)} has no CPU implementation"
-
-
-_lamb = that(lambda config: config.optimizer == "lamb")
-_steps_on_cpu = ~when.stages(0) & when.offloaded
-
-OFFLOAD_RULES = section(
-    "Offload and NVMe",
-    error_rule(
-        "DS401 NVMe without a path",
-        at(
-            _both("nvme_path"),
-            when.stages(3) & when.to_nvme & when.equals(None, "auto"),
-            lambda _, path: f"nvme_path of {path.split('.')[1]} is missing",
-        ),
-        why="DeepSpeed joins the path with the name of its swap folder, and raises a TypeError or fails an assertion",
-        fix='add "nvme_path": a folder on the local NVMe drive',
-        source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
-    ),
-    warning_rule(
-        "DS402 an optimizer on NVMe below stage 3",
-        at(
-            "zero_optimization.offload_optimizer.device",
-            when.stages(1, 2) & when.to_nvme,
-            lambda config, _: f"at stage {config.stage} the states stay in host RAM",
-        ),
-        why='stages 1 and 2 have one kind of offload: any device but "none" keeps the states in host RAM',
-        fix='use stage 3, or write "device": "cpu"',
-        source=_STAGE_12 + " __init__ (cpu_offload)",
-    ),
-    error_rule(
-        "DS404 NVMe buffers that are too small or too few",
-        _small_buffers,
-        at(
-            "zero_optimization.offload_optimizer.buffer_count",
-            when.stages(3) & when.to_nvme & when.number(lambda count: count < 4) & when.may_have_adam,
-            lambda config, path: (
-                f"there are {config.number(path):g} buffers for Adam's parameter, gradient and two states"
-            ),
-            severity="warning",
-        ),
-        why="a buffer must hold the shard of a parameter; a swapped sub-group needs one for its parameter, one for its "
-        "gradient and one for each state",
-        fix='write "buffer_count": 4 or more for Adam',
-        source=_SWAPPER + " (elements_per_buffer), runtime/swap_tensor/partitioned_optimizer_swapper.py "
-        "swap_in_optimizer_state",
-    ),
-    advice_rule(
-        "DS414 an offloaded optimizer without a CPU implementation",
-        at("optimizer.type", _steps_on_cpu & _without_cpu_class & ~_lamb, _no_cpu_class),
-        at("optimizer.type", _steps_on_cpu & _lamb, _no_cpu_class, severity="warning"),
-        at(
-            "optimizer.params.torch_adam",
-            _steps_on_cpu & when.has_adam & when.on,
-            "torch's Adam steps on the CPU",
-            severity="warning",
-        ),
-        why="DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU; torch's optimizers run there slowly, and "
-        "LAMB is a GPU kernel",
-        fix="use AdamW without torch_adam, or do not offload the optimizer",
-        source="runtime/engine.py _configure_basic_optimizer",
-    ),
-    advice_rule(
-        "DS415 offload to memory that is not pinned",
-        at(_both("pin_memory"), _unpinned & when.in_use & that(_fits_pinned), _pageable_copies),
-        why="copies from and to pageable memory are slower and do not overlap with computation; without the key, "
-        "memory is pinned from 0.19.5 on",
-        fix='set "pin_memory": true',
-        source="runtime/zero/offload_config.py, estimators/time/offload_time.py",
-    ),
-    advice_rule(
-        "DS416 fp16 gradients that the host checks",
-        at("fp16.enabled", when.fp16 & ~when.bf16 & when.stages(3) & when.offloaded & _may_use_bf16, _checked_on_host),
-        why="with an offloaded optimizer, stage 3 looks for infinities in all fp16 gradients on the host",
-        fix="use bf16, which is not checked, on GPUs that have it",
-        source=_STAGE_3 + " has_overflow, estimators/time/offload_time.py",
-    ),
-    warning_rule(
-        "DS417 a partly offloaded optimizer",
-        at(_RATIO, _partly_offloaded & when.may_have_adam),
-        why="a second AdamW steps the part on the GPU: it reads the learning rate once, so schedules do not change it, "
-        "and checkpoints do not contain its states, so a resumed training starts them at zero",
-        fix="remove ratio, unless the learning rate is constant and training never resumes",
-        source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
-    ),
-    advice_rule(
-        "DS453 NVMe with one thread",
-        at("aio.intra_op_parallelism", when.swaps & when.equals(None, 1), "one thread reads and writes"),
-        why="DeepSpeed's defaults, 8 requests in flight from one thread, do not use the bandwidth of a modern drive",
-        fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or the values that ds_nvme_tune finds',
-        source="runtime/swap_tensor/aio_config.py",
     ),
 )

@@ -182,7 +182,7 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
     [
         (["--strategy", "zero9"], "unknown strategy"),
         (["--strategy", "zero3-nvme"], "cannot run"),
-        (["optimiser states"], "did you mean optimizer states, "),
+        (["optimiser states"], "did you mean optimizer states?"),
         (["speed"], "did you mean time? ds-advise explain "),
         (["gradient"], "did you mean gradients of activations, gradients or "),
         (["xyz"], "no part 'xyz'; ds-advise explain "),

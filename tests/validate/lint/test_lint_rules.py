@@ -108,6 +108,19 @@ def test_findings_name_the_missing_key_and_the_command_of_this_model_and_these_g
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     (large,) = [each for each in judged(config, model="Qwen2.5-14B", gpus="2x24GB").findings if each.code == "DS901"]
     assert "`ds-advise Qwen2.5-14B --gpus 2x24GB`" in large.fix
+    assert large.severity == "error"  # its memory is beyond that of the GPU by more than the error
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_bucket_that_no_gpu_holds_is_an_error(stage: int) -> None:
+    def found(**more: Any) -> list[tuple[str, str]]:
+        config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage, **more}}
+        return [(each.severity, each.what) for each in judged(config).findings if each.code == "DS314"]
+
+    ((severity, what),) = found(reduce_bucket_size=1e12, overlap_comm=False)
+    assert severity == "error" and what.startswith("1 x 1,000,000,000,000 elements x 2 bytes are 1,863 GiB per GPU; ")
+    assert not found(reduce_bucket_size=5e8, overlap_comm=False)
+    assert not found(reduce_bucket_size=1e12, overlap_comm=False, contiguous_gradients=False)
 
 
 def test_names_of_types_are_deepspeeds() -> None:
