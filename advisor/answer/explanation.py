@@ -30,8 +30,8 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
 
 
 def number(value: float) -> str:
-    """Return `152,064` or `8.07e+13`."""
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+    """Return `152,064` or `0.35`."""
+    return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"
 
 
 def substituted_formula(

@@ -46,16 +46,18 @@ class HelpFormatter(click.HelpFormatter):
             if number:
                 self.write_paragraph()
             if paragraph.startswith("\b\n"):
-                for line in paragraph.splitlines()[1:]:
-                    self._write_command(line)
+                lines = paragraph.splitlines()[1:]
+                has_room = all(self.current_indent + len(line) <= self.width + 1 for line in lines)
+                for line in lines:
+                    self._write_command(line, has_room=has_room)
             else:
                 super().write_text(paragraph)
 
-    def _write_command(self, line: str) -> None:
-        """Write a command, behind its label if there is one and both fit in the line."""
+    def _write_command(self, line: str, *, has_room: bool) -> None:
+        """Write a command, behind its label if there is one and every line of the paragraph has room for both."""
         label, command = re.fullmatch(r"([A-Z][a-z ]+  +| *)(.*)", line).groups()  # type: ignore[union-attr]
         indent, lines = " " * self.current_indent, [command]
-        if self.current_indent + len(line) > self.width + 1:
+        if not has_room:
             from ..text.lines import continued  # imported here: wide terminals need no terminal library
 
             if label.strip():

@@ -165,7 +165,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     for meaning, symbol, value in inputs:
         origin = rates.get((symbol, value))
         words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
-        rows.append(Row([Snippet(_input(symbol, value, rates)), words]))
+        rows.append(Row([Snippet(_input(meaning, value, origin)), words]))
     if rows:
         yield from (Gap(), Table(["", ""], rows))
     yield Gap()
@@ -285,17 +285,25 @@ def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
 
 def _numbers(term: Term, rates: _Rates) -> str:
     """Return the formula with its numbers; those that are known if not all are."""
-    if numbers := substituted_formula(term, lambda symbol, value: _input(symbol, value, rates)):
+
+    def written(symbol: str, value: float) -> str:
+        return _input(term.symbols.get(symbol, symbol), value, rates.get((symbol, value)))
+
+    if numbers := substituted_formula(term, written):
         return f"= {numbers}"
-    names = (
-        f"{head(term.symbols.get(symbol, symbol))} {_input(symbol, value, rates)}" for symbol, value in term.inputs
-    )
+    names = (f"{head(term.symbols.get(symbol, symbol))} {written(symbol, value)}" for symbol, value in term.inputs)
     return f"with {', '.join(names)}" if term.inputs else ""
 
 
-def _input(symbol: str, value: float, rates: _Rates) -> str:
-    origin = rates.get((symbol, value))
-    return number(value) if origin is None else _amount(origin)
+def _input(meaning: str, value: float, origin: RateOrigin | None) -> str:
+    """Return a number of a formula: a measured or assumed rate, a time, a size, or a plain number."""
+    if origin is not None:
+        return _amount(origin)
+    if isinstance(value, float) and meaning.startswith("seconds ") and value:
+        return amount(value, "s")
+    if isinstance(value, float) and meaning.startswith("bytes ") and value >= 1e6:
+        return amount(value, "B")
+    return number(value)
 
 
 def _stages(key: KeyExplanation) -> str:
