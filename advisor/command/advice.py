@@ -20,7 +20,7 @@ from ..answer.advice import Advice, build_advice
 from ..answer.reasons import doubts
 from ..answer.recommendation import Recommendation
 from ..search.candidate import predict
-from ..search.choice import SAME_SPEED
+from ..search.choice import SAME_SPEED, other_taken_plans
 from .changes import ChangedCommand
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class CommandAdviceFigures:
     command: tuple[str, ...]
     today: TodayFigures
     changed: ChangeFigures | None
-    """Null if nothing fits."""
+    """Null if no plan is proved."""
     proofs: tuple[ProofFigures, ...]
     """The dry runs of the changed command, in their order."""
     speedup: float | None
@@ -166,14 +166,21 @@ class CommandAdvice(Recommendation):
 
     @property
     def not_tried(self) -> tuple[Candidate, ...]:
-        """If a dry run failed, the plans of the table that fit by the prediction, were not run, and are faster than the
-        recommended one."""
+        """If a dry run failed, the faster plans of the table that fit by the prediction and were not run, of another
+        ZeRO stage than today's. Without a recommendation, all that were not run."""
         if all(proof.answer is not None or not proof.problem for proof in self.proofs):
             return ()
-        speed = 0.0 if self.recommended is None else self.recommended.tokens_per_s
-        tried = {proof.candidate.plan for proof in self.proofs}
-        taken = (step.candidate for step in self.ladder if step.taken and step.candidate is not None)
-        return tuple(each for each in taken if each.plan not in tried and each.tokens_per_s > speed)
+        tried, chosen, stage = (
+            {proof.candidate.plan for proof in self.proofs},
+            self.recommended,
+            self.today.engine.zero_stage,
+        )
+        others = (each for each in other_taken_plans(self.ladder, chosen) if each.plan not in tried)
+        return tuple(
+            each
+            for each in others
+            if chosen is None or (each.plan.zero_stage != stage and each.tokens_per_s > chosen.tokens_per_s)
+        )
 
     @cached_property
     def reasons(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
-from ..search.candidate import plan_words
+from ..search.candidate import fits_sentence, plan_words
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times
@@ -51,7 +51,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
         facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
-            verdict=_kept(answer) if answer.is_needless else verdict.headline,
+            verdict=_kept(answer) if answer.is_needless else _headline(answer, verdict),
             tone=fit_tone(answer.today.fit) if answer.is_needless else verdict.tone,
             blocks=[
                 *verdict.sentences,
@@ -86,6 +86,16 @@ def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield how much faster the advised plan is."""
     if not answer.is_needless and answer.speedup is not None:
         yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
+
+
+def _headline(answer: CommandAdvice, verdict: Verdict) -> str:
+    """Return the verdict's headline, with the micro batch if the strategy is today's with another one."""
+    chosen, today = answer.recommended, answer.today_plan
+    if chosen is None or today is None or chosen.strategy != today.strategy:
+        return verdict.headline
+    micro = chosen.plan.micro_batch_size
+    title = plan_title(chosen.plan) + (f" at micro batch {micro}" if micro != today.micro_batch_size else "")
+    return fits_sentence(title, chosen.fit)
 
 
 def _kept(answer: CommandAdvice) -> str:
@@ -189,10 +199,12 @@ def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
     yield doc.Heading("Evidence", "evidence", printed=False)
     for proof in answer.proofs:
         if proof.problem:
-            yield doc.Sentence(f"Tried {plan_words(proof.candidate.plan)}: {proof.problem}.", "yellow")
+            problem = proof.problem.replace(f"{Path.cwd()}/", "")
+            yield doc.Sentence(f"Tried {plan_words(proof.candidate.plan)}: {problem}.", "yellow")
     if answer.not_tried:
         names = listed([each.strategy for each in answer.not_tried])
-        yield doc.Sentence(f"Not tried: {names}, under which the script may fail as well.", "yellow")
+        others = "" if answer.recommended is None else ", under which the script may fail as well"
+        yield doc.Sentence(f"Not tried: {names}{others}.", "yellow")
     if answer.proof is not None and answer.proof.answer is not None:
         text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
     else:
