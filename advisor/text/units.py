@@ -98,9 +98,10 @@ def seconds(duration_s: float) -> str:
 
 def whole_seconds(duration_s: float) -> str:
     """Return a time that is counted while it passes: `3 s`, `1 min 5 s`."""
-    if duration_s < 59.5:
-        return f"{duration_s:.0f} s"
-    return seconds(duration_s) if duration_s >= 99.5 else f"1 min {duration_s - 60:.0f} s"
+    if duration_s >= 99.5:
+        return seconds(duration_s)
+    minutes, rest = divmod(round(duration_s), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def age(duration_s: float) -> str:
