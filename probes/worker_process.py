@@ -93,7 +93,8 @@ def _wait(
                 return worker.wait(_POLL_S)
             if received:
                 raise KeyboardInterrupt
-            on_progress(read_phase(folder))
+            if phase := read_phase(folder):  # "" while the worker writes it
+                on_progress(phase)
     raise WorkerTimeoutError(read_phase(folder), printed.decode(errors="replace"))
 
 

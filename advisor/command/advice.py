@@ -17,9 +17,10 @@ from ...probes.command.observed import Observed
 from ...probes.command.training_command import read_command
 from ...probes.command.words import is_python
 from ..answer.advice import Advice, build_advice
+from ..answer.reasons import doubts
 from ..answer.recommendation import Recommendation
 from ..search.candidate import predict
-from ..search.choice import SAME_SPEED
+from ..search.choice import SAME_SPEED, other_taken_plans
 from .changes import ChangedCommand
 
 if TYPE_CHECKING:
@@ -32,11 +33,17 @@ class Proof:
     """A dry run of the command under a plan."""
 
     candidate: Candidate
+    """The plan with the verdict of its dry run."""
     changed: ChangedCommand
     answer: CommandAnswer | None
     """None if the command failed under the plan."""
     problem: str
     """Why the plan is not recommended; "" if it is proved."""
+
+
+SCRIPT_FAILED, RUN_FAILED, RAN_OTHERWISE = "script failed", "dry run failed", "not as advised"
+"""Verdicts on a plan that say nothing about its memory: its dry run failed in the script or for another reason, or the
+command kept a setting of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +90,12 @@ class CommandAdviceFigures:
     command: tuple[str, ...]
     today: TodayFigures
     changed: ChangeFigures | None
-    """Null if nothing fits."""
+    """Null if no plan is proved."""
     proofs: tuple[ProofFigures, ...]
     """The dry runs of the changed command, in their order."""
     speedup: float | None
-    """Speed under the recommended plan, by its dry run, over today's; null without both."""
+    """Speed under the recommended plan over today's, both by their dry runs; null without both, and if today's training
+    does not fit."""
     remarks: tuple[str, ...]
 
 
@@ -99,7 +107,7 @@ class CommandAdvice(Recommendation):
     today: CommandAnswer
     """The dry run of the command as it is."""
     proofs: tuple[Proof, ...] = ()
-    """The dry runs of the changed command; the last one was decisive."""
+    """The dry runs of the changed command, in their order."""
     remarks: tuple[str, ...] = ()
     """Sentences on what differs between the command and the question."""
     runs_deepspeed: bool = True
@@ -144,6 +152,49 @@ class CommandAdvice(Recommendation):
         return self if self.today_row is None else replace(self, recommended=self.today_row)
 
     @property
+    def closest(self) -> Candidate | None:
+        """The plan closest to fitting; None if the memory is not what prevents a recommendation."""
+        return None if self.is_unproved else super().closest
+
+    @property
+    def is_unproved(self) -> bool:
+        """Whether nothing is recommended, and a plan fits by the prediction or has a dry run without a verdict on its
+        memory."""
+        without = {SCRIPT_FAILED, RUN_FAILED, RAN_OTHERWISE}
+        failed = any(proof.candidate.fit.reason in without for proof in self.proofs)
+        return self.recommended is None and (failed or any(step.taken for step in self.ladder))
+
+    @property
+    def not_tried(self) -> tuple[Candidate, ...]:
+        """If a dry run failed, the faster plans of the table that fit by the prediction and were not run, of another
+        ZeRO stage than today's. Without a recommendation, all that were not run."""
+        if all(proof.answer is not None or not proof.problem for proof in self.proofs):
+            return ()
+        tried, chosen, stage = (
+            {proof.candidate.plan for proof in self.proofs},
+            self.recommended,
+            self.today.engine.zero_stage,
+        )
+        others = (each for each in other_taken_plans(self.ladder, chosen) if each.plan not in tried)
+        return tuple(
+            each
+            for each in others
+            if chosen is None or (each.plan.zero_stage != stage and each.tokens_per_s > chosen.tokens_per_s)
+        )
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the plan; none if faster plans failed or were not tried, since the reasons compare their
+        predictions."""
+        return () if self.is_unproved or self.not_tried else super().reasons
+
+    @cached_property
+    def doubts(self) -> tuple[str, ...]:
+        """The doubts about the plan, without the plans of `not_tried`."""
+        others = [step for step in self.ladder if step.candidate not in self.not_tried]
+        return doubts(self.question, others, self.recommended)
+
+    @property
     def proof(self) -> Proof | None:
         """The dry run of the recommended plan; None if nothing is recommended."""
         proved = (proof for proof in self.proofs if self.recommended and proof.candidate.plan == self.recommended.plan)
@@ -180,16 +231,18 @@ class CommandAdvice(Recommendation):
 
     @property
     def is_needless(self) -> bool:
-        """Whether today's training runs DeepSpeed and fits, and the advised one is not faster beyond the error."""
-        return self.runs_deepspeed and self.today.fit.fits and (self.speedup or math.inf) <= 1 + SAME_SPEED
+        """Whether today's training runs DeepSpeed and fits, and no other is known to be faster beyond the error."""
+        is_faster = self.recommended is not None and (self.speedup or math.inf) > 1 + SAME_SPEED
+        return self.runs_deepspeed and self.today.fit.fits and not is_faster
 
     @property
     def speedup(self) -> float | None:
         """Speed of the recommended plan over today's, both by their dry runs; None without both, and for a command that
-        trains without DeepSpeed."""
+        trains without DeepSpeed or does not fit."""
         proof = self.proof
         if (
             not self.runs_deepspeed
+            or not self.today.fit.fits
             or proof is None
             or proof.answer is None
             or proof.answer.step is None
@@ -233,11 +286,16 @@ class CommandAdvice(Recommendation):
 
 
 def observed_candidate(candidate: Candidate, answer: CommandAnswer) -> Candidate:
-    """The candidate with the verdict, the device memory and the time of its dry run."""
+    """The candidate with the verdict, the memory and the time of its dry run."""
     if answer.step is not None:
         time = replace(answer.step.time, spread=candidate.time.spread)
         candidate = candidate.replace_estimate(replace(candidate.estimate, time=time))
-    return replace(candidate, fit=answer.fit, measured_bytes=answer.required_device_bytes_per_gpu)
+    return replace(
+        candidate,
+        fit=answer.fit,
+        measured_bytes=answer.required_device_bytes_per_gpu,
+        measured_host_bytes=answer.required_host_bytes_per_node,
+    )
 
 
 def _fields(value: Any) -> dict[str, Any]:

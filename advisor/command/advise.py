@@ -1,8 +1,8 @@
 """`advise_command`: the advice for the training of a command.
 
 A dry run of the command shows what it trains, on the longest batch where lengths differ. Every strategy is searched for
-that training as for a named model. The winner is proved by a dry run of the changed command; if that fails or does not
-fit, the next best plan is tried.
+that training as for a named model. The winner is proved by a dry run of the changed command; if that does not fit, the
+next best plan is tried, and if it fails, the best one of the ZeRO stage for which the script was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
 from ...probes.command.request import CommandRequest
-from ...probes.command.run import NoEngineError
+from ...probes.command.run import CommandFailedError, NoEngineError
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..advise import predicted
@@ -30,10 +30,9 @@ from ..question.cluster import build_cluster
 from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate
-from ..text.labels import plan_title
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
-from .advice import CommandAdvice, Proof, observed_candidate
+from .advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice, Proof, observed_candidate
 from .changes import ChangedCommand, changed_command
 from .question import command_question
 
@@ -107,8 +106,8 @@ def advise_command(
     except NoEngineError:
         if config_file is not None:
             raise
-        remarks.append("The command trains without DeepSpeed: it was observed under ZeRO-2.")
-        on_task("dry run under ZeRO-2, since the command trains without DeepSpeed")
+        remarks.append("The command trains without DeepSpeed: it was observed under zero2.")
+        on_task("dry run under zero2, since the command trains without DeepSpeed")
         first = folder / _free_name(folder)
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
@@ -195,20 +194,20 @@ def _proved(
             answer = dry_run(proving)
         except DsAdviseError as error:
             problem = f"{error.what}, {error.why}" if error.why else error.what
-            proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=problem))
+            reason = SCRIPT_FAILED if isinstance(error, CommandFailedError) else RUN_FAILED
+            checked = judged[candidate.plan] = candidate.refused(reason)
+            proofs.append(Proof(candidate=checked, changed=changed, answer=None, problem=problem))
             continue
         overtaken = ""
         if (now := answer.engine.parameters) != parameters:
-            remark = (
-                f"Under {plan_title(candidate.plan)} the script's model has {now:,} parameters, not {parameters:,}."
-            )
+            remark = f"Under {candidate.strategy} the script's model has {now:,} parameters, not {parameters:,}."
             asked, parameters = ask(answer), now
             found = replace(asked, remarks=(*asked.remarks, remark))
             candidate = next((each for each in found.candidates if each.plan == candidate.plan), candidate)
             if found.recommended is not None and found.recommended.plan != candidate.plan:
                 overtaken = "another plan is faster for that model"
         answer = _compared(answer, found.question, candidate)
-        checked = judged[candidate.plan] = observed_candidate(candidate, answer)
+        checked = observed_candidate(candidate, answer)
         differing = _differing(answer, found.today, candidate.plan)
         kept |= differing
         problem = f"the changed command still has {_listed(differing)}" if differing else overtaken
@@ -217,6 +216,9 @@ def _proved(
             problem = f"the changed command trains in {new} in place of {own}"
         elif not differing and checked.fit.probability < least:
             problem = f"its dry run {checked.fit.reason}"
+        if differing or new != own:
+            checked = candidate.refused(RAN_OTHERWISE)
+        judged[candidate.plan] = checked
         proofs.append(Proof(candidate=checked, changed=changed, answer=answer, problem=problem))
         if not problem:
             chosen = checked
@@ -271,12 +273,15 @@ def _compared(answer: CommandAnswer, question: Question, candidate: Candidate) -
 
 
 def _next(found: CommandAdvice, tried: Sequence[Candidate], kept: Mapping[str, Any]) -> Candidate | None:
-    """The next plan to prove: the fastest of the strategies not tried. kept: fields that the command does not change;
-    then the fastest of all plans with them."""
+    """The next plan to prove: the fastest of the strategies not tried; after a failure, first of those with the ZeRO
+    stage under which the script runs. kept: fields that the command does not change; then the fastest of all plans with
+    them."""
     ranked = by_speed(found)
     if kept:
         fitting = [each for each in found.candidates if each.fit.probability >= LEAST[found.question.risk]]
         ranked = sorted(fitting, key=lambda each: -each.tokens_per_s)
+    if any(each.fit.reason in (SCRIPT_FAILED, RUN_FAILED) for each in tried):
+        ranked = sorted(ranked, key=lambda each: each.plan.zero_stage != found.today.engine.zero_stage)
     plans = {each.plan for each in tried}
     possible = (each for each in ranked if all(getattr(each.plan, name) == value for name, value in kept.items()))
     return next((each for each in possible if each.plan not in plans), None)

@@ -13,15 +13,16 @@ from ...ds_configs.launch_commands import shell_line
 from ...estimators.errors import DsAdviseError
 from ...estimators.plan import Plan
 from ..answer.command_answer import CommandAnswer
-from ..answer.facts import answer_subject
+from ..answer.facts import answer_subject, further_facts
 from ..answer.start import start_settings
-from ..answer.verdict import answer_verdict, fit_tone
-from ..command.advice import CommandAdvice, Proof
+from ..answer.verdict import Verdict, answer_verdict, fit_tone
+from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
-from ..text.labels import checkpointing_title, plan_title
+from ..search.candidate import fits_sentence, plan_words
+from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import gib, rate, seconds, times
+from ..text.units import gib, listed, rate, seconds, times
 from .answer import MOST_LINES
 from .ladder import ladder_notes, ladder_table
 from .runs import START, next_command
@@ -38,7 +39,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     first, then the last command if it repeats that of the changes, then the table of plans."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    verdict = answer_verdict(answer.kept if answer.is_needless else answer)
+    verdict = _unproved(answer) if answer.is_unproved else answer_verdict(answer.kept if answer.is_needless else answer)
     # A note on plans that are close has the predicted speed of each, and today's row that of its dry run.
     names = set() if answer.today_row is None else {answer.today_row.strategy}
     shown = [
@@ -50,7 +51,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
         facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
             subject=" · ".join(answer_subject(answer.question)),
-            verdict=_kept(answer) if answer.is_needless else verdict.headline,
+            verdict=_kept(answer) if answer.is_needless else _headline(answer, verdict),
             tone=fit_tone(answer.today.fit) if answer.is_needless else verdict.tone,
             blocks=[
                 *verdict.sentences,
@@ -82,18 +83,48 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
-    """Yield how much faster the advised plan is, if today's fits."""
-    if not answer.is_needless and answer.speedup is not None and answer.today.fit.fits:
+    """Yield how much faster the advised plan is."""
+    if not answer.is_needless and answer.speedup is not None:
         yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
+
+
+def _headline(answer: CommandAdvice, verdict: Verdict) -> str:
+    """Return the verdict's headline, with the micro batch if the strategy is today's with another one."""
+    chosen, today = answer.recommended, answer.today_plan
+    if chosen is None or today is None or chosen.strategy != today.strategy:
+        return verdict.headline
+    micro = chosen.plan.micro_batch_size
+    title = plan_title(chosen.plan) + (f" at micro batch {micro}" if micro != today.micro_batch_size else "")
+    return fits_sentence(title, chosen.fit)
 
 
 def _kept(answer: CommandAdvice) -> str:
     today, plan = answer.today, answer.today_plan
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
-    assert today.step is not None
-    speed = f"{rate(today.step.time.tokens_per_s)} {today.unit}/s"
+    speed = "" if today.step is None else f"{rate(today.step.time.tokens_per_s)} {today.unit}/s, "
     name = "" if plan is None else f", {plan_title(plan)}"
-    return f"Keep today's plan{name}: {speed}, {need} of {have} GiB per GPU."
+    return f"Keep today's plan{name}: {speed}{need} of {have} GiB per GPU."
+
+
+def _unproved(answer: CommandAdvice) -> Verdict:
+    """Return the verdict if no dry run of the changed command proves a plan: what they lack, by strategy."""
+    words = {
+        SCRIPT_FAILED: "The script fails under {}.",
+        RUN_FAILED: "The dry run fails under {}.",
+        RAN_OTHERWISE: "The command does not run as advised under {}.",
+    }
+    tried: dict[str, list[str]] = {}
+    for proof in answer.proofs:
+        sentence = words.get(proof.candidate.fit.reason, "The dry run does not fit under {}.")
+        tried.setdefault(sentence, []).append(proof.candidate.strategy)
+    headline = "No plan could be proved."
+    return Verdict(
+        tone="bad",
+        headline=headline,
+        short=headline.removesuffix("."),
+        sentences=tuple(doc.Sentence(sentence.format(listed(names))) for sentence, names in tried.items()),
+        facts=[*further_facts(answer)],
+    )
 
 
 def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
@@ -101,15 +132,19 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
     engine, observed, step = answer.engine, answer.observed, answer.step
     total = engine.micro_batch_size * engine.gradient_accumulation_steps * engine.data_parallel_size
     have = gib(answer.run.cluster.gpu.memory_bytes)
+    speed = "unknown"
+    if answer.fit.verdict == "does not fit":
+        speed = "does not fit"
+    elif step is not None:
+        speed = f"{seconds(step.time.step_s)}, {rate(step.time.tokens_per_s)} {answer.unit}/s"
     return {
-        "strategy": f"ZeRO stage {engine.zero_stage}" if plan is None else plan.strategy,
+        "strategy": (f"zero{engine.zero_stage}" if engine.zero_stage else "ddp") if plan is None else plan.strategy,
         "batch": f"{engine.micro_batch_size} x {engine.gradient_accumulation_steps}, {total} a step",
         "checkpointing": "on" if observed.recomputes else "off",
-        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB, {answer.fit.reason}",
+        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB",
         "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
-        "step": "unknown"
-        if step is None
-        else f"{seconds(step.time.step_s)}, {rate(step.time.tokens_per_s)} {answer.unit}/s",
+        "verdict": answer.fit.reason,
+        "step": speed,
     }
 
 
@@ -164,7 +199,12 @@ def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
     yield doc.Heading("Evidence", "evidence", printed=False)
     for proof in answer.proofs:
         if proof.problem:
-            yield doc.Sentence(f"{_title(proof)} was tried: {proof.problem}.", "yellow")
+            problem = proof.problem.replace(f"{Path.cwd()}/", "")
+            yield doc.Sentence(f"Tried {plan_words(proof.candidate.plan)}: {problem}.", "yellow")
+    if answer.not_tried:
+        names = listed([each.strategy for each in answer.not_tried])
+        others = "" if answer.recommended is None else ", under which the script may fail as well"
+        yield doc.Sentence(f"Not tried: {names}{others}.", "yellow")
     if answer.proof is not None and answer.proof.answer is not None:
         text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
     else:
@@ -184,11 +224,6 @@ def _next(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield from next_command(START, shell_line(["ds-advise", "launch", *given, "--", *words]))
     elif not changed.gives_config:  # else it is the command of the changes
         yield from next_command(START, shell_line(["ds-advise", "launch", "--", *changed.words]))
-
-
-def _title(proof: Proof) -> str:
-    plan = proof.candidate.plan
-    return f"{plan_title(plan)} with micro batch {plan.micro_batch_size} and {checkpointing_title(plan)}"
 
 
 def deliver_command_advice(
@@ -222,4 +257,4 @@ def deliver_command_advice(
     output.show(answer.to_json, render)
     if failure is not None:
         raise failure
-    return 0 if answer.recommended is not None else 1
+    return 0 if answer.recommended is not None or answer.is_needless else 1

@@ -29,12 +29,11 @@ def _columns(answer: Recommendation) -> list[_Column]:
     """Return the columns between strategy and verdict."""
     question = answer.question
     memory, unit = "GiB" if question.cluster.gpu.is_cpu else "GPU GiB", question.model.unit
-    host_bytes = attrgetter("memory.host_bytes_per_node")
     return [
         _Column("batch", 5, lambda plan: batch_label(plan.plan)),
         _Column("ckpt", 4, lambda plan: checkpointing_label(plan.plan)),
         _Column(memory, 7, lambda plan: gib(plan.device_bytes), attrgetter("device_bytes")),
-        _Column("RAM GiB", 7, lambda plan: gib(host_bytes(plan)), host_bytes),
+        _Column("RAM GiB", 7, lambda plan: gib(plan.host_bytes), attrgetter("host_bytes")),
         _Column(f"{unit}/s", 8, lambda plan: rate(plan.tokens_per_s), attrgetter("tokens_per_s")),
     ]
 

@@ -34,6 +34,9 @@ LIKELY = 0.5
 LEAST: dict[Risk, float] = {"safe": FIT_THRESHOLD, "balanced": 0.8, "bold": LIKELY}
 """Least probability of fitting of a recommended plan, by risk."""
 
+_JUST_TOO_LARGE = 1.01
+"""Utilization assigned to a plan that was predicted to fit and did not."""
+
 RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
@@ -183,6 +186,8 @@ class Candidate:
     measured_bytes: int | None = None
     """Device memory measured by a probe, or by a dry run of a command or of keys that are not predicted; None without
     one."""
+    measured_host_bytes: int | None = None
+    """Host memory per node measured by a dry run of a command; None without one."""
 
     def __repr__(self) -> str:
         return f"<Candidate: {plan_words(self.plan)}: {gib(self.device_bytes)} GiB per GPU, {self.fit.reason}>"
@@ -201,6 +206,12 @@ class Candidate:
     def replace_estimate(self, estimate: Estimate) -> Candidate:
         """Return the candidate with another estimate and the same verdict."""
         return replace(self, memory=estimate.memory, make_estimate=lambda: estimate)
+
+    def refused(self, reason: str) -> Candidate:
+        """Return the candidate as one that does not fit, for a reason of its run."""
+        utilization = max(self.fit.utilization, _JUST_TOO_LARGE)
+        fit = Fit(probability=0.0, gpu_probability=0.0, reason=reason, limit="gpu", utilization=utilization)
+        return replace(self, fit=fit)
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -222,6 +233,11 @@ class Candidate:
     def device_bytes(self) -> int:
         """Required device memory: measured, or else predicted."""
         return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Required host memory per node: measured, or else predicted."""
+        return self.memory.host_bytes_per_node if self.measured_host_bytes is None else self.measured_host_bytes
 
 
 def plan_words(plan: Plan) -> str:

@@ -26,8 +26,8 @@ from .view import View, line, rows
 _PER_S = 2.0
 """Redraws per second; one takes about half a millisecond."""
 
-_CHANGED_S, _STEP_S, _SAME_S = 5.0, 30.0, 60.0
-"""Least intervals between two printed lines: for another phase, for another step, and for nothing new."""
+_NEWS_S, _SAME_S = 30.0, 60.0
+"""Least intervals between two printed lines: for another phase or step, and for nothing new."""
 
 _STEPS_AT_ONCE = 3
 """Number of first steps that are printed at once."""
@@ -72,9 +72,12 @@ class Display:
             self._console.print(Text(text), soft_wrap=True)
 
     def begin(self, title: str) -> None:
-        """Name the next task: in place of the one before on a terminal, else in a line of its own."""
+        """Name the next task, whose time starts now: in place of the one before on a terminal, else in a line of its
+        own."""
         self._title = title
+        self._began = self._phase_at = time.monotonic()
         if self._live is None:
+            self._printed_at = self._began
             self.say(f"{title} ...")
 
     def show(self, view: View) -> None:
@@ -93,8 +96,8 @@ class Display:
 
     def _interval_s(self, view: View) -> float:
         if view.step != self._printed.step:
-            return 0.0 if self._printed.step < _STEPS_AT_ONCE else _STEP_S
-        return _CHANGED_S if view.phase != self._printed.phase and not view.step else _SAME_S
+            return 0.0 if self._printed.step < _STEPS_AT_ONCE else _NEWS_S
+        return _NEWS_S if view.phase != self._printed.phase and not view.step else _SAME_S
 
     def _drawn(self, columns: int) -> list[Text]:
         now = time.monotonic()

@@ -30,7 +30,12 @@ def printable(text: str) -> str:
 
 def alternatives(names: Sequence[str]) -> str:
     """Return `a, b or c`; "" for none."""
-    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return listed(names, "or")
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Return `a, b and c`; "" for none."""
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def ended(text: str) -> str:
@@ -92,8 +97,11 @@ def seconds(duration_s: float) -> str:
 
 
 def whole_seconds(duration_s: float) -> str:
-    """Return a time that is counted while it passes: `3 s`, `2 min 5 s`."""
-    return f"{duration_s:.0f} s" if duration_s < 99.5 else seconds(duration_s)
+    """Return a time that is counted while it passes: `3 s`, `1 min 5 s`."""
+    if duration_s >= 99.5:
+        return seconds(duration_s)
+    minutes, rest = divmod(round(duration_s), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def age(duration_s: float) -> str:

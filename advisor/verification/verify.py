@@ -23,7 +23,7 @@ from ..answer.recommendation import ProbedPlan, ProbeSeries, Recommendation, Ser
 from ..answer.what_if import changes
 from ..question.job import parse_duration
 from ..question.run import build_run
-from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, Fit, LadderStep
+from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep
 from ..search.choice import SAME_SPEED, best_of_strategy, fastest_that_fits, other_taken_plans, worth_trying_first
 from ..text.labels import checkpointing_title, plan_title
 from ..text.output import Output
@@ -34,9 +34,6 @@ from .prediction import by_estimate
 from .probe import cpu_rank_bytes
 from .probe_order import ProbeOrder, ProbeVerdict, calibration, measured_estimate
 from .run_view import shown_probe
-
-_JUST_TOO_LARGE = 1.01
-"""Utilization assigned to a plan that was predicted to fit and did not."""
 
 ProbeCandidate = Callable[[Candidate, float], ProbeResult]
 """Function that probes a candidate within a number of seconds."""
@@ -268,10 +265,10 @@ def _corrected_candidates(
         result = results.get(candidate.plan)
         if result is None:
             if candidate.fit.probability >= LIKELY and order.too_large(candidate):
-                return _refused(candidate, NEEDS_MORE)
+                return candidate.refused(NEEDS_MORE)
             return candidate.replace_estimate(replace(candidate.estimate, time=order.expected_time(candidate)))
         if result.failure is not None:
-            return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
+            return candidate.refused(RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
         ran = candidate.fit._replace(probability=1.0, reason="ran", limit="")
         need_bytes = order.verdicts[candidate.plan].need_bytes
         return Candidate.from_estimate(measured_estimate(candidate.estimate, result), ran, measured_bytes=need_bytes)
@@ -282,12 +279,6 @@ def _corrected_candidates(
 def _fastest_that_ran(candidates: Sequence[Candidate]) -> Candidate | None:
     ran = [candidate for candidate in candidates if candidate.estimate.evidence == "probe"]
     return max(ran, key=lambda candidate: candidate.tokens_per_s, default=None)
-
-
-def _refused(candidate: Candidate, reason: str) -> Candidate:
-    utilization = max(candidate.fit.utilization, _JUST_TOO_LARGE)
-    fit = Fit(probability=0.0, gpu_probability=0.0, reason=reason, limit="gpu", utilization=utilization)
-    return replace(candidate, fit=fit)
 
 
 def _ladder(

@@ -56,6 +56,11 @@ def test_a_worker_that_reads_no_request_shows_its_own_status(folder: Path) -> No
     assert run(folder, "import os; os.close(0); os._exit(5)", request=b"x" * 3_000_000)[0] == 5
 
 
+def test_a_phase_that_is_being_written_is_not_reported(folder: Path) -> None:
+    (folder / "phase").touch()
+    assert run(folder, "import time; time.sleep(0.5)")[2] == ["start"]
+
+
 def test_a_signal_is_a_negative_status(folder: Path) -> None:
     assert run(folder, "import os; os.kill(os.getpid(), 11)")[0] == -11
 

@@ -111,6 +111,28 @@ for inputs, labels in torch.utils.data.DataLoader(data, batch_size=arguments.mic
     engine.backward(loss)
     engine.step()
 """
+SHARDED = """
+import sys
+import deepspeed
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = {
+    "train_micro_batch_size_per_gpu": int(sys.argv[1]),
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 3},
+}
+with deepspeed.zero.Init(config_dict_or_path=config):
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=128_256
+    ))
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+rows = [torch.ones(2048, dtype=torch.long)] * 512
+for ids in torch.utils.data.DataLoader(rows, batch_size=int(sys.argv[1])):
+    ids = ids.to(engine.device)
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+"""
 
 
 @pytest.fixture
@@ -233,7 +255,7 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
     assert names == ["zero3", chosen.strategy] and "ZeRO-0" not in printed and "no ZeRO" not in printed
     measured = proof.answer.result.peak.allocated_bytes_per_gpu
     assert measured == pytest.approx(chosen.memory.allocated_bytes_per_gpu, rel=0.1)
-    assert sorted(path.name for path in folder.iterdir()) == ["auto.json", "model", "train.py"]
+    assert {path.name for path in folder.iterdir()} - {"results of this test"} == {"auto.json", "model", "train.py"}
     assert (
         schema_errors(json.loads(json.dumps(answer.to_json(), default=_plain)), command_schema("advise-command")) == []
     )
@@ -253,6 +275,29 @@ def test_a_plan_that_is_not_faster_keeps_today_s() -> None:
     without = replace(kept, runs_deepspeed=False)  # what was observed is not what the command runs today
     assert not without.is_needless and without.speedup is None
     assert "(observed)" in str(without) and "today" not in str(without)
+
+
+@pytest.mark.usefixtures("folder", "in_forks")
+def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
+    """The script shards its model by itself, so it runs under ZeRO-3 alone."""
+    answer = advice(SHARDED, "32")
+    first, *_, last = answer.proofs
+    assert first.candidate.plan.zero_stage < 3 and first.candidate.fit.reason == "script failed"
+    assert [proof.candidate.plan.zero_stage for proof in answer.proofs[1:]] == [3] * len(answer.proofs[1:])
+    assert last.answer is not None and answer.recommended is not None and not last.problem
+    assert not answer.today.fit.fits and answer.speedup is None
+    lines = str(answer).splitlines()
+    assert lines[0] == f" ZeRO-3 at micro batch {answer.recommended.plan.micro_batch_size} fits."
+    facts = {line[:15].strip(): line[15:].strip() for line in lines}
+    assert facts["step"].startswith("does not fit ") and " tokens/s" in facts["step"]
+    (row,) = (line.split() for line in lines if line.startswith("> "))
+    assert facts["host RAM"].endswith(f" {row[5]} GiB per node")  # one figure for one plan
+    assert any(line.startswith(" Not tried: ") for line in lines) and "within the error" not in str(answer)
+    unproved = str(replace(answer, recommended=None, proofs=(first,)))
+    assert unproved.splitlines()[0] == " No plan could be proved." and "Nothing fits" not in unproved
+    assert f"The script fails under {first.candidate.strategy}." in unproved and "\n> " not in unproved
+    fits = replace(answer, recommended=None, proofs=(first,), today=last.answer)
+    assert str(fits).startswith(" Keep today's plan, ZeRO-3: ")
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ds_advise.advisor.text.units import count, counted_noun, gib, rate, seconds, whole_percents
+from ds_advise.advisor.text.units import (
+    count,
+    counted_noun,
+    gib,
+    rate,
+    seconds,
+    whole_percents,
+    whole_seconds,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +30,7 @@ from hypothesis import strategies as st
         (rate, {9_994_999: "9,990,000", 43_412_000: "43.4 M", 1.2e9: "1,200 M"}),
         (seconds, {0.0012: "1.2 ms", 0.861: "861 ms", 0.9951: "1.0 s", 1.14: "1.1 s", 14.2: "14 s"}),
         (seconds, {99.4: "99 s", 119.7: "2 min 0 s", 125.2: "2 min 5 s"}),
+        (whole_seconds, {3.2: "3 s", 59.4: "59 s", 59.5: "1 min 0 s", 96: "1 min 36 s", 99.6: "1 min 40 s"}),
         (lambda number: counted_noun(number, "row"), {0: "0 rows", 1: "1 row", 1204: "1,204 rows"}),
     ],
 )
