@@ -278,6 +278,7 @@ def test_a_plan_that_is_not_faster_keeps_today_s() -> None:
 
 
 @pytest.mark.usefixtures("folder", "in_forks")
+@pytest.mark.slow
 def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
     """The script shards its model by itself, so it runs under ZeRO-3 alone."""
     answer = advice(SHARDED, "32")
