@@ -368,7 +368,9 @@ def predicted(question: Question) -> Recommendation:
             # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
-    recommended = fastest_that_fits(ladder)
+    recommended, cluster, time = fastest_that_fits(ladder), question.cluster, None
+    if recommended is not None:
+        cluster, time = recommended.node(cluster), recommended.time
     found = Recommendation(
         question=question,
         candidates=candidates,
@@ -376,8 +378,7 @@ def predicted(question: Question) -> Recommendation:
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
         changes=changes(question, ladder, recommended),
-        assumptions=question.model.assumptions
-        + assumptions(question.cluster, recommended.estimate.time if recommended else None),
+        assumptions=question.model.assumptions + assumptions(cluster, time),
     )
     if offered is not None and recommended is None:
         other = predicted(offered)
