@@ -368,9 +368,8 @@ def predicted(question: Question) -> Recommendation:
             # `offered` offers no further loss, so the recursion ends here.
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
-    recommended, cluster, time = fastest_that_fits(ladder), question.cluster, None
-    if recommended is not None:
-        cluster, time = recommended.node(cluster), recommended.time
+    recommended = fastest_that_fits(ladder)
+    node = question.cluster if recommended is None else recommended.node(question.cluster)
     found = Recommendation(
         question=question,
         candidates=candidates,
@@ -378,7 +377,7 @@ def predicted(question: Question) -> Recommendation:
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
         changes=changes(question, ladder, recommended),
-        assumptions=question.model.assumptions + assumptions(cluster, time),
+        assumptions=question.model.assumptions + assumptions(node, recommended.time if recommended else None),
     )
     if offered is not None and recommended is None:
         other = predicted(offered)
