@@ -369,6 +369,7 @@ def predicted(question: Question) -> Recommendation:
             return replace(predicted(offered), without_loss=own)
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
+    node = question.cluster if recommended is None else recommended.node(question.cluster)
     found = Recommendation(
         question=question,
         candidates=candidates,
@@ -376,8 +377,7 @@ def predicted(question: Question) -> Recommendation:
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
         changes=changes(question, ladder, recommended),
-        assumptions=question.model.assumptions
-        + assumptions(question.cluster, recommended.estimate.time if recommended else None),
+        assumptions=question.model.assumptions + assumptions(node, recommended.time if recommended else None),
     )
     if offered is not None and recommended is None:
         other = predicted(offered)

@@ -22,6 +22,7 @@ COLOURS = ROOT / "docs" / "colours.json"
 STYLES = ROOT / "docs" / "terminal.css"
 _CONSOLE = Console(color_system="standard", force_terminal=True)
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE_OR_UNIT = re.compile(r"(<(?:pre|code)\b.*?</(?:pre|code)>)|(?<=\d) (?=%|[kMGT]i?B\b)", re.DOTALL)
 _CODE_IN_ROW = re.compile(r"(?<=[ |])`[^`\n]*\\\|[^`\n]*`")
 
 
@@ -43,8 +44,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose tables have no empty headers, which mean nothing to a screen reader, and whose options are
-    not divided after their hyphens."""
+    """Return a page whose tables have no empty headers, which mean nothing to a screen reader, whose options are not
+    divided after their hyphens, and whose numbers are not divided from their units."""
+    html = _CODE_OR_UNIT.sub(lambda found: found[1] or "\N{NO-BREAK SPACE}", html)
     html = re.sub(r"(?<!<pre>)<code>(?=[^<\n]{1,26}</code>)", '<code class="short">', html)
     return re.sub(r"<th[^>]*></th>", "<td></td>", html)
 
@@ -58,7 +60,7 @@ def on_post_page(output: str, **_: Any) -> str:
 
 def first_page(readme: str) -> str:
     """Return the README without its parts for developers, with links from the folder of the manual."""
-    for_users = re.sub(r"^\[中文\].*\n", "", readme.partition("\n## Folders\n")[0], flags=re.MULTILINE)
+    for_users = re.sub(r"^\[中文\].*\n", "", readme.partition("\n## Contributing\n")[0], flags=re.MULTILINE)
     return for_users.replace("](docs/", "](")
 
 

@@ -203,8 +203,9 @@ _STYLE = (
 def main() -> None:
     if not shutil.which("tmux"):
         sys.exit("this needs tmux (Debian: apt-get install tmux)")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    folder = Path(tempfile.gettempdir(), "run")  # the picture shows its name
+    folder.mkdir()
+    try:
         make_files(folder)
         (folder / "ds_config.json").unlink()
         (folder / "tiny.py").write_text(_TRAIN)
@@ -212,6 +213,8 @@ def main() -> None:
         # The training in the picture runs on this machine's CPU, whose speed no data sheet has.
         subprocess.run(["ds-advise", "bench", "--device", "cpu", "--quiet"], env=_environment(folder), check=True)
         answer, *others = ([*frames(scene, folder)] for scene in SCENES)
+    finally:
+        shutil.rmtree(folder)
     begin = next(at for at, (seconds, _) in enumerate(answer) if seconds == SCENES[0].hold_s)
     shown = [*answer[begin:], *chain.from_iterable(others), *answer[:begin]]
     PICTURE.write_text(svg(shown), encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .errors import ClusterError
-from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, named_host, pcie_bytes_per_s
+from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, most_ram_bytes, named_host, pcie_bytes_per_s
 
 _PCIE3_BYTES_PER_S = pcie_bytes_per_s(3, 16)
 
@@ -204,7 +204,7 @@ def dram_bytes_per_s(cluster: Cluster) -> float:
 
 def assumed_host_name(cluster: Cluster) -> str:
     """Return the name in `data/hosts.csv` of the host of a node, if it is unknown: by the GPU, a desktop, by the
-    architecture of eight or more NVLink GPUs, or a server."""
+    architecture of eight or more NVLink GPUs, or a server. `node_with_ram` has that of a plan."""
     gpu = cluster.gpu
     if is_desktop(cluster):
         return "desktop"
@@ -219,10 +219,23 @@ def assumed_node_host(cluster: Cluster) -> Host:
 
 
 def is_desktop(cluster: Cluster) -> bool:
-    """Return whether the host is assumed to be a desktop."""
+    """Return whether the host is assumed to be a desktop, which holds the RAM of a node as far as that is known."""
     gpu, cores = cluster.gpu, cluster.cpu_cores_per_node or 0
     is_small = cluster.gpus_per_node <= DESKTOP_GPUS and cores <= 2 * DESKTOP_CORES
+    is_small = is_small and desktop_holds(cluster.host_memory_bytes_per_node or 0)
     return is_small and (gpu.is_geforce or gpu.name.startswith("TITAN"))
+
+
+def node_with_ram(cluster: Cluster, ram_bytes: int) -> Cluster:
+    """Return the cluster with nodes of a server's RAM if theirs is unknown and the assumed desktop cannot hold this
+    much."""
+    if cluster.host_memory_bytes_per_node is not None or not is_desktop(cluster) or desktop_holds(ram_bytes):
+        return cluster
+    return replace(cluster, host_memory_bytes_per_node=MOST_HOST_BYTES)
+
+
+def desktop_holds(ram_bytes: int) -> bool:
+    return ram_bytes <= most_ram_bytes("desktop")
 
 
 def cpu_cores(cluster: Cluster) -> int:

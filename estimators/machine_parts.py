@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,13 @@ def assumed_host(gpu: str) -> str:
     """Return the name of the host that is assumed for a GPU, or for the architecture of a server's GPUs; "" if there is
     none."""
     return next((row["name"] for row in _rows("hosts") if gpu in row["assumed_for"].split("|")), "")
+
+
+@cache
+def most_ram_bytes(host: str) -> float:
+    """Return the largest RAM of a host with a name; infinity if the table does not limit it."""
+    row = _row("hosts", "name", host)
+    return int(row["most_ram_gb"]) * 2**30 if row is not None and row["most_ram_gb"] else inf
 
 
 def drive_names() -> tuple[str, ...]:

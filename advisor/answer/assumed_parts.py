@@ -13,6 +13,7 @@ from ...estimators.hardware import (
     assumed_host_name,
     assumes_drive,
     assumes_pcie,
+    desktop_holds,
     host_phrase,
     network_bytes_per_s,
     pcie_phrase,
@@ -47,9 +48,9 @@ class AssumedPart(NamedTuple):
     """Whether it is named even if it does not decide: another plan may depend on it."""
 
 
-def assumed_parts(cluster: Cluster) -> Iterator[AssumedPart]:
-    """Yield what is assumed of the machines besides their GPUs."""
-    gpu = cluster.gpu
+def assumed_parts(cluster: Cluster, chosen: Candidate) -> Iterator[AssumedPart]:
+    """Yield what is assumed of the machines of a plan besides their GPUs."""
+    gpu, node = cluster.gpu, chosen.node(cluster)
     if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
         assumed = network_bytes_per_s(cluster)
         slower = next((each for each in SLOWER_NETWORKS if each * 1e9 / 8 < assumed), SLOWER_NETWORKS[-1])
@@ -63,24 +64,25 @@ def assumed_parts(cluster: Cluster) -> Iterator[AssumedPart]:
         yield AssumedPart(
             DRIVE_PHRASE, tuple((f"--nvme {place}@{name}", _with_drive(cluster, name)) for name in OTHER_DRIVES)
         )
-    if cluster.dram_bytes_per_s_per_node is None and (name := _other_host(cluster)):
-        yield AssumedPart(host_phrase(cluster), ((f"--host {name}", with_host(cluster, name)),))
+    if cluster.dram_bytes_per_s_per_node is None and (name := _other_host(node, chosen.ram_to_fit)):
+        yield AssumedPart(host_phrase(node), ((f"--host {name}", with_host(cluster, name)),))
     if assumes_pcie(cluster):
         bridge, links, generation = bridge_of(gpu.name), list[str](), gpu.pcie_generation
         if bridge is not None and 1 < cluster.gpus_per_node <= bridge.joins:
             links.append(bridge.link.replace(" ", "-"))
         # The slots of a desktop share 16 lanes of its processor; a server may be older than its cards.
-        is_desktop = assumed_host_name(cluster) == "desktop" or generation == 3
+        is_desktop = assumed_host_name(node) == "desktop" or generation == 3
         links.append(f"pcie{generation}x8" if is_desktop else f"pcie{generation - 1}")
         yield AssumedPart(pcie_phrase(cluster), tuple((f"--link {link}", with_links(cluster, link)) for link in links))
 
 
-def _other_host(cluster: Cluster) -> str:
-    """Another host than the assumed one, as `--host` takes it; "" for GPUs whose servers are alike."""
+def _other_host(cluster: Cluster, ram_bytes: int) -> str:
+    """Another host than the assumed one that holds a plan, as `--host` takes it; "" for GPUs whose servers are
+    alike."""
     assumed, are_few = assumed_host_name(cluster), cluster.gpus_per_node <= DESKTOP_GPUS
     if assumed not in ("desktop", "server"):
         return ""
-    if cluster.cpu_cores_per_node is None and (assumed == "desktop" or are_few):
+    if cluster.cpu_cores_per_node is None and (assumed == "desktop" or (are_few and desktop_holds(ram_bytes))):
         return "server" if assumed == "desktop" else "desktop"
     return "8xDDR4-3200" if assumed == "desktop" else _OLDER_SERVER
 
@@ -95,7 +97,7 @@ def deciding_parts(question: Question, chosen: Candidate) -> list[AssumedPart]:
     `WORTH_LISTING`."""
     return [
         part
-        for part in assumed_parts(question.cluster)
+        for part in assumed_parts(question.cluster, chosen)
         if part.is_named
         or any(not 1 / WORTH_LISTING < _ratio(question, chosen, other) < WORTH_LISTING for _, other in part.others)
     ]

@@ -266,6 +266,6 @@ def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload:
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s),
     )
-    rates = () if cluster is None or workload is None else rate_origins(time.terms, cluster, workload)
+    rates = () if cluster is None or workload is None else rate_origins(time.terms, candidate.node(cluster), workload)
     found = tuple(section for section in sections if section.terms)
     return Explanation(candidate=candidate, sections=found, cluster=cluster, rates=rates)

@@ -79,15 +79,13 @@ def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
 
 def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
     """Return the speeds of the plan on the slowest and the fastest card, if only a memory size was given."""
-    workload, predicted = (
-        question.workload,
-        estimate_time(question.model, question.workload, question.cluster, chosen.plan),
-    )
+    workload, node = question.workload, chosen.node(question.cluster)
+    predicted = estimate_time(question.model, workload, question.cluster, chosen.plan)
     factor, speeds = chosen.tokens_per_s / predicted.tokens_per_s, dict[str, float]()  # the factor of a run of the plan
     same_host = replace(
         question.cluster,
-        cpu_cores_per_node=cpu_cores(question.cluster),
-        dram_bytes_per_s_per_node=dram_bytes_per_s(question.cluster),
+        cpu_cores_per_node=cpu_cores(node),
+        dram_bytes_per_s_per_node=dram_bytes_per_s(node),
         host_score_s=host_score_s(question.cluster),
     )
     for gpu in same_size_gpus(question.cluster.gpu):
@@ -231,7 +229,7 @@ _SOFTWARE = {
     "reentrant": "reentrant checkpointing",
     "loading host-fp32": "loaded in fp32",
     "loading gpu": "loaded on the GPU",
-    "loading gpu-fp32": "loaded in fp32 on the GPU",
+    "loading gpu-fp32": "trained weights cast to fp32 on the GPU",
 }
 """Words for settings of the software that their names do not make clear."""
 

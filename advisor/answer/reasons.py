@@ -197,8 +197,8 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     AutoEP, and plans that are close.
 
     Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
-    interval, in logarithms), so their order is open. On one GPU, a ZeRO stage without offload partitions nothing and
-    can only be slower.
+    interval, in logarithms), so their order is open. On one GPU, ZeRO partitions nothing, so only plans that all
+    offload are compared.
     """
     if chosen is None:
         return ()
@@ -211,7 +211,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     close = [
         other
         for other in others
-        if (cluster.world_size > 1 or other.plan.offloads)
+        if (cluster.world_size > 1 or (other.plan.offloads and plan.offloads))
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]

@@ -9,7 +9,7 @@ from ..document.blocks import Fact, Sentence, Tone
 from ..question.question import Largest, Question
 from ..search.candidate import Candidate, Fit, chance, fits_sentence
 from ..text.labels import device_label, plan_title
-from ..text.units import gib, times
+from ..text.units import gib, times, whole_gib
 from .facts import further_facts, loading_peak, plan_facts
 from .recommendation import Recommendation
 
@@ -57,7 +57,9 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         sentences += risk
     else:
         headline = short = "Nothing fits."
-        lacks = [] if missed is None else [what_lacks(question, missed), *loading_peak(missed)]
+        lacks = list[str]()
+        if missed is not None:
+            lacks += [what_lacks(question, missed), *loading_peak(missed), *_margin(question, missed)]
         sentences[:0] = map(Sentence, [*lacks, *_fits_once_loaded(answer)])
     return Verdict(
         tone=tone,
@@ -122,6 +124,12 @@ def what_lacks(question: Question, missed: Candidate) -> str:
     elif room is not None and disk > room:
         beyond.append(f"{gib(disk)} GiB of NVMe per node ({gib(room)} available)")
     return f"{' and '.join([', '.join([text, *beyond[:-1]]), *beyond[-1:]])}."
+
+
+def _margin(question: Question, missed: Candidate) -> Iterator[str]:
+    """Yield the RAM with which a plan fits that lacks RAM, as the changes ask for it."""
+    if missed.memory.host_bytes_per_node > question.cluster.most_host_bytes_per_node:
+        yield f"The RAM with a margin for the error: {whole_gib(missed.ram_to_fit):,} GiB."
 
 
 def _largest_found(found: Largest | None, chosen: Candidate | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -70,6 +71,9 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
     storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
+    if chosen is None:  # the smallest and the fastest plan with more RAM or NVMe, then more GPUs
+        yield from islice(storage, 2)
+        yield from _grown(question, chosen, _gpus(question))
     if chosen is not None and chosen.fit.assumed_host_bytes:
         # The answer depends on the RAM, so plans with less of it come first.
         yield from _smaller_hosts(question, chosen)
@@ -128,19 +132,13 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
     if chosen is None or not chosen.fit.assumed_host_bytes:
         yield from ([asked] for asked in _smaller_states(question))
     yield from ([asked] for asked in _models(question, chosen))
-    if question.cluster.gpu.is_cpu:  # no other machine to suggest
-        yield _sequences(question)
-        return
-    rollouts = question.workload.rollouts
-    with_server = rollouts is not None and rollouts.server_gpus > 0  # the cluster excludes the server's GPUs
-    if not with_server:
+    if chosen is not None:
         yield _gpus(question)
     yield _sequences(question)
-    if chosen is not None:
+    if chosen is not None or question.cluster.gpu.is_cpu:
         return
     yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
-    if not with_server:
-        yield _larger_gpus(question)
+    yield _larger_gpus(question)
 
 
 class _Answer(NamedTuple):
@@ -289,8 +287,11 @@ def _sequences(question: Question) -> Iterator[Asked]:
 
 
 def _gpus(question: Question) -> Iterator[Asked]:
-    """Yield repeated doublings of the GPUs: within the node first, then more nodes."""
+    """Yield repeated doublings of the GPUs: within the node first, then more nodes; nothing where no other machine can
+    be suggested."""
     cluster = question.cluster
+    if not _can_change_gpus(question):
+        return
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
     while nodes < MOST_NODES:
         if per_node < MOST_GPUS_PER_NODE:
@@ -305,8 +306,16 @@ def _gpus(question: Question) -> Iterator[Asked]:
         yield f"--gpus {gpus_argument(larger)}", altered
 
 
+def _can_change_gpus(question: Question) -> bool:
+    rollouts = question.workload.rollouts
+    with_server = rollouts is not None and rollouts.server_gpus > 0  # the cluster excludes the server's GPUs
+    return not question.cluster.gpu.is_cpu and not with_server
+
+
 def _larger_gpus(question: Question) -> Iterator[Asked]:
     cluster = question.cluster
+    if not _can_change_gpus(question):
+        return
     for name in LARGER_GPUS:
         gpu = find_gpu(name)
         if gpu.memory_bytes > cluster.gpu.memory_bytes:

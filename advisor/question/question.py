@@ -9,7 +9,7 @@ from math import log2
 from typing import Any, Literal, Unpack
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware import Cluster
+from ...estimators.hardware import Cluster, node_with_ram
 from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
@@ -239,8 +239,10 @@ class Question:
 
     @cached_property
     def cluster_without_storage(self) -> Cluster:
-        """The cluster without sizes of RAM and NVMe, which limit a plan but do not change its prediction."""
-        return replace(self.cluster, host_memory_bytes_per_node=None, nvme_bytes_per_node=None)
+        """The cluster without sizes of RAM and NVMe, which limit a plan but change no more of its prediction than the
+        assumed host."""
+        unbounded = replace(self.cluster, host_memory_bytes_per_node=None, nvme_bytes_per_node=None)
+        return node_with_ram(unbounded, self.cluster.host_memory_bytes_per_node or 0)
 
     @cached_property
     def offered_loss_question(self) -> Question | None:

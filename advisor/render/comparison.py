@@ -30,7 +30,7 @@ from ..text.labels import cluster_title, component_title, method_title, phase_ti
 from ..text.units import gib, percent, printable, rate, times
 from .configuration import value_label
 
-_HEAD = "", "A", "B", "B - A", "better"
+_HEAD = "", "A", "B", "B vs A", "better"
 _WIDTHS = 30, 11, 11, 9, 6
 """Titles and least widths of the columns of all tables: a name, its three figures, and the better side."""
 
@@ -264,17 +264,17 @@ def _basis(comparison: Comparison) -> Iterator[str]:
 
 def _sizes(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     one, other = (Figure(gib(int(size)) if size else NOTHING, size) for size in (first, second))
-    return one, other, _signed(gib(int(abs(second - first))), second - first)
+    is_same = one.text == other.text
+    return one, other, Figure("=") if is_same else _signed(gib(int(abs(second - first))), second - first)
 
 
 def _durations(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     def write(duration: float) -> str:
         return NOTHING if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
 
-    change = second - first
-    is_same = abs(change) <= _SAME * max(first, second)
-    text = Figure("=") if is_same else _signed(write(abs(change)), change)
-    return make_figure(first, write), make_figure(second, write), text
+    one, other, change = make_figure(first, write), make_figure(second, write), second - first
+    is_same = one.text == other.text or abs(change) <= _SAME * max(first, second)
+    return one, other, Figure("=") if is_same else _signed(write(abs(change)), change)
 
 
 def _signed(text: str, difference: float) -> Figure:

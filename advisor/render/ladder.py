@@ -119,7 +119,7 @@ def ladder_notes(answer: Recommendation, *, all_candidates: bool, details: bool)
         yield f"batch: micro batch / {device_label(cluster)}s that share it x accumulation; RAM, NVMe: per node"
     elif details:
         yield "batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"
-    if any(plan.fit.reason == NEEDS_RAM for plan in shown):
+    if any(plan.fit.reason.startswith(NEEDS_RAM) for plan in shown):
         most = gib(cluster.most_host_bytes_per_node)
         yield f"needs --ram: pass it if a host has more than {most} GiB"
     if any(plan.fit.reason.endswith("%") for plan in shown):

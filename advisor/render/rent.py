@@ -89,7 +89,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         other = cheapest.figures
         condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
         yield (
-            f"The cheapest, {_title(cheapest)}, takes {hours(other.duration_s)} and costs "
+            f"{_cheapest_title(advice)}, {_title(cheapest)}, takes {hours(other.duration_s)} and costs "
             f"{money(other.cost, sign)}{condition}."
         )
     yield (
@@ -118,6 +118,13 @@ def _kind(advice: RentAdvice) -> str:
     if advice.budget is not None and advice.deadline_s is None:
         return "fastest"
     return "cheapest" if advice.recommended is advice.cheapest_within else _BEST_VALUE
+
+
+def _cheapest_title(advice: RentAdvice) -> str:
+    """Return the title of the cheapest machine within the limits, if the table has cheaper ones beyond them."""
+    if advice.cheapest is advice.cheapest_within:
+        return "The cheapest"
+    return "The cheapest within the limits" if advice.budget is not None else "The cheapest within the time limit"
 
 
 def _condition(offer: Offer) -> str:

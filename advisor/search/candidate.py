@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
-from ...estimators.hardware import Cluster
+from ...estimators.hardware import Cluster, node_with_ram
 from ...estimators.memory.fit_probability import FIT_THRESHOLD as FIT_THRESHOLD
 from ...estimators.memory.fit_probability import (
     dry_run_fit_probability,
@@ -106,6 +106,8 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return on_gpu
     if host > 1:
         reason = f"needs {times(host)} the RAM" if known else NEEDS_RAM
+        if memory.nvme_bytes_per_node and not nvme:
+            reason = f"{'needs RAM' if known else NEEDS_RAM}, --nvme"
         return refused._replace(reason=reason, limit="host")
     if memory.nvme_bytes_per_node and not nvme:
         utilization = max(on_gpu.utilization, 1.0)
@@ -228,6 +230,15 @@ class Candidate:
     @cached_property
     def tokens_per_s(self) -> float:
         return self.time.tokens_per_s
+
+    def node(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with the host that is assumed for the plan's RAM."""
+        return node_with_ram(cluster, self.ram_to_fit)
+
+    @property
+    def ram_to_fit(self) -> int:
+        """RAM of a node in bytes with which the plan fits."""
+        return host_bytes_to_fit(self.memory.host_bytes_per_node)
 
     @property
     def device_bytes(self) -> int:

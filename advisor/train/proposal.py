@@ -300,5 +300,5 @@ def _answer_of_file(file: Path, question: Question, options: Mapping[str, Any]) 
         candidates=(candidate,),
         ladder=(step,),
         recommended=candidate if step.taken else None,
-        assumptions=model.assumptions + assumptions(cluster, candidate.time),
+        assumptions=model.assumptions + assumptions(candidate.node(cluster), candidate.time),
     )

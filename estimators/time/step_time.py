@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..estimate import Estimate, Spread, TimeEstimate, TimeTerm
-from ..hardware import HOST_CORE, Cluster, machine_assumptions
+from ..hardware import HOST_CORE, Cluster, is_desktop, machine_assumptions, node_with_ram
 from ..memory.activations.kernels import offered_attention
+from ..memory.fit_probability import host_bytes_to_fit
 from ..memory.plan_memory import estimate_memory
 from ..models.model_shape import ModelShape
 from ..models.rank_part import rank_share
@@ -95,7 +96,10 @@ def gain_of_bf16(model: ModelShape, workload: Workload, cluster: Cluster, plan: 
 
 
 def _step(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Step:
-    """Return the step of one rank's part of model and workload."""
+    """Return the step of one rank's part of model and workload, on the host that is assumed for the plan's RAM."""
+    if plan.offloads and is_desktop(cluster):
+        need = estimate_memory(model, workload, cluster, plan).host_bytes_per_node
+        cluster = node_with_ram(cluster, host_bytes_to_fit(need))
     plan = in_sequences(plan, workload)
     workload = offered_attention(model, workload.in_batch(plan.micro_batch_size))
     workload = workload.rank_share(plan.sequence_parallel_size)

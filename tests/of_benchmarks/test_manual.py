@@ -38,6 +38,8 @@ def test_the_manual_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path
     assert "manual of ds-advise" not in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     shown = (tmp_path / "site" / "own-script" / "index.html").read_text(encoding="utf-8")
     assert re.search(r'<span class="term-bold term-\d">[^<]* fits', shown), "output has its colours"
+    accuracy = (tmp_path / "site" / "how-true" / "index.html").read_text(encoding="utf-8")
+    assert re.search("mean error 0.5\N{NO-BREAK SPACE}%", accuracy), "a number is not divided from its unit"
 
 
 def test_the_menu_of_commands_is_that_of_the_help() -> None:

@@ -439,7 +439,8 @@ def test_what_each_tool_holds_before_the_engine(
     assert figures is not None and figures.as_is is not None
     memory, said = figures.as_is.memory, " ".join(figures.remarks)
     subject = " ".join(training_subject(figures.own))
-    assert "fp32 adapters" not in subject and ("loaded in fp32 on the GPU" in subject) == (peak is not None)
+    assert "fp32 adapters" not in subject
+    assert ("trained weights cast to fp32 on the GPU" in subject) == (peak is not None)
     load = {phase.name: phase.allocated_bytes / 1e9 for phase in memory.phases}.get("load")
     assert ("pure_bf16: true avoids it" in said) == (memory.peak.name == "load") == (peak is not None)
     if peak is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ds_advise import advise, estimate
 from ds_advise.advisor.advise import build_question
-from ds_advise.advisor.answer.assumed_parts import WORTH_LISTING
+from ds_advise.advisor.answer.assumed_parts import WORTH_LISTING, assumed_parts
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.rent import rent
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
@@ -223,3 +223,26 @@ def test_the_interval_holds_the_drives_of_eight_in_ten_machines() -> None:
     inner = known.tokens_per_s_range
     assert low < inner[0] / 2 < inner[1] < high / 2 and known.tokens_per_s == time("").tokens_per_s
     assert time("", "zero3-offload").spread == known.spread
+
+
+def test_an_assumed_host_holds_the_ram_of_its_plan() -> None:
+    """A desktop has at most 256 GB, so a plan that needs more, or a node that has more, is in a server."""
+
+    def step_s(model: str, **stated: str) -> float:
+        return estimate(model, gpus="2xRTX4090", strategy="zero3-offload", micro_batch=1, **stated).time.step_s
+
+    small, large = "Qwen2.5-1.5B", "Qwen2.5-14B"
+    assert step_s(small) == step_s(small, host="desktop") > step_s(small, host="server") == step_s(small, ram="1TB")
+    assert step_s(large) == step_s(large, host="server")
+    answer = ask(large, "2x32GB")
+    assert answer.recommended is not None and answer.recommended.fit.assumed_host_bytes > 256 * GIB
+    others = [flags for part in assumed_parts(answer.question.cluster, answer.recommended) for flags, _ in part.others]
+    assert others and not any("desktop" in flags for flags in others)
+    desktop = ask("Llama-3.1-8B", "2xRTX4090")
+    assert "51.2 GB/s of host memory bandwidth" in " ".join(desktop.assumptions)
+    assert "200 GB/s of host memory bandwidth" in " ".join(ask(large, "2xRTX4090").assumptions)
+
+
+def test_on_one_gpu_plans_that_partition_nothing_are_not_close() -> None:
+    """Each has the work of DDP and more. Where GPUs share the states, an order may be open."""
+    assert not ask("gpt2", "RTX4090").doubts and ask("gpt2", "4xRTX4090").doubts

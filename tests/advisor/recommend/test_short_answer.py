@@ -109,6 +109,19 @@ def test_a_host_of_unknown_ram_is_not_assumed_to_have_terabytes() -> None:
     assert _answer(f"{asked} --ram 10TB")[0].endswith("fits.")
 
 
+def test_a_plan_that_lacks_ram_and_a_drive_says_both() -> None:
+    """With the RAM that the suggestion asks for."""
+    text = "\n".join(_answer("Llama-3.1-8B --gpus 24GB --ram 32GB"))
+    assert re.search(r"^> zero3-nvme .* needs RAM, --nvme$", text, re.MULTILINE)
+    asked = re.search(r"--ram (\d+)GiB --nvme", text)
+    assert asked is not None and f"The RAM with a margin for the error: {asked[1]} GiB." in text
+
+
+def test_more_gpus_are_named_where_nothing_fits() -> None:
+    """Also where more RAM, a drive and other methods would do."""
+    assert any("--gpus 8x8xH100-SXM5" in line for line in _answer("DeepSeek-V3 --gpus 4x8xH100"))
+
+
 def test_details_add_reasons_assumptions_and_the_script() -> None:
     short, long = (_answer(question) for question in (QUESTIONS[0], f"{QUESTIONS[0]} --details"))
     for words in (

@@ -183,6 +183,15 @@ def test_the_cheapest_is_named_next_to_a_much_faster_machine_of_nearly_the_same_
     assert printed.count(f"{name} 2 x A100-SXM4-80GB") == 2
 
 
+def test_the_cheapest_that_misses_a_limit_is_not_called_the_cheapest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prices.csv").write_text("gpus,price_per_gpu\n1/2/4xA100-80GB,2\n")
+    _, printed = _printed("--deadline 5h", tmp_path / "prices.csv", capsys)
+    assert "The best value that ends within 5.0 h: 4 x A100-SXM4-80GB." in printed
+    assert "The cheapest within the time limit, 2 x A100-SXM4-80GB, takes" in printed
+
+
 def test_the_answer_names_the_machine_and_what_it_costs(
     prices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
