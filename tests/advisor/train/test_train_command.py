@@ -336,6 +336,18 @@ def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
     assert "between steps 58 ms " in " ".join(page.getvalue().split())
 
 
+def test_a_resumed_training_has_its_own_losses(tmp_path: Path) -> None:
+    """Those of its steps, not of the steps before the checkpoint."""
+    folder = TrainingFolder(tmp_path)
+    log = [{"step": step, "loss": 7.0 - step / 10} for step in range(1, 7)]
+    folder.state.write_text(json.dumps({"log_history": log}))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path, resumes_after=4)
+    attempt = Attempt(request=request, outcome=outcome_of(tmp_path, None))
+    page = io.StringIO()
+    render_trained(Trained(session=Session(attempts=(attempt,)), folder=folder), Console(file=page, width=120))
+    assert "Finished: steps 5 to 6 in 1.0 s, loss 6.500 to 6.400." in page.getvalue()
+
+
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
     """A tokenizer that needs its own code is refused, and the code has not run."""
     (model / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -259,3 +259,22 @@ def has_come(moment: str, temporary: Path) -> bool:
     if moment in PHASES:
         return any(f'"{moment}"' in log.read_text() for log in temporary.glob("*/rank*.jsonl"))
     return moment == "at once" or bool(list(temporary.glob("*/rank*.log")))
+
+
+def test_a_failure_before_the_first_forward_pass_is_of_the_preparation() -> None:
+    """DeepSpeed had initialized: the data are read then, not the engine made."""
+    rank = Rank(EventLogReader(Path("none")), 0, phase="initialize")
+    assert rank.place == "initialize"
+    rank.latest["initialized"] = True
+    assert rank.place == "preparation"
+    rank.phase = "step 1"
+    assert rank.place == "step 1"
+
+
+def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
+    """With its own type and message, and without its traceback."""
+    text = (
+        'Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File "x"\n'
+    )
+    event = description(ValueError(f"{text}ValueError: bad row 306\n"))
+    assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
