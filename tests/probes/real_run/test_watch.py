@@ -19,6 +19,7 @@ from ds_advise.advisor.verification.run_view import RunView
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.machine import search_path
 from ds_advise.probes.real_run.environment import Settings, observed_environment
+from ds_advise.probes.real_run.events import EventLogReader, description
 from ds_advise.probes.real_run.ranks import Rank, Ranks
 from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.real_run.sampling import MemorySampler
@@ -273,8 +274,7 @@ def test_a_failure_before_the_first_forward_pass_is_of_the_preparation() -> None
 
 def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
     """With its own type and message, and without its traceback."""
-    text = (
-        'Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File "x"\n'
-    )
-    event = description(ValueError(f"{text}ValueError: bad row 306\n"))
+    caught = "Caught ValueError in DataLoader worker process 0."
+    original = 'Original Traceback (most recent call last):\n  File "x"\nValueError: bad row 306\n'
+    event = description(ValueError(f"{caught}\n{original}"))
     assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
