@@ -12,6 +12,9 @@ from typing import Any
 from ..estimators.errors import DsAdviseError
 from .failures.messages import find_message
 
+NAME_A_CONFIG = "ds-advise dry-run ds_config.json --gpus ... -- COMMAND"
+"""The command line that names a configuration, for a command that is not known here."""
+
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 
 
@@ -141,7 +144,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
             phase=phase,
             details=details,
             why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
-            fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
+            fix=f"name a configuration: {NAME_A_CONFIG}",
         )
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
