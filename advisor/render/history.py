@@ -36,7 +36,7 @@ _BENCH_TITLES = {
     "memory_copy": "copy in device memory",
     "new_memory": "new memory, page by page",
     "host_memory": "sum in host memory",
-    "host_score": "a core, single-threaded",
+    "host_score": "a core, small operations of torch",
     "cpu_adam": "DeepSpeedCPUAdam",
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
@@ -171,9 +171,8 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
 
 def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
     """Yield the remark that a device without instructions for bf16 trains faster in fp32."""
-    bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
-    if bf16 and fp32 and bf16 < fp32:
-        yield doc.Sentence(f"Products in fp32 are {times(fp32 / bf16)} as fast as in bf16: pass --precision fp32.")
+    if (ratio := result.fp32_to_bf16) is not None and ratio > 1:
+        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.")
 
 
 def _bench_title(figure: BenchFigure) -> str:

@@ -23,11 +23,22 @@ from ..document.terminal import print_blocks
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
+from ..question.this_machine import measured_hardware
 from ..render.launch import end_sentence, render_failure, render_figures
 from ..render.runs import next_command
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
-from ..text.units import capitalised, counted_noun, ended, loss_figure, percent, seconds, shown_path, whole_seconds
+from ..text.units import (
+    capitalised,
+    counted_noun,
+    ended,
+    loss_figure,
+    percent,
+    seconds,
+    shown_path,
+    times,
+    whole_seconds,
+)
 from .folder import TrainingFolder
 
 if TYPE_CHECKING:
@@ -193,6 +204,9 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
     facts = plan_facts(question, chosen)[0 if _is_timed(proposed) else 1 :]
     yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")
     yield doc.Facts([*facts, doc.Fact("steps", f"{proposed.steps:,}", f"{words}{takes}{saves}"), *data])
+    known = measured_hardware("cpu") if question.cluster.gpu.is_cpu and question.workload.precision == "bf16" else None
+    if known is not None and (ratio := known.result.fp32_to_bf16) is not None and ratio > 1:
+        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.", "yellow")
 
 
 def _is_timed(proposed: Proposal) -> bool:

@@ -29,10 +29,11 @@ from ds_advise.advisor.verification.prediction import PhaseFigures
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.benchmark_result import figure
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, launch_request, outcome_of, schema_errors, write_checkpoint
+from tests.helpers import TINY, bench_result, launch_request, outcome_of, schema_errors, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -334,6 +335,14 @@ def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
     render_trained(trained, Console(file=page, width=120))
     assert "Finished: 5 steps in 1.0 s, loss 6.260 to 6.000 (NaN in 1 step, first in step 3)." in page.getvalue()
     assert "between steps 58 ms " in " ".join(page.getvalue().split())
+
+
+def test_the_rate_of_fp32_to_that_of_bf16() -> None:
+    """That of the benchmark; none if one of them was not measured."""
+    speeds = {"bf16": 1e9, "fp32": 67e9}
+    figures = [figure("matrix_product", how, 512, speed, [1.0], "flop/s") for how, speed in speeds.items()]
+    assert bench_result(*figures).fp32_to_bf16 == pytest.approx(67)
+    assert bench_result(figures[0]).fp32_to_bf16 is None
 
 
 def test_a_resumed_training_has_its_own_losses(tmp_path: Path) -> None:
