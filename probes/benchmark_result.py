@@ -90,6 +90,12 @@ class BenchResult:
     seconds: float
     """Duration of the benchmark."""
 
+    @property
+    def fp32_to_bf16(self) -> float | None:
+        """Ratio of the rate of products in fp32 to that in bf16; None if one of them was not measured."""
+        bf16, fp32 = (self.best("matrix_product", how=how) for how in ("bf16", "fp32"))
+        return fp32 / bf16 if bf16 and fp32 else None
+
     def best(self, kind: FigureKind, how: str | None = None) -> float | None:
         """The higher median rate of the two largest sizes, where the rate has saturated; None if there are none."""
         rates = [

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.errors import DsAdviseError
+from .failures.messages import find_message
+
+NAME_A_CONFIG = "ds-advise dry-run ds_config.json --gpus ... -- COMMAND"
+"""The command line that names a configuration, for a command that is not known here."""
 
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 
@@ -31,6 +35,10 @@ class CommandFailedError(DryRunError):
     """The user's script failed. details: its traceback or the end of its output."""
 
     exit_code = 1
+
+
+class ScriptExitError(CommandFailedError):
+    """The user's script ended itself with an exit code, as it also does without a dry run."""
 
 
 class NoEngineError(CommandFailedError):
@@ -136,7 +144,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
             phase=phase,
             details=details,
             why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
-            fix="name a configuration: ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
+            fix=f"name a configuration: {NAME_A_CONFIG}",
         )
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
@@ -144,8 +152,16 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     if kind == "SystemExit":
         code = text.isdecimal() or text.startswith("-")
         what = f"the script exited with {f'code {text}' if code else 'the message'} (during {phase})"
-        why = ", ".join(part for part in ("" if code else text, f"at {where}" if where else "") if part)
-        return CommandFailedError(what, phase=phase, details=details, why=why)
+        lines = [line.strip() for line in str(answer.get("printed", "")).splitlines() if line.strip()]
+        said = (lines[-1] if lines else "") if code else text
+        known = find_message(said)
+        return ScriptExitError(
+            what,
+            phase=phase,
+            details=details,
+            why=", ".join(filter(None, (said, f"at {where}" if where else ""))),
+            fix="see its output with --debug" if known is None else known.fix,
+        )
     if answer.get("what"):  # an error of this package
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
         error = NoEngineError if kind == "PlainTrainingError" else error

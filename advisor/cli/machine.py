@@ -16,6 +16,7 @@ from .help import GroupedCommand
 from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
 
 if TYPE_CHECKING:
+    from ...probes.store import Record, Store
     from ..document.blocks import Document
 
 
@@ -109,7 +110,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
         return 0
 
     most = None if output.mode == "json" else limit
-    found = store.find(ids=chosen, limit=None if most is None else most + 1)
+    found = store.find(limit=None if most is None else most + 1) if chosen is None else _records(store, chosen)
     more = most is not None and len(found) > most
 
     def document() -> Document:
@@ -148,13 +149,11 @@ def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: 
     from ..verification.contribution import Contribution, contributed_run
 
     store = Store()
-    records = store.find(ids=[_number(text) for text in ids] if ids else None)
-    if missing := {_number(text) for text in ids} - {record.id for record in records}:
-        raise DsAdviseError(
-            f"there is no record {', '.join(map(str, sorted(missing)))}", fix="`ds-advise history` lists them"
-        )
-    if not ids:
-        records = [each for each in records if each.kind in ("probe", "training") and each.ran_on_gpus][:1]
+    if ids:
+        records = _records(store, [_number(text) for text in ids])
+    else:
+        measured = (each for each in store.find() if each.kind in ("probe", "training") and each.ran_on_gpus)
+        records = [each for each in measured if not each.result.get("failure")][:1]
     if not records:
         raise DsAdviseError("nothing was measured on GPUs yet", fix="use ds-advise probe, launch or train")
     facts = load_facts()
@@ -164,6 +163,17 @@ def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: 
         write_text(contribution_json(found), file, force=force)
         output.say(f"wrote {file}")
     return 0
+
+
+def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
+    """The records with these numbers. Raises DsAdviseError if one does not exist."""
+    found = store.find(ids=numbers)
+    if missing := sorted(set(numbers) - {record.id for record in found}):
+        others = [record.id for record in store.find() if record.id is not None]
+        kept = f"the records are {min(others)} to {max(others)}" if others else "nothing was measured yet"
+        fix = "`ds-advise history` lists them" if others else "use ds-advise bench, or ds-advise probe"
+        raise DsAdviseError(f"there is no record {', '.join(map(str, missing))}", why=kept, fix=fix)
+    return found
 
 
 def _number(text: str) -> int:

@@ -254,6 +254,7 @@ class CommandWithUsersCommand(GroupedCommand):
     """A command that may be followed by `--` and a command of the user, which `users_command` returns."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = tuple(args)
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_USERS_COMMAND] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])

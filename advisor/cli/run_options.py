@@ -39,11 +39,27 @@ def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> P
     """The configuration that the user names, else the newest in this folder (`newest_file`); None for a command that
     names one itself, and for a model."""
     if "config_file" in run:
-        return Path(run.pop("config_file"))
+        file = Path(run.pop("config_file"))
+        _refuse_misspelled_model(file)
+        return file
     # `--deepspeed`, `--use_deepspeed`; the word `deepspeed` alone is the launcher.
     flags = any(word.startswith("-") and "deepspeed" in word for word in words)
     names_one = flags or any(".json" in word or "config_file" in word for word in words)
     return None if names_one or "model" in run else newest_file(output)
+
+
+def _refuse_misspelled_model(file: Path) -> None:
+    """Raise UnknownModelError if what was read as a file is nearly the name of a model."""
+    from ...estimators.errors import UnknownModelError
+    from ...estimators.models import catalogue
+
+    if file.exists() or file.suffix == ".json":
+        return
+    try:
+        catalogue.find(str(file))
+    except UnknownModelError as error:
+        if error.fix.startswith("write "):  # one name is meant
+            raise
 
 
 def newest_file(output: Output) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -204,7 +205,9 @@ def _command_answer(
     **settings: Any,
 ) -> tuple[DryRunAnswer, Callable[..., Document]]:
     """The dry run of the user's command, and the function that describes it."""
+    from ...ds_configs.files import CONFIG_NAME
     from ...probes.command.request import CommandRequest
+    from ...probes.run_errors import NAME_A_CONFIG, CommandFailedError
     from ..render.command import command_document
     from ..verification.command import command_answer
 
@@ -219,8 +222,13 @@ def _command_answer(
         offline=offline,
         **settings,
     )
-    with output.progress("dry run") as on_progress:
-        answer = command_answer(request, timeout_s=float(timeout_s), on_progress=on_progress)
+    try:
+        with output.progress("dry run") as on_progress:
+            answer = command_answer(request, timeout_s=float(timeout_s), on_progress=on_progress)
+    except CommandFailedError as error:
+        typed = shlex.join(["ds-advise", "dry-run", CONFIG_NAME, *click.get_current_context().obj])
+        error.fix = error.fix.replace(NAME_A_CONFIG, typed)
+        raise
     return answer, command_document
 
 

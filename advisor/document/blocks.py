@@ -132,7 +132,9 @@ class Table(NamedTuple):
         rows = [row._replace(cells=kept(row.cells)) for row in self.rows]
         head = [title for at, title in enumerate(self.head) if at not in columns]
         widths = [width for at, width in enumerate(self.widths) if at not in columns]
-        return self._replace(head=head, rows=rows, widths=widths)
+        left = [at for at in range(len(self.head)) if at not in columns]
+        optional = [left.index(at) for at in self.optional if at in left]
+        return self._replace(head=head, rows=rows, widths=widths, optional=optional)
 
     def without_meters(self) -> Table:
         """Return the table without its bars."""

@@ -18,7 +18,7 @@ from ...probes.command.request import CommandRequest
 from ...probes.real_run.command import CommandProbe
 from ...probes.real_run.torchrun import free_port
 from ...probes.run import Run, check_device
-from ...probes.run_errors import DryRunError
+from ...probes.run_errors import DryRunError, ScriptExitError
 from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
@@ -121,7 +121,8 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         with output.progress("dry run") as on_progress:
             found = command_answer(command, timeout_s=_LIMIT_S, on_progress=on_progress)
     except DryRunError as error:
-        error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
+        if not isinstance(error, ScriptExitError):
+            error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
         raise
     for remark in found.observed.remarks:
         output.say(remark)

@@ -169,6 +169,7 @@ class Monitor:
             losses=losses,
             phases=records.phases,
             predicted=self._prediction,
+            engine=records.first("engine") or {},
             differences=self._differences(),
             checkpoint=checkpoint,
             warnings=tuple(self._warnings),

@@ -64,6 +64,7 @@ def launch_request(
         is_config_given=is_config_given,
         requested_launcher=launcher_for(rendezvous, launcher),
         folder=folder / f"node{place['node_rank']}" if several else folder,
+        is_folder_given=log_dir is not None,
         device=place["device"],
         rendezvous=rendezvous,
         estimate=estimate,

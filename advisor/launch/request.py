@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +59,8 @@ class LaunchRequest:
     """Whether the user named it. If not, it is that of the folder, and a command with another one is right."""
     folder: Path
     """Folder of this launch, with `rank<R>.log`, `rank<R>.jsonl` and `launcher.log`."""
+    is_folder_given: bool = True
+    """Whether the user named it. If not, it is named by the time, and numbered if another launch has that name."""
     requested_launcher: Launcher | None = None
     """The launcher that the user requests for a command without one."""
     device: Device = "cuda"
@@ -79,6 +82,14 @@ class LaunchRequest:
     @property
     def command(self) -> TrainingCommand:
         return read_command(self.words)
+
+    @property
+    def target(self) -> str:
+        """The name of what is trained by: the script, or the tool that starts it."""
+        command = self.command
+        if command.program is not None:
+            return command.program.target
+        return next((word for word in command.words if word.endswith(".py")), command.words[0])
 
     @property
     def options(self) -> ScriptArguments:
@@ -169,6 +180,8 @@ class LaunchOutcome:
     """Median time and highest memory of the phases of a step."""
     predicted: Prediction | None = None
     """What was predicted; null without a check."""
+    engine: Mapping[str, int] = field(default_factory=dict)
+    """The engine's ZeRO stage and batch, under the names of `Plan`; empty if it was not seen."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None

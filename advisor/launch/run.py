@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ...ds_configs.files import numbered
 from ...estimators.errors import ConfigFileError
 from ...probes.real_run.supervisor import supervised
 from ...probes.real_run.torchrun import free_port
@@ -24,6 +25,8 @@ from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 
 _POLL_S = 0.2
 
+_OUTPUT = "the ranks' output is kept there"
+
 
 def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | None = None) -> LaunchOutcome:
     """Run the training to its end and return its outcome. No process of the training is left in any case.
@@ -35,15 +38,18 @@ def launch(request: LaunchRequest, *, verbose: bool = False, console: Console | 
     verbose: whether to show rank 0's output. console: where to show the progress, default stderr. Raises
     ConfigFileError if the folder cannot be made or holds another launch's records.
     """
-    make_folder(request.folder, "the ranks' output is kept there")
-    if any(request.folder.glob("rank*.jsonl")):
+    make_folder(request.folder, _OUTPUT)
+    log = request.folder / "launcher.log"
+    try:
+        log.touch(exist_ok=False)
+    except FileExistsError:
         raise ConfigFileError(
             f"{request.folder} contains the records of another launch",
             why="the records of two launches must not be mixed",
             fix="pass a new folder with --log-dir",
-        )
+        ) from None
     display = Display(console or Console(stderr=True, highlight=False), "training")
-    words, log = launch_line(request, port=None if request.rendezvous else free_port()), request.folder / "launcher.log"
+    words = launch_line(request, port=None if request.rendezvous else free_port())
     with (
         signals_collected(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
         supervised(words, log, observed(request)) as supervisor,
@@ -92,6 +98,16 @@ def _stop(records: Records) -> str:
             os.kill(pid, signal.SIGTERM)
     how = "SIGTERM is sent to the ranks, and the script decides what to save; press Ctrl-C again to end them now"
     return how if running else ""
+
+
+def new_folder(folder: Path) -> Path:
+    """Make a folder that no other launch has: with a number behind its name if there is one. Raises ConfigFileError."""
+    make_folder(folder.parent, _OUTPUT)
+    for free in numbered(folder):
+        with contextlib.suppress(FileExistsError):
+            free.mkdir()
+            return free
+    raise AssertionError("the numbers do not end")
 
 
 def make_folder(folder: Path, why: str) -> None:

@@ -27,11 +27,11 @@ from ..command.changes import changed_command
 from ..question.cluster import machines_label
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import capitalised, ended
+from ..text.units import capitalised, ended, shown_path
 from .check import Check, Objection, check, observe, plans_that_fit
 from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
-from .run import launch, make_folder
+from .run import launch, make_folder, new_folder
 
 _LESS = (0.95, 0.75, 0.5)
 """Largest memory need of the next plan as a share of the failed plan's need, by the number of earlier failures. A plan
@@ -264,10 +264,11 @@ def run_session(
         output.say(f"keeping {', '.join(kept)}")
     console = output.console(on_stderr=True)
     attempts: list[Attempt] = []
-    first_folder = request.folder
+    first_folder = request.folder if request.is_folder_given else new_folder(request.folder)
+    request = replace(request, folder=first_folder)
     while True:
         prepare(request)
-        output.say(f"output of the ranks: {request.folder}/rank*.log")
+        output.say(f"output of the ranks: {shown_path(request.folder)}/rank*.log")
         outcome = launch(request, verbose=verbose, console=console)
         attempt = Attempt(request=request, outcome=outcome)
         keep_training(attempt)
@@ -293,15 +294,30 @@ def _observed(request: LaunchRequest, output: Output) -> LaunchRequest:
 
 
 def keep_training(attempt: Attempt) -> None:
-    """Keep the training of a known model in the store, unless the engine never stepped or used another plan."""
+    """Keep a training in the store, with the plan that its engine used."""
     request, outcome = attempt.request, attempt.outcome
     run, prediction = request.run, outcome.predicted
-    if run.shape is None or not outcome.last_step or outcome.differences:
-        return
     kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
-    if prediction is not None:
+    if prediction is not None and not outcome.differences:
         result["predicted"] = prediction.stored()
-    record = build_record(run, "training", result, gpus=machines_label(run.cluster))
+    conditions: dict[str, Any] = {"gpus": machines_label(run.cluster)}
+    if run.shape is None:
+        run = replace(run, model_name=run.model_name or Path(request.target).name)
+        conditions["command"] = shlex.join(request.words)
+    record = build_record(run, "training", result, config=_config_that_ran(run, outcome), **conditions)
     try_store(lambda store: store.add(record), None)
+
+
+def _config_that_ran(run: Run, outcome: LaunchOutcome) -> dict[str, Any]:
+    """The configuration with the stage and the batch of the engine, which a script may have set itself."""
+    config, engine = run.config_with_batch, outcome.engine
+    if not engine:
+        return config
+    if outcome.differences:
+        config.pop("train_batch_size", None)
+    micro, steps = engine["micro_batch_size"], engine["gradient_accumulation_steps"]
+    zero = {**(config.get("zero_optimization") or {}), "stage": engine["zero_stage"]}
+    batch = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+    return {**config, **batch, "zero_optimization": zero}

@@ -62,7 +62,7 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in _largest(observed))
     yield "lengths", _lengths(observed)
     yield "checkpointing", "on" if observed.recomputes else "off"
-    yield "attention", " and ".join(observed.attention) or "math (all scores in memory)"
+    yield "attention", _attention(answer)
     yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
     on_gpu, on_host = gib(result.peak_loading_gpu_bytes), gib(result.peak_loading_host_bytes)
     yield "loading", f"peak {on_gpu} GiB on the GPU, {on_host} GiB of host memory per rank"
@@ -73,6 +73,14 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     hint = " (--longest trains the longest batch)" if observed.ended == "steps" and _varies(observed) else ""
     yield "end", _ENDINGS[observed.ended].format(steps=observed.steps) + hint
     yield "evaluation", "its first batches only" if observed.evaluation_cut else ""
+
+
+def _attention(answer: CommandAnswer) -> str:
+    """Return transformers' name of the attention with the kernels that ran: `sdpa (flash kernel)`."""
+    kernels, name = " and ".join(answer.observed.attention), answer.training.attention
+    if not kernels:
+        return "math (all scores in memory)"
+    return f"{name} ({kernels} kernel{'s' * (len(answer.observed.attention) > 1)})" if name else kernels
 
 
 def _model(engine: ObservedEngine) -> str:

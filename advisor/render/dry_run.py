@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.read import quantizes_collectives, unmodeled_features
+from ...estimators.estimate import total_bytes
+from ...estimators.memory.host_memory import process_terms
 from ...probes.recording.engine_hooks import BETWEEN
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.verdict import fit_tone
@@ -15,15 +18,18 @@ from ..document.charts import GIB, MIB, Bar, Lines, Panel, StackedBars, Unit
 from ..search.candidate import Fit, chance
 from ..text.labels import (
     MEMORY_FAMILIES,
+    checkpointing_title,
     cluster_title,
     component_title,
     device_label,
     global_batch_label,
     memory_by_family,
+    plan_title,
     versions_label,
 )
 from ..text.units import GIB as GIB_BYTES
 from ..text.units import age, capitalised, gib, percent, rate, seconds
+from ..verification.prediction import UNTIMED, UNWRITTEN_BUFFERS, is_timed
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
 
@@ -63,10 +69,13 @@ def dry_run_document(
 ) -> doc.Document:
     """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the next
     command. training: what was observed of a training that is not ours."""
+    if not is_timed(answer.run.cluster):
+        answer = replace(answer, step=None, analytic_time=None)
     result, cluster = answer.result, answer.run.cluster
     batch = global_batch_label(result.config, result.world_size, device_label(cluster))
     blocks: list[doc.Block] = [
         *_allocator(answer),
+        *_subject(answer),
         doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}."),
         doc.Sentence(f"{capitalised(batch)}."),
         *_advice(answer),
@@ -100,6 +109,15 @@ def dry_run_document(
         blocks=blocks,
         data=answer.to_json(),
     )
+
+
+def _subject(answer: DryRunAnswer) -> Iterator[doc.Block]:
+    """Yield the model, the plan and the training of a described run; those of a command are observed."""
+    plan, workload = answer.run.plan(answer.result.config), answer.run.workload
+    if plan is not None:
+        what = f"{plan_title(plan)}, {checkpointing_title(plan)}, {workload.loss} loss"
+        sequence = f"sequence {workload.seq_len:,} in {workload.precision}"
+        yield doc.Sentence(f"{answer.run.model_name}: {what}, {sequence}.")
 
 
 def _verdict(answer: DryRunAnswer) -> str:
@@ -185,11 +203,20 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
         f"{name.capitalize()} expandable_segments it needs {gib(need)}." if name and not any(_allocator(answer)) else ""
     )
     yield " ".join(filter(None, (text, _cached(answer), other)))
-    processes = answer.required_host_bytes_per_node - peak.host_bytes_per_node
-    yield f"Host RAM includes {gib(processes)} GiB for the processes themselves."
+    processes, cluster = total_bytes(process_terms(answer.run.cluster)), answer.run.cluster
+    tensors = answer.required_host_bytes_per_node - processes
+    when = ""
+    if peak.host_bytes_per_node and peak.host_bytes_per_node == cluster.gpus_per_node * result.peak_loading_host_bytes:
+        when = " while the model loads"
+    yield f"Host RAM: {gib(processes)} GiB for the processes, and at most {gib(tensors)} GiB of tensors{when}."
+    if cluster.gpu.is_cpu:
+        yield UNWRITTEN_BUFFERS
+    if not is_timed(cluster):
+        yield UNTIMED
     if answer.step is not None:
         step_s, links_s = answer.step.time.step_s, answer.step.links_busy_s
-        computes = f"The GPU computes {percent(answer.step.gpu_busy_s / step_s)} of the time"
+        busy = percent(answer.step.gpu_busy_s / step_s)
+        computes = f"The bar has what the step waits for; the GPU computes {busy} of the time"
         if links_s:
             share = percent(answer.step.overlapped_s / links_s)
             computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"

@@ -19,6 +19,7 @@ from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, s
 from ..text.units import seconds as duration
 from .record import (
     MICRO_BATCH,
+    config_of,
     failure_of,
     figures_of,
     gpus_of,
@@ -35,7 +36,7 @@ _BENCH_TITLES = {
     "memory_copy": "copy in device memory",
     "new_memory": "new memory, page by page",
     "host_memory": "sum in host memory",
-    "host_score": "a core, single-threaded",
+    "host_score": "a core, small operations of torch",
     "cpu_adam": "DeepSpeedCPUAdam",
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
@@ -64,8 +65,8 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
     data = build_history(records)
     if not records:
         verdict = (
-            f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this machine, "
-            "ds-advise probe a configuration."
+            f"Nothing was measured yet ({path}). ds-advise bench measures this machine, ds-advise probe a "
+            "configuration."
         )
         return _document([doc.Sentence(verdict)], data)
     rows, here = list[Row](), this_machine().key
@@ -81,10 +82,11 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
     titles = ["id", "when", "kind", "GPUs", "figures", "model", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     words = (
         "A dry run simulates its GPUs; the other figures are measured. GPU GiB: device memory of the fullest GPU, or "
-        "what a dry run needs of each. RAM GiB: host memory of all ranks of a node."
+        "what a dry run needs of each. RAM GiB: host memory of all ranks of a node. plan: the strategy, and micro "
+        "batch x accumulation steps."
     )
     blocks: list[doc.Block] = [
-        Table(titles, rows, gap=1, optional=(4, 1, 5)),
+        Table(titles, rows, gap=1, optional=(4, 9, 3, 1)),
         doc.Gap(),
         doc.Sentence(words, "dim"),
         *([doc.Sentence("Older ones: --limit N.", "dim")] if more else []),
@@ -128,12 +130,14 @@ def _result(record: Record) -> list[Cell]:
         speeds += [f"memory {amount(memory, 'B/s')}"] if memory else []
         return [", ".join(speeds)]
     name, plan = record.model_name.rpartition("/")[2], plan_of(record)
-    batch = batch_label(plan) if record.plan.get(MICRO_BATCH, "auto") != "auto" else ""
-    cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", f"{plan.strategy} {batch}".strip()]
+    config = config_of(record)
+    batch = batch_label(plan) if config.get(MICRO_BATCH, "auto") != "auto" else ""
+    strategy = plan.strategy if config else "-"
+    cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", f"{strategy} {batch}".strip()]
     if failure := failure_of(record):
         return [*cells, failure]
     figures = figures_of(record)
-    sizes = (make_figure(each, gib) for each in (figures.device_bytes, figures.host_bytes))
+    sizes = (make_figure(each, gib) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
     return [*cells, make_figure(figures.tokens_per_s, rate), *sizes]
 
 
@@ -167,9 +171,8 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
 
 def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
     """Yield the remark that a device without instructions for bf16 trains faster in fp32."""
-    bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
-    if bf16 and fp32 and bf16 < fp32:
-        yield doc.Sentence(f"Products in fp32 are {times(fp32 / bf16)} as fast as in bf16: pass --precision fp32.")
+    if (ratio := result.fp32_to_bf16) is not None and ratio > 1:
+        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.")
 
 
 def _bench_title(figure: BenchFigure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,22 @@ from ...ds_configs.files import write_text
 from ...ds_configs.job import JobKind
 from ...ds_configs.job_files import job_files
 from ...estimators.estimate import Evidence
+from ...probes.failures.diagnosis import diagnose
 from ..document import blocks as doc
 from ..document.blocks import Tone
 from ..document.charts import Lines, Panel
 from ..document.terminal import print_blocks
 from ..launch.check import Objection
 from ..launch.command import dry_lines, launch_job
-from ..launch.failures import tail
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
-from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds
+from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path
 from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
 from .runs import next_command
-
-_TAIL_LINES = 12
+from .why import error_place
 
 _PHASE_TITLES = {"step": "optimizer step"}
 """Titles of phases, if they differ from the names."""
@@ -122,7 +122,7 @@ def session_document(session: Session) -> doc.Document:
     request, outcome = session.attempts[-1].request, session.attempts[-1].outcome
     config_name = request.config_path.name if request.config_path else "its configuration"
     return doc.Document(
-        subject=f"Training by {_target(request)} · {request.run.model_name or 'a model of its own'}",
+        subject=f"Training by {request.target} · {request.run.model_name or 'a model of its own'}",
         verdict=end_sentence(outcome),
         tone=_TONES[outcome.status],
         blocks=[
@@ -140,16 +140,12 @@ def _end(session: Session) -> Iterator[doc.Block]:
     outcome = attempt.outcome
     failure, checkpoint = outcome.failure, outcome.checkpoint
     if failure is not None:
-        yield from _failure(failure)
+        yield from _failure(failure, outcome.folder)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
         resume = "" if failure is not None else "; --resume_from_checkpoint continues from it"
         yield doc.Sentence(f"The last checkpoint is {checkpoint}{resume}.")
     elif outcome.status == "stopped":
         yield doc.Sentence("No checkpoint of the Trainer was seen.")
-    if failure is not None:
-        log = outcome.folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
-        yield doc.Verbatim([f"| {line}" for line in tail(log).splitlines()[-_TAIL_LINES:]])
-        yield doc.Sentence(f"Its whole log: ds-advise why {log}")
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
@@ -157,7 +153,8 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
-    yield doc.Sentence(f"Output of the ranks: {outcome.folder}/rank*.log")
+    yield doc.Sentence("Output of the ranks:")
+    yield doc.Commands([f"{shown_path(outcome.folder)}/rank*.log"])
 
 
 def _next(session: Session) -> Iterator[doc.Block]:
@@ -167,11 +164,8 @@ def _next(session: Session) -> Iterator[doc.Block]:
         if session.following.command is not None:
             yield doc.Code([session.following.command])
     elif (saved := session.attempts[-1].outcome.checkpoint) is not None:
-        here = Path.cwd()
-        saved = saved.relative_to(here) if saved.is_relative_to(here) else saved
-        yield from next_command(
-            "Check the checkpoint, and export its weights:", shlex.join(["ds-advise", "checkpoint", str(saved)])
-        )
+        command = shlex.join(["ds-advise", "checkpoint", shown_path(saved)])
+        yield from next_command("Check the checkpoint, and export its weights:", command)
 
 
 def _loss(outcome: LaunchOutcome) -> Iterator[doc.Block]:
@@ -207,18 +201,22 @@ def _when(step: int) -> str:
     return f"after step {step}" if step else "before the first step"
 
 
-def _failure(failure: TrainingFailure) -> Iterator[doc.Block]:
+def _failure(failure: TrainingFailure, folder: Path) -> Iterator[doc.Block]:
     yield doc.Sentence(failure.message if ":" in failure.message else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
+    log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
+    with suppress(OSError), log.open("rb") as stream:
+        yield from error_place(shown_path(log), diagnose(stream))
+        yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
 
 
-def render_failure(failure: TrainingFailure, console: Console) -> None:
-    """Print the failure's message, its evidence and its fix."""
-    print_blocks(_failure(failure), console)
+def render_failure(failure: TrainingFailure, folder: Path, console: Console) -> None:
+    """Print the failure's message, its evidence, its fix, and its place in the log of the rank in the folder."""
+    print_blocks(_failure(failure, folder), console)
 
 
 def render_figures(attempt: Attempt, console: Console) -> None:
@@ -280,11 +278,3 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
         add(title, (size, other), gib)
     table = doc.Table(["", "measured", "predicted", *["GPU GiB", "predicted"] * has_gpu], rows)
     return table.without({2, 4}) if predicted is None else table
-
-
-def _target(request: LaunchRequest) -> str:
-    """Return the name of what is trained by: the script, or the tool that starts it."""
-    command = request.command
-    if command.program is not None:
-        return command.program.target
-    return next((word for word in command.words if word.endswith(".py")), command.words[0])

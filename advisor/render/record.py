@@ -32,8 +32,10 @@ class Figures:
 
     tokens_per_s: float | None = None
     step_s: float | None = None
+    needed_bytes: int | None = None
+    """What a dry run needs of each GPU, without cached blocks that the allocator can return."""
     device_bytes: int | None = None
-    """Device memory of the fullest GPU, or what a dry run needs of each."""
+    """Device memory of the fullest GPU."""
     reserved_bytes: int | None = None
     allocated_bytes: int | None = None
     host_bytes: int | None = None
@@ -43,11 +45,20 @@ class Figures:
 _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens_per_s": ("tokens/s", rate),
     "step_s": ("step", seconds),
+    "needed_bytes": ("GPU GiB, needed", gib),
     "device_bytes": ("GPU GiB, device", gib),
     "reserved_bytes": ("GPU GiB, reserved", gib),
     "allocated_bytes": ("GPU GiB, allocated", gib),
     "host_bytes": ("RAM GiB, all ranks", gib),
 }
+
+_TITLES = {"global_batch_size": "--global-batch", "optimizer_block": "optimizer", "rollouts": "rollouts"}
+"""Titles of conditions that have not the name of their option."""
+
+_ELSEWHERE = ("seq_len", "method", "software")
+"""Conditions that are no option, or stand in the line of the training."""
+
+_PHASE_COLUMNS = {"GPU peak": "gpu_peak_bytes", "GPU live": "gpu_live_bytes", "host live": "host_live_bytes"}
 
 
 def figures_of(record: Record) -> Figures:
@@ -62,8 +73,7 @@ def figures_of(record: Record) -> Figures:
         return Figures(
             tokens_per_s=result.get("tokens_per_s"),
             step_s=result.get("step_s"),
-            device_bytes=needed if has_gpu else None,
-            reserved_bytes=peak.get("reserved_bytes_per_gpu"),
+            needed_bytes=needed if has_gpu else None,
             allocated_bytes=peak.get("allocated_bytes_per_gpu"),
             host_bytes=result.get("required_host_bytes_per_node"),
         )
@@ -98,9 +108,14 @@ def gpus_of(record: Record) -> str:
     return f"one rank of {spec}" if result.get("solo") else spec
 
 
+def config_of(record: Record) -> Mapping[str, Any]:
+    """Return DeepSpeed's configuration: as the engine filled it, else the given one; {} if neither is known."""
+    return record.result.get("config") or record.plan
+
+
 def plan_of(record: Record) -> Plan:
     """Return the ZeRO stage, the offload and the batch of a record's configuration."""
-    config, blocks = record.plan, ("offload_optimizer", "offload_param")
+    config, blocks = config_of(record), ("offload_optimizer", "offload_param")
     devices: dict[str, Any] = {block: offload_device_in(config, block) for block in blocks}
     micro, steps = (config.get(key, "auto") for key in (MICRO_BATCH, ACCUMULATION))
     return Plan(
@@ -124,9 +139,9 @@ def record_document(record: Record, data: Any) -> doc.Document:
     if failure:
         verdict = f"It failed: {failure_of(record)}."
     elif record.kind == "dry-run":
-        need, have = figures.device_bytes, record.result.get("gpu_memory_bytes")
+        need, have = figures.needed_bytes, record.result.get("gpu_memory_bytes")
         of = f" of {gib(have)}" if have else ""
-        verdict = f"The dry run needs {gib(need)}{of} GiB per GPU." if need else "It ran."
+        verdict = f"The dry run needs {gib(need)}{of} GiB per GPU." if need else "The script runs."
         tone = "bad" if need and have and need > have else "good"
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
@@ -143,8 +158,8 @@ def record_document(record: Record, data: Any) -> doc.Document:
     if message := failure.get("message"):
         blocks += [doc.Gap(), doc.Sentence(f"Rank {failure.get('rank')}: {printable(str(message))}")]
         blocks.append(doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:]))
-    if record.plan:
-        blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(config_text(record.plan).splitlines())]
+    if config := config_of(record):
+        blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(config_text(config).splitlines())]
     blocks += repeat(record)
     return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
 
@@ -162,7 +177,7 @@ def made(record: Record) -> str:
 
 def _facts(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the conditions of a run under their titles."""
-    conditions, result, plan = record.workload, record.result, plan_of(record)
+    conditions, result, config = record.workload, record.result, config_of(record)
     yield "date", made(record)
     yield "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
@@ -175,15 +190,17 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "training", f"{method_title(workload)}, {workload.seq_len:,} tokens, checkpointing {checkpointing}"
         usual = Workload()
         others = (name for name in sorted(names) if getattr(workload, name) != getattr(usual, name))
-        shown = (f"{name} {conditions[name]}" for name in others if name not in ("seq_len", "method", "software"))
+        options = {name: _TITLES.get(name, f"--{name.replace('_', '-')}") for name in others}
+        shown = (f"{title} {conditions[name]}" for name, title in options.items() if name not in _ELSEWHERE)
         yield "options", ", ".join(shown)
-    yield "plan", plan_title(plan) if record.plan else ""
-    yield "batch", global_batch_label(record.plan, int(result.get("world_size") or 1), "rank")
+    yield "plan", plan_title(plan_of(record)) if config else ""
+    yield "batch", global_batch_label(config, int(result.get("world_size") or 1), "rank")
     limit = conditions.get("memory_limit_bytes")
     yield "limit", f"{gib(limit)} GiB per rank" if limit else ""
     yield "versions", versions_label(record.versions) if record.versions else ""
     yield "took", seconds(result["seconds"]) if result.get("seconds") else ""
-    yield "steps", str(result.get("steps") or result.get("iterations") or "")
+    simulated = max((phase["iteration"] for phase in result.get("phases") or ()), default=0)
+    yield "steps", str(result.get("steps") or simulated or "")
 
 
 def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
@@ -206,16 +223,17 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     phases = [
         Row(
             [
-                Figure(str(phase["iteration"])),
+                Figure(str(phase["iteration"] or "")),  # none before the first one
                 phase["phase"],
-                *(Figure(gib(phase[name])) for name in ("gpu_peak_bytes", "gpu_live_bytes", "host_live_bytes")),
+                *(Figure(gib(phase[name])) for name in _PHASE_COLUMNS.values()),
             ]
         )
         for phase in record.result.get("phases") or ()
     ]
     if phases:
+        device = "CPU" if record.result.get("device") == "cpu" else "GPU"
         yield doc.Gap()
-        yield Table(["iteration", "phase (GiB)", "GPU peak", "GPU live", "host live"], phases)
+        yield Table(["iteration", "phase (GiB)", *(each.replace("GPU", device) for each in _PHASE_COLUMNS)], phases)
 
 
 def machine_title(machine: Machine) -> str:

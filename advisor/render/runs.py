@@ -67,9 +67,14 @@ def _speed(result: ProbeResult) -> str:
 def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
     if failure is not None:
-        yield doc.Sentence(f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
-        yield doc.Verbatim(failure.details.strip().splitlines()[-12:])
-        yield from cause_and_fix(diagnose_text(f"{failure.details}\n{failure.message}"), _advise(answer))
+        from .why import error_place  # it imports `next_command`
+
+        yield doc.Sentence(f"Rank {failure.rank} failed first, during {failure.phase}: {failure.message}")
+        found = diagnose_text(failure.details)
+        found = found if found.first else diagnose_text(f"{failure.details}\n{failure.message}")
+        shown = [*error_place("", found)]
+        yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]
+        yield from cause_and_fix(found, _advise(answer))
         return
     steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
     yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")

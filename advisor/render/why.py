@@ -374,6 +374,15 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def error_place(log: str, found: Diagnosis) -> Iterator[doc.Block]:
+    """Yield the place of the first error in a log, and its lines; nothing without an error. log: "" for a text without
+    a file."""
+    if found.first is not None and log:
+        yield from _place(why_report(log, found, None), found.first)
+    elif found.first is not None:
+        yield doc.Excerpt([*_traceback(found.first), *_message(found.first)], level="bad")
+
+
 def message_list() -> Iterator[doc.Block]:
     """Yield the table of messages by area."""
     area = ""

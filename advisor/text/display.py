@@ -90,7 +90,8 @@ class Display:
             self._is_awaited = False
             with suppress(Exception):
                 self._live.start()
-        if self._live is None and now - self._printed_at >= self._interval_s(view):
+        is_empty = not (view.phase or view.step)
+        if self._live is None and not is_empty and now - self._printed_at >= self._interval_s(view):
             self._printed_at, self._printed = now, view
             self.say(line(self._title, view, now - self._began))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...estimators.units import GIB as GIB
 from ...estimators.units import gib as gib
@@ -26,6 +27,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as it is typed in the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def alternatives(names: Sequence[str]) -> str:

@@ -23,11 +23,22 @@ from ..document.terminal import print_blocks
 from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
+from ..question.this_machine import measured_hardware
 from ..render.launch import end_sentence, render_failure, render_figures
 from ..render.runs import next_command
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
-from ..text.units import capitalised, counted_noun, ended, loss_figure, percent, seconds, whole_seconds
+from ..text.units import (
+    capitalised,
+    counted_noun,
+    ended,
+    loss_figure,
+    percent,
+    seconds,
+    shown_path,
+    times,
+    whole_seconds,
+)
 from .folder import TrainingFolder
 
 if TYPE_CHECKING:
@@ -193,6 +204,9 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
     facts = plan_facts(question, chosen)[0 if _is_timed(proposed) else 1 :]
     yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")
     yield doc.Facts([*facts, doc.Fact("steps", f"{proposed.steps:,}", f"{words}{takes}{saves}"), *data])
+    known = measured_hardware("cpu") if question.cluster.gpu.is_cpu and question.workload.precision == "bf16" else None
+    if known is not None and (ratio := known.result.fp32_to_bf16) is not None and ratio > 1:
+        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.", "yellow")
 
 
 def _is_timed(proposed: Proposal) -> bool:
@@ -237,7 +251,7 @@ def render_trained(trained: Trained, console: Console) -> None:
         blank(console)
     elif outcome.failure is not None:
         sentence(console, end_sentence(outcome), style="bold red")
-        render_failure(outcome.failure, console)
+        render_failure(outcome.failure, outcome.folder, console)
         blank(console)
     else:
         sentence(console, end_sentence(outcome), style="bold yellow")
@@ -253,8 +267,12 @@ def render_trained(trained: Trained, console: Console) -> None:
 
 def _ended(trained: Trained) -> str:
     losses, evaluations = trained.folder.logged("loss"), trained.folder.logged("eval_loss")
-    steps = losses[-1][0] - trained.attempt.request.resumes_after
-    made = f"{steps:,} steps" if steps else f"all {losses[-1][0]:,} steps had been made; saved"
+    before, last = trained.attempt.request.resumes_after, losses[-1][0]
+    made = f"steps {before + 1:,} to {last:,}" if before else f"{last:,} steps"
+    if before < last:
+        losses = tuple(pair for pair in losses if pair[0] > before)
+    else:
+        made = f"all {last:,} steps had been made; saved"
     text = f"Finished: {made} in {seconds(trained.attempt.outcome.seconds)}, "
     lost = [step for step, loss in trained.attempt.outcome.losses if loss is None]
     # Its mean of a NaN and later losses stays NaN, so the Trainer logs nothing else from there on.
@@ -266,7 +284,8 @@ def _ended(trained: Trained) -> str:
 
 def _resume_command(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
-    sentence(console, f"Output of the ranks: {trained.attempt.outcome.folder}/rank*.log")
+    sentence(console, "Output of the ranks:")
+    copyable(console, [f"{shown_path(trained.attempt.outcome.folder)}/rank*.log"])
     if trained.session.following is not None:
         sentence(console, ended(trained.session.following_sentence.removesuffix(":")))
     if checkpoint is None:

@@ -30,7 +30,7 @@ from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_w
 from ...probes.worker_process import OnProgress
 from ..answer.command_answer import CommandAnswer
 from ..question.cluster import machines_label
-from .prediction import Prediction
+from .prediction import Prediction, is_timed
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -86,6 +86,8 @@ def keep_command(answer: CommandAnswer) -> None:
 
 
 def _keep_dry_run(kept: Mapping[str, Any], run: Run, **conditions: Any) -> None:
+    if not is_timed(run.cluster):
+        kept = {**kept, "step_s": None, "tokens_per_s": None}
     record = build_record(run, "dry-run", kept, gpus=machines_label(run.cluster), **conditions)
     try_store(lambda store: store.add(record), None)
 

@@ -174,8 +174,7 @@ def compared_command_probe(
     started; a command that fails is a valid answer, and a dry run that fails is left out.
     """
     answer = None
-    if probe.config_file is not None:
-        read_ds_config(probe.config_file)
+    given = {} if probe.config_file is None else read_ds_config(probe.config_file)
     if dry:
         request = CommandRequest(
             words=probe.words,
@@ -194,7 +193,7 @@ def compared_command_probe(
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
         result = probe_command(probe, on_progress=on_progress, **settings)
     name = next((Path(word).name for word in probe.words if word.endswith(".py")), probe.words[0])
-    config = result.config or (answer.run.config if answer else {})
+    config = result.config or (answer.run.config if answer else given)
     run = Run(config=config, model={}, cluster=cluster, workload=Workload(), model_name=name)
     keep_probe(
         result,

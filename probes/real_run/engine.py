@@ -102,6 +102,8 @@ class RankObserver(EngineHooks):
         elif name == "forward" and iteration not in self._step_of:
             self._process.note({"phase": f"step {iteration}"})
             self._step_of[iteration] = iteration
+        elif name == BETWEEN and self.engines and not self._trained:
+            self._process.note({"initialized": True})
         self._gpu.restart()
         if self._measures_host:
             measure.restart_peak()

@@ -77,7 +77,16 @@ def description(error: BaseException) -> dict[str, Any]:
     """The event of an exception that ended a rank."""
     return {
         "type": type(error).__name__,
-        "message": " ".join(str(error).split())[:2000],
+        "message": _one_line(str(error))[:2000],
         "errno": error.errno if isinstance(error, OSError) else None,
         "details": "".join(traceback.format_exception(error))[-8000:],
     }
+
+
+def _one_line(message: str) -> str:
+    """A message without line breaks. Of an error that a process passed on with its own traceback (torch 2.13
+    `_utils.py` ExceptionWrapper) the last line, which has the original type and message, in place of the traceback."""
+    said, traceback, original = message.partition("Original Traceback (most recent call last):")
+    if traceback and original.strip():
+        said = f"{said.strip().rstrip('.')}: {original.strip().splitlines()[-1]}"
+    return " ".join(said.split())

@@ -98,6 +98,11 @@ class Rank:
         return f"{self.error['type']}: {self.error['message']}" if self.error else ""
 
     @property
+    def place(self) -> str:
+        """Its phase; between `initialize` and the first forward pass "preparation", as of its data."""
+        return "preparation" if self.phase == "initialize" and "initialized" in self.latest else self.phase
+
+    @property
     def lost_another(self) -> bool:
         """Whether its error is that another rank is lost."""
         message = find_message(self.error_text)

@@ -90,8 +90,8 @@ class _Job:
             return RankFailure(
                 kind="out_of_memory" if ran_out else "crash",
                 rank=first.number,
-                phase=first.phase,
-                message=first.error["message"][:500] or first.error["type"],
+                phase=first.place,
+                message=first.error_text[:500].removesuffix(": "),
                 details=first.error["details"],
             )
         if first in lost and first.exit_code is None:
@@ -127,7 +127,7 @@ class _Job:
     def _failure(self, rank: Rank, kind: RankFailureKind, message: str) -> RankFailure:
         """A failure with the end of the rank's output ("" if the file is gone)."""
         details = _end_of(self.records.folder / f"rank{rank.number}.log")
-        return RankFailure(kind=kind, rank=rank.number, phase=rank.phase, message=message, details=details)
+        return RankFailure(kind=kind, rank=rank.number, phase=rank.place, message=message, details=details)
 
 
 def watch(

@@ -21,6 +21,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("ds_config.json").write_text(json.dumps(config))
 
 
+def test_a_misspelled_model_is_not_read_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a file or a model is expected, and one model has nearly this name."""
+    assert run(["dry-run", "Qwen25-0.5B", "--gpus", "2x24GB"]) == 2
+    assert "write Qwen2.5-0.5B" in capsys.readouterr().err
+    assert run(["dry-run", "ds_confg", "--gpus", "2x24GB"]) == 2
+    assert "ds_confg: no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("model", ["tiny", "gpt2", "openai-community/gpt2"])
 @pytest.mark.parametrize(
     "command",

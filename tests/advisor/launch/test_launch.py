@@ -21,10 +21,11 @@ from ds_advise.advisor.launch.check import check, check_config, memory_objection
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
-from ds_advise.advisor.launch.session import Session, next_launch, reduce_memory, tensor_bytes
+from ds_advise.advisor.launch.run import new_folder
+from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.advisor.render.launch import render_figures
+from ds_advise.advisor.render.launch import render_failure, render_figures
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings
@@ -40,6 +41,8 @@ from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
+from ds_advise.probes.run_errors import ScriptExitError, command_error
+from ds_advise.probes.store import Store
 from rich.console import Console
 
 from tests.helpers import TINY, failed_probe, launch_request, outcome_of, ran, write_checkpoint
@@ -519,3 +522,46 @@ def test_options_are_replaced_behind_the_script() -> None:
         "accelerate launch --gradient_accumulation_steps 4 train.py --x 1 --gradient_accumulation_steps 8"
     )
     assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).arguments == ("--x", "1")
+
+
+def test_two_launches_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
+    """The folder is named by the time; the second one has a number."""
+    made = [new_folder(tmp_path / "launches" / "2026-11-30T01-17-26").name for _ in range(3)]
+    assert made == ["2026-11-30T01-17-26", "2026-11-30T01-17-26-2", "2026-11-30T01-17-26-3"]
+
+
+@pytest.mark.parametrize("kind", [None, "crash"])
+def test_every_training_is_kept(tmp_path: Path, kind: FailureKind | None) -> None:
+    """Also of an unknown model, and one that failed, with the stage that the engine had."""
+    engine = {"zero_stage": 2, "micro_batch_size": 3, "gradient_accumulation_steps": 1}
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path, "--lr", "1")
+    keep_training(Attempt(request=request, outcome=outcome_of(tmp_path, kind, engine=engine)))
+    (record,) = Store().find(kind="training")
+    assert (record.model_name, record.plan["zero_optimization"]["stage"]) == ("train.py", 2)
+    assert record.workload["command"].endswith("train.py --lr 1")
+    assert bool(record.result["failure"]) == (kind is not None)
+
+
+def test_a_failure_shows_the_users_line(tmp_path: Path) -> None:
+    """The error of the rank's log is shown as `why` shows it: the last frames with their code, and the message."""
+    log = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 8, in rows\n    raise ValueError(row)\n'
+    (tmp_path / "rank0.log").write_text(f"[rank0]: {log}".replace("\n", "\n[rank0]: ") + "ValueError: 306\n")
+    failure = outcome_of(tmp_path, "crash").failure
+    assert failure is not None
+    page = io.StringIO()
+    render_failure(replace(failure, message="ValueError: 306"), tmp_path, Console(file=page, width=200))
+    shown = " ".join(page.getvalue().split())
+    assert (
+        "rank0.log:4, rank 0" in shown and "/home/me/train.py:8, in rows" in shown and "raise ValueError(row)" in shown
+    )
+    assert "[rank0]" not in shown
+
+
+def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
+    """Its last line says why. --no-check would not help."""
+    printed = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --nope\n"
+    error = command_error(
+        {"kind": "SystemExit", "phase": "load", "error": "2", "where": "train.py:4", "printed": printed}
+    )
+    assert isinstance(error, ScriptExitError)
+    assert "unrecognized arguments: --nope, at train.py:4" in error.why and error.fix

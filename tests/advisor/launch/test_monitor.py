@@ -330,3 +330,12 @@ def test_the_title_of_a_further_task_is_a_line_only_where_nothing_is_redrawn() -
         left = [row.strip() for row in screen.rows if row.strip()]
         assert ("under ddp" in stream.getvalue()) and left[: len(rows_left)] == rows_left
         assert len(left) == len(rows_left)  # the phase may follow after half a minute
+
+
+def test_a_view_without_a_phase_or_a_step_is_no_line() -> None:
+    stream = io.StringIO()
+    with Display(Console(file=stream, width=80), "dry run") as display:
+        display.show(View())
+        assert stream.getvalue() == ""
+        display.show(View(phase="load"))
+    assert stream.getvalue().endswith(": load\n")

@@ -105,13 +105,19 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
     ids=["training", "probe", "failed", "dry run", "dry run of an earlier version", "on the CPU"],
 )
 def test_a_record_is_one_line(
-    kind: Any, result: dict[str, Any], gpus: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    kind: Any,
+    result: dict[str, Any],
+    gpus: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its kind, GPUs, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest GPU (of a
     dry run that of its verdict), RAM of all ranks, each in its column; or how it failed."""
     Store().add(replace(PROBE, kind=kind, result=result, workload={"gpus": gpus} if gpus else {}))
+    monkeypatch.setenv("COLUMNS", "100")
     run(["history"])
-    (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1"]]
     assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
 
 
@@ -188,7 +194,7 @@ def test_the_newest_come_first_and_other_machines_are_named(capsys: pytest.Captu
     lines = _lines(capsys)
     assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0].isdigit()] == ["7", "6", "5", "4"]
     assert sum("2 x L4, a CPU, 8 cores" in line for line in lines) == 1
-    assert "7 dry-run" in lines[1] and "2 x L4" in lines[2]
+    assert lines[1].split()[0] == "7" and " dry-run " in lines[1] and "2 x L4" in lines[2]
     assert any("100 Tflop/s" in line for line in lines)
     assert any("--limit" in line for line in lines)
     run(["history", "2", "3"])
@@ -241,3 +247,44 @@ def test_a_store_that_cannot_be_read_is_one_line(own_store: Path, capsys: pytest
     assert run(["history"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"rm {own_store}" in line
+
+
+def test_a_narrow_terminal_tells_runs_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 64 columns the age and the model stay; the GPUs, which its page names, and the RAM are left out."""
+    monkeypatch.setenv("COLUMNS", "64")
+    Store().add(replace(PROBE, plan=PROBE.plan | {"zero_optimization": {"stage": 2}}))
+    run(["history"])
+    (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
+    assert " days" in line and "a-model-with-~" in line and line.endswith("5.0") and len(line) <= 64
+
+
+def test_the_plan_is_that_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script's own configuration is known from its engine; without one the plan is unknown, not DDP."""
+    filled = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}
+    Store().add(replace(PROBE, plan={}, result=PROBE.result | {"config": filled}))
+    Store().add(replace(PROBE, plan={}, result=FAILED))
+    run(["history"])
+    unknown, known = [line for line in _lines(capsys) if line.split()[:1] in (["1"], ["2"])]
+    assert "zero2 2x8" in known and "ddp" not in unknown
+
+
+def test_a_missing_record_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its number, and those that exist."""
+    for _ in range(2):
+        Store().add(PROBE)
+    assert run(["history", "2", "99"]) == 2
+    assert "there is no record 99: the records are 1 to 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_page_of_a_dry_run_has_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of one kind, without cached blocks, and the steps that ran."""
+    sizes = {"gpu_peak_bytes": 2**30, "gpu_live_bytes": 2**30, "host_live_bytes": 0}
+    phases = [{"iteration": number, "phase": name, **sizes} for number, name in enumerate(("load", "step", "step"))]
+    peak = {"reserved_bytes_per_gpu": 7 * 2**30, "allocated_bytes_per_gpu": 5 * 2**30}
+    Store().add(replace(PROBE, kind="dry-run", result={"peak": peak, "phases": phases, "iterations": 4, **NEED}))
+    run(["history", "1"])
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert "GPU GiB, needed 6.0 GPU GiB, allocated 5.0 RAM" in shown and "steps 2" in shown and " load 1.0" in shown
+    assert "0 load" not in shown

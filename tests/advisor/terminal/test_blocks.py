@@ -29,3 +29,10 @@ def test_a_marked_line_is_whole_and_the_others_are_cut(width: int) -> None:
     assert re.match(r" +7 \| word0", before) and re.match(r" + \|     code$", code)
     assert re.match(r" +12 > word0", first) and all(re.match(r" + \| word", line) for line in further)
     assert " ".join(re.sub(r"^[ \d]+[|>] ", "", line) for line in (first, *further)) == words
+
+
+def test_a_table_without_a_column_leaves_out_the_same_optional_ones() -> None:
+    """The columns of a narrow terminal are named by their places in the whole table."""
+    table = doc.Table(["a", "b", "c", "d"], [doc.Row(["1", "2", "3", "4"])], optional=(3, 2))
+    left = table.without({1, 2})
+    assert [left.head[at] for at in left.optional] == ["d"]

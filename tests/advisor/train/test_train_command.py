@@ -29,10 +29,11 @@ from ds_advise.advisor.verification.prediction import PhaseFigures
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.benchmark_result import figure
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.helpers import TINY, launch_request, outcome_of, schema_errors, write_checkpoint
+from tests.helpers import TINY, bench_result, launch_request, outcome_of, schema_errors, write_checkpoint
 
 BERT = TINY | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
@@ -334,6 +335,26 @@ def test_losses_that_were_nan_are_counted(tmp_path: Path) -> None:
     render_trained(trained, Console(file=page, width=120))
     assert "Finished: 5 steps in 1.0 s, loss 6.260 to 6.000 (NaN in 1 step, first in step 3)." in page.getvalue()
     assert "between steps 58 ms " in " ".join(page.getvalue().split())
+
+
+def test_the_rate_of_fp32_to_that_of_bf16() -> None:
+    """That of the benchmark; none if one of them was not measured."""
+    speeds = {"bf16": 1e9, "fp32": 67e9}
+    figures = [figure("matrix_product", how, 512, speed, [1.0], "flop/s") for how, speed in speeds.items()]
+    assert bench_result(*figures).fp32_to_bf16 == pytest.approx(67)
+    assert bench_result(figures[0]).fp32_to_bf16 is None
+
+
+def test_a_resumed_training_has_its_own_losses(tmp_path: Path) -> None:
+    """Those of its steps, not of the steps before the checkpoint."""
+    folder = TrainingFolder(tmp_path)
+    log = [{"step": step, "loss": 7.0 - step / 10} for step in range(1, 7)]
+    folder.state.write_text(json.dumps({"log_history": log}))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path, resumes_after=4)
+    attempt = Attempt(request=request, outcome=outcome_of(tmp_path, None))
+    page = io.StringIO()
+    render_trained(Trained(session=Session(attempts=(attempt,)), folder=folder), Console(file=page, width=120))
+    assert "Finished: steps 5 to 6 in 1.0 s, loss 6.500 to 6.400." in page.getvalue()
 
 
 def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:

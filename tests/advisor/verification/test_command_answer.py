@@ -158,7 +158,7 @@ def test_the_training_is_described() -> None:
         "tensors pixels 4x3x1024x1024, input_ids 1x2048, attention_mask 1x2048",
         "2048 tokens in every batch",
         "checkpointing on",
-        "attention flash",
+        "attention sdpa (flash kernel)",
         "peak 1.0 GiB on the GPU, 2.0 GiB of host memory",
     ):
         assert part in text, (part, text)

@@ -169,7 +169,7 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     assert re.search(r"optimizer on the host \d+ %", text)
     assert re.search(r"nvidia-smi shows up to \d\S+ GiB\.", text)
     assert re.search(
-        r"The GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives overlap with computation\.", text
+        r"the GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives overlap with computation\.", text
     )
 
 

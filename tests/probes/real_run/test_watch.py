@@ -19,6 +19,7 @@ from ds_advise.advisor.verification.run_view import RunView
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.machine import search_path
 from ds_advise.probes.real_run.environment import Settings, observed_environment
+from ds_advise.probes.real_run.events import EventLogReader, description
 from ds_advise.probes.real_run.ranks import Rank, Ranks
 from ds_advise.probes.real_run.result import RankFailure
 from ds_advise.probes.real_run.sampling import MemorySampler
@@ -259,3 +260,21 @@ def has_come(moment: str, temporary: Path) -> bool:
     if moment in PHASES:
         return any(f'"{moment}"' in log.read_text() for log in temporary.glob("*/rank*.jsonl"))
     return moment == "at once" or bool(list(temporary.glob("*/rank*.log")))
+
+
+def test_a_failure_before_the_first_forward_pass_is_of_the_preparation() -> None:
+    """DeepSpeed had initialized: the data are read then, not the engine made."""
+    rank = Rank(EventLogReader(Path("none")), 0, phase="initialize")
+    assert rank.place == "initialize"
+    rank.latest["initialized"] = True
+    assert rank.place == "preparation"
+    rank.phase = "step 1"
+    assert rank.place == "step 1"
+
+
+def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
+    """With its own type and message, and without its traceback."""
+    caught = "Caught ValueError in DataLoader worker process 0."
+    original = 'Original Traceback (most recent call last):\n  File "x"\nValueError: bad row 306\n'
+    event = description(ValueError(f"{caught}\n{original}"))
+    assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
