@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ...ds_configs.emit import ds_config
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
+from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import offered_loss
 from ...estimators.plan import Plan
@@ -55,6 +56,12 @@ class MemoryForecast:
     device_bytes_per_gpu: int
     gpu_memory_bytes: int
     host_bytes_per_node: int
+    lacks: Literal["gpu", "host"]
+    """The memory that ran out."""
+    ram_bytes_per_node: int | None
+    """Null if it is not known."""
+    ram_to_fit_bytes: int
+    """RAM per node with which the predicted need fits, with its error."""
     peak: str
     """The phase of a step with the highest predicted memory."""
     fits: bool
@@ -83,6 +90,9 @@ def memory_forecast(
         device_bytes_per_gpu=candidate.device_bytes,
         gpu_memory_bytes=cluster.gpu.memory_bytes,
         host_bytes_per_node=candidate.memory.host_bytes_per_node,
+        lacks=lacks,
+        ram_bytes_per_node=cluster.host_memory_bytes_per_node,
+        ram_to_fit_bytes=host_bytes_to_fit(candidate.memory.host_bytes_per_node),
         peak=candidate.memory.peak.name,
         fits=candidate.fit.fits,
         changes=tuple(sorted(found, key=lambda each: -each.tokens_per_second)[:MOST_CHANGES]),

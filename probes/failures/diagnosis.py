@@ -5,13 +5,22 @@ from __future__ import annotations
 import io
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import BinaryIO, Literal
 
-from .messages import ErrorKind, MemoryPhase, Message, find_message, loading_phase, memory_phase, waiting_message
+from .messages import (
+    ErrorKind,
+    MemoryPhase,
+    Message,
+    find_message,
+    loading_bar,
+    loading_phase,
+    memory_phase,
+    waiting_message,
+)
 from .out_of_memory import MemoryFigures, memory_figures
 from .scan import GAP, LogError, Scan, scan
 
@@ -124,9 +133,9 @@ class Diagnosis:
     followers: tuple[int, ...]
     """The other ranks that report an error."""
     waits: tuple[Wait, ...]
-    """Where the ranks waited, if a collective operation timed out: the operation of most ranks first."""
+    """Where the ranks waited whose collective operations timed out: the operation of most ranks first."""
     silent: tuple[int, ...]
-    """Ranks below the highest one that report no timeout, if one is the cause."""
+    """The other ranks of the log, if a collective operation timed out."""
     ended: bool
     """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
@@ -152,6 +161,10 @@ class Diagnosis:
         return memory_figures(self.first.error.text) if self.first and self.ran_out_of_memory else None
 
     @property
+    def timed_out(self) -> bool:
+        return self.kind == "communication_timeout"
+
+    @property
     def ran_out_of_memory(self) -> bool:
         return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 
@@ -161,8 +174,9 @@ class Diagnosis:
         if self.first is None or not self.ran_out_of_memory:
             return None
         error = self.first.error
-        loading = loading_phase(error.before) if self.kind == "host_out_of_memory" and not error.frames else None
-        return loading or memory_phase([*map(str, error.frames)])
+        if self.kind == "host_out_of_memory" and not error.frames and loading_bar(error.before):
+            return loading_phase()
+        return memory_phase([*map(str, error.frames)])
 
     @property
     def explanation(self) -> Message | MemoryPhase | None:
@@ -218,9 +232,9 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     found = scan(stream)
     findings = [*_findings(found)]
     chosen = _choose(findings) or _waiting(found)
-    timeouts = [each for each in findings if chosen is not None and _is_timeout(each) and _is_timeout(chosen)]
+    timeouts = [*filter(_is_timeout, findings)]
     waits = _waits(timeouts)
-    if len(waits) > 1:  # the rank that waits elsewhere is shown
+    if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
@@ -230,7 +244,9 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
         followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
         waits=waits,
-        silent=_silent({rank for wait in waits for rank in wait.ranks}, found.ranks.values()),
+        silent=tuple(sorted({*found.ranks.values()} - {None, *(rank for wait in waits for rank in wait.ranks)}))
+        if waits
+        else (),
         ended=found.ended,
         command=found.command,
         lines=found.lines,
@@ -259,12 +275,6 @@ def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
     if len({wait.group for wait in waits}) == 1:
         waits = [replace(wait, group="") for wait in waits]
     return tuple(sorted(waits, key=lambda wait: -len(wait.ranks)))
-
-
-def _silent(waiting: set[int], known: Iterable[int | None]) -> tuple[int, ...]:
-    """The ranks up to the highest known one that do not wait."""
-    highest = max((*waiting, *(rank for rank in known if rank is not None)), default=-1)
-    return tuple(rank for rank in range(highest + 1) if rank not in waiting) if waiting else ()
 
 
 def _findings(found: Scan) -> Iterator[Finding]:

@@ -12,7 +12,9 @@ _QUOTED = (b"'loss'", b'"loss"', b"lm loss")
 _WRITTEN = re.compile(rb"[Ss]tep\W{0,3}\d[^\n]{0,60}?\b[Ll]oss\W{1,3}[\dni]")
 """The line of a step of a script of one's own: `step 20 loss 2.31`."""
 
-_FIGURE = re.compile(r"(?i:\b(loss|grad_norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b")
+_FIGURE = re.compile(
+    r"(?i:\b(loss|grad_norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b"
+)
 """A figure, bare or in quotes: transformers 5 prints the figures of a step as text (trainer_callback.py)."""
 
 _JUMP = 2.0
@@ -45,7 +47,7 @@ def spike(lines: Iterable[str]) -> tuple[Step, Step] | None:
     steps = [step for line in lines if (step := read_step(line)) and all(map(math.isfinite, step.values()))]
     if len(steps) < 2:
         return None
-    last, names = steps[-1], steps[-1].keys()
-    usual = {name: median(each[name] for each in steps[:-1] if name in each) for name in names & steps[-2].keys()}
+    last = steps[-1]
+    usual = {name: median(each[name] for each in steps[:-1] if name in each) for name in last if name in steps[-2]}
     jumped = any(usual[name] > 0 and last[name] >= _JUMP * usual[name] for name in usual)
     return (last, usual) if jumped else None

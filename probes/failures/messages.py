@@ -158,11 +158,15 @@ _LOADING = re.compile(r"\bLoading (?:checkpoint shards|weights):\s+(\d+)%")
 """The progress bar of transformers while it loads a model."""
 
 
-def loading_phase(before: Sequence[str]) -> MemoryPhase | None:
-    """The phase in which a model is loaded, if the lines before an error show that it was not loaded."""
+def loading_bar(before: Sequence[str]) -> str:
+    """The progress bar of a model that was being loaded when the lines before an error ended; "" if none was."""
     bars = [found for line in before for found in _LOADING.finditer(line)]
-    loads = bool(bars) and int(bars[-1][1]) < 100
-    return next((phase for phase in memory_phases() if loads and phase.name == "load"), None)
+    return bars[-1][0] if bars and int(bars[-1][1]) < 100 else ""
+
+
+def loading_phase() -> MemoryPhase:
+    """The phase in which a model is loaded."""
+    return next(phase for phase in memory_phases() if phase.name == "load")
 
 
 def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
