@@ -57,7 +57,8 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     ds-advise why train.log --gpus 4x48GB -- torchrun train.py --bf16
     kubectl logs my-job | ds-advise why -
 
-    Exit code: 0 if the cause is known, 1 if it is not, 2 if the log cannot be read.
+    Exit code: 0 if the cause is known or the training ended normally, 1 if the cause is not known, 2 if the log cannot
+    be read or a prediction fails.
     """
     from ...probes.failures.diagnosis import diagnose
     from ...probes.failures.log_file import read_log

@@ -27,6 +27,9 @@ from .scan import GAP, LogError, Scan, scan
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""
 
+_REPEATS = "launcher-repeats"
+"""The message that only says that some rank failed."""
+
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
 
@@ -238,7 +241,8 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
-    others = [each for each in named if chosen is None or each.message != chosen.message or each.message is None]
+    told = chosen.message if chosen else None
+    others = [each for each in named if each.message is None or (each.message.id != _REPEATS and each.message != told)]
     return Diagnosis(
         first=chosen,
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
