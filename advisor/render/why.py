@@ -70,9 +70,13 @@ def why_document(
             *_figures(report),
             *_collective(report),
             *_effects(report),
-            *([] if forecast is None else _forecast(forecast, advise)),
+            *_other_gpu(found, forecast, advice),
+            *(
+                []
+                if forecast is None
+                else _forecast(forecast, advise, loads=phase is not None and phase.name == "load")
+            ),
             *([] if advice is None else _training(advice, report)),
-            *([] if forecast is None and advice is None else _other_gpu(found, forecast, advice)),
             *([doc.Gap(), doc.Sentence(note, "yellow")] if note else []),
             *([] if advice is not None else _next(found, log or name, config, given)),
         ]
@@ -239,7 +243,7 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
         yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
 
 
-def _forecast(forecast: MemoryForecast, advise: str) -> Iterator[doc.Block]:
+def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator[doc.Block]:
     yield doc.Heading("The configuration", "forecast", printed=False)
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
     ram, there = forecast.host_bytes_per_node, forecast.ram_bytes_per_node
@@ -259,6 +263,8 @@ def _forecast(forecast: MemoryForecast, advise: str) -> Iterator[doc.Block]:
         yield doc.Sentence(
             f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM per node are enough."
         )
+    if forecast.lacks == "host" and loads and (whole := forecast.whole_load_bytes_per_node):
+        yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB.", "yellow")
     if not forecast.changes:
         lacking = "fits" if forecast.lacks == "gpu" else "needs clearly less RAM and fits"
         yield doc.Sentence(f"No single change of the configuration {lacking}; `{advise}` shows what fits.")
@@ -296,7 +302,9 @@ def _training(advice: CommandAdvice, report: WhyReport) -> Iterator[doc.Block]:
     today, peak = advice.today, advice.today.result.peak.phase
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
     yield doc.Heading("The command", "command", printed=False)
-    other = "" if report.phase is None or report.phase.name == peak else f"; the log shows it {report.phase.title}"
+    other = (
+        "" if report.phase is None or report.phase.name == peak else f"; the log shows the failure {report.phase.title}"
+    )
     yield doc.Sentence(
         f"The dry run of the command needs {need} of {have} GiB, with its peak in {peak.replace('_', ' ')}{other}."
     )
@@ -316,6 +324,7 @@ def _other_gpu(found: Diagnosis, forecast: MemoryForecast | None, advice: Comman
     asked = forecast.gpu_memory_bytes if forecast is not None else advice and advice.today.run.cluster.gpu.memory_bytes
     if logged is not None and asked and abs(logged - asked) > _OTHER_GPU * logged:
         text = f"The GPU of the log has {gib(logged)} GiB, and the one that was asked about {gib(asked)} GiB."
+        yield doc.Gap()
         yield doc.Sentence(text, "yellow")
 
 

@@ -240,6 +240,7 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
+    waiting = {rank for wait in waits for rank in wait.ranks}
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
     others = [each for each in named if each.message is None or (each.message.id != _REPEATS and each.message != told)]
@@ -248,7 +249,7 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
         followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
         waits=waits,
-        silent=tuple(sorted({*found.ranks.values()} - {None, *(rank for wait in waits for rank in wait.ranks)}))
+        silent=tuple(sorted(rank for rank in {*found.ranks.values()} if rank is not None and rank not in waiting))
         if waits
         else (),
         ended=found.ended,

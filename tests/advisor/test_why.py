@@ -332,6 +332,7 @@ def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.Captur
     forecast = report["forecast"]
     assert report["phase"]["name"] == "load" and forecast["lacks"] == "host"
     assert forecast["host_bytes_per_node"] > forecast["ram_bytes_per_node"] > 0
+    assert forecast["whole_load_bytes_per_node"] > 8 * 14 * 2**30  # 8 ranks x 7.6e9 weights x 2 bytes
     assert [change["what"] for change in forecast["changes"]] == ["the optimizer on the GPUs"]
     assert all(change["host_bytes_per_node"] < forecast["ram_bytes_per_node"] for change in forecast["changes"])
     words = " ".join(_why(capsys, "train.log", "--config", "ds.json", *given)[1].replace("\\\n", "").split())
