@@ -55,12 +55,14 @@ def why_document(
     """
     report = why_report(name, found, forecast, advice)
     first, message, phase = found.first, report.message, report.phase
+    blocks: list[doc.Block]
+    tone: doc.Tone = "bad"
     if first is None or message is None:
         verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
         blocks = [*_unknown(report, found)]
     else:
         where = f", {phase.title}" if phase else ""
-        verdict, tone = capitalised(f"{_compared(found.waits) or first.headline}{where}"), "bad"
+        verdict = capitalised(f"{_compared(found.waits) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
         blocks = [
