@@ -79,10 +79,16 @@ def why_document(
                 else _forecast(forecast, advise, loads=phase is not None and phase.name == "load")
             ),
             *([] if advice is None else _training(advice, report)),
-            *([doc.Gap(), doc.Sentence(note, "yellow")] if note else []),
+            *_note(note),
             *([] if advice is not None else _next(found, log or name, config, given)),
         ]
     return doc.Document(subject=name, verdict=ended(verdict), tone=tone, blocks=blocks, data=report)
+
+
+def _note(note: str) -> Iterator[doc.Block]:
+    if note:
+        yield doc.Gap()
+        yield doc.Sentence(note, "yellow")
 
 
 def _no_cause(found: Diagnosis) -> str:
