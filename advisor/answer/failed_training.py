@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...ds_configs.launch_commands import shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
+from ..question.file_question import option_words
+from ..question.options import MachineOptions, names_in
+
+ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
+"""Options beside a command, which describes its training itself."""
 
 _RANKS = ("nproc_per_node", "num_gpus", "num_processes")
 _NODES = ("nnodes", "num_nodes", "num_machines")
@@ -17,8 +23,11 @@ COMMAND, MODEL, COUNT, SIZE = "COMMAND", "MODEL", "N", "SIZEGB"
 """What the user fills in where the log does not show it."""
 
 
-def machines(found: Diagnosis) -> str:
-    """The value of `--gpus`: number of GPUs by the launcher's options, size by the allocator's message."""
+def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
+    """The value of `--gpus`: the user's, or the number of GPUs by the launcher's options and their size by the
+    allocator's message."""
+    if "gpus" in given:
+        return str(given["gpus"])
     count, nodes = _option(found.command, _RANKS), _option(found.command, _NODES)
     ranks, several = int(count) if count.isdecimal() else 0, int(nodes) if nodes.isdecimal() else 1
     if ranks and "--num_processes" in found.command:  # of all nodes
@@ -30,16 +39,19 @@ def machines(found: Diagnosis) -> str:
     return f"{f'{several}x' if several > 1 else ''}{ranks or COUNT}x{size}"
 
 
-def next_words(found: Diagnosis, log: str, config: str = "") -> str:
-    """The command that finds the plan that fits the training of a log, with placeholders for what it does not show."""
-    given = ["--config", config] if config else []
-    words = shell_line(found.command) if found.command else COMMAND
-    return f"{shell_line(['ds-advise', 'why', log, *given, '--gpus', machines(found)])} -- {words}"
+def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> str:
+    """The command that finds the plan that fits the training of a log, with placeholders for what neither it nor the
+    user's options show."""
+    words = ["ds-advise", "why", log, *(["--config", config] if config else []), "--gpus", machines(found, given)]
+    others = {name: value for name, value in given.items() if name in ALLOWED and name != "gpus"}
+    return f"{shell_line([*words, *option_words(others)])} -- {shell_line(found.command) if found.command else COMMAND}"
 
 
-def model_words(found: Diagnosis) -> str:
+def model_words(found: Diagnosis, given: Mapping[str, Any]) -> str:
     """The command that finds a plan for the model and the GPUs."""
-    return shell_line(["ds-advise", _option(found.command, _MODEL) or MODEL, "--gpus", machines(found)])
+    model = given.get("model") or _option(found.command, _MODEL) or MODEL
+    others = {name: value for name, value in given.items() if name not in ("model", "gpus", "accumulation")}
+    return shell_line(["ds-advise", str(model), "--gpus", machines(found, given), *option_words(others)])
 
 
 def missing(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ...ds_configs.emit import ds_config
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
+from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import offered_loss
 from ...estimators.plan import Plan
@@ -55,6 +56,14 @@ class MemoryForecast:
     device_bytes_per_gpu: int
     gpu_memory_bytes: int
     host_bytes_per_node: int
+    lacks: Literal["gpu", "host"]
+    """The memory that ran out."""
+    ram_bytes_per_node: int | None
+    """Null if it is not known."""
+    ram_to_fit_bytes: int
+    """RAM per node with which the predicted need fits, with its error."""
+    whole_load_bytes_per_node: int | None
+    """RAM if every rank loads the whole model although zero.Init would shard it; null if the plan does not shard it."""
     peak: str
     """The phase of a step with the highest predicted memory."""
     fits: bool
@@ -83,11 +92,23 @@ def memory_forecast(
         device_bytes_per_gpu=candidate.device_bytes,
         gpu_memory_bytes=cluster.gpu.memory_bytes,
         host_bytes_per_node=candidate.memory.host_bytes_per_node,
+        lacks=lacks,
+        ram_bytes_per_node=cluster.host_memory_bytes_per_node,
+        ram_to_fit_bytes=host_bytes_to_fit(candidate.memory.host_bytes_per_node),
+        whole_load_bytes_per_node=_whole_load(candidate, model, workload, cluster),
         peak=candidate.memory.peak.name,
         fits=candidate.fit.fits,
         changes=tuple(sorted(found, key=lambda each: -each.tokens_per_second)[:MOST_CHANGES]),
         advise=advise_command(file.model or model.name, cluster),
     )
+
+
+def _whole_load(candidate: Candidate, model: ModelShape, workload: Workload, cluster: Cluster) -> int | None:
+    """The RAM per node without `zero.Init`; None for a plan that does not use it."""
+    if candidate.plan.zero_stage < 3 or not workload.software.zero_init:
+        return None
+    whole = replace(workload, software=replace(workload.software, zero_init=False))
+    return predict(model, whole, cluster, candidate.plan).memory.host_bytes_per_node
 
 
 def _fitting(

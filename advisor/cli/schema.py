@@ -27,7 +27,7 @@ from ..render.history import History
 from ..render.imported_file import ImportJson
 from ..render.launch import LaunchReport
 from ..render.lint import LintFigures
-from ..render.why import WhyReport
+from ..render.why_report import WhyReport
 from ..rent import RentFigures
 from ..train.report import TrainingReport
 from ..verification.contribution import Contribution

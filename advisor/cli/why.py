@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
     from ..answer.memory_change import MemoryForecast
     from ..command.advice import CommandAdvice
+    from ..document.blocks import Document
 
 
 _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
@@ -56,7 +57,8 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     ds-advise why train.log --gpus 4x48GB -- torchrun train.py --bf16
     kubectl logs my-job | ds-advise why -
 
-    Exit code: 0 if the cause is known, 1 if it is not, 2 if the log cannot be read.
+    Exit code: 0 if the cause is known or the training ended normally, 1 if the cause is not known, 2 if the log cannot
+    be read or a prediction fails.
     """
     from ...probes.failures.diagnosis import diagnose
     from ...probes.failures.log_file import read_log
@@ -73,8 +75,6 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     words = users_command()
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
-    if question and config is None and not words:
-        raise click.UsageError("--model, --gpus and the like need --config, or the training command behind --")
     with _opened(log) as stream:
         try:
             found = diagnose(read_log(stream))
@@ -82,13 +82,27 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
             raise _unreadable(log, getattr(error, "strerror", None) or str(error)) from error
     name = "the input" if log == "-" else Path(log).name
     forecast = advice = None
-    if found.ran_out_of_memory:
-        if words:
-            advice = _command_advice(words, config, question, output)
-        elif config is not None:
+    note, problem = "", None
+    try:
+        if found.ran_out_of_memory and words:
+            advice, problem = _command_advice(words, config, question, output)
+        elif found.ran_out_of_memory and config is not None:
             forecast = _forecast(config, found, question, output)
-    show_document(lambda: why_document(name, found, forecast, advice, log=log, config=str(config or "")), output)
-    return 0 if found.message is not None else 1
+            note = "" if forecast is not None else f"{config} is not predicted: pass its --model and --gpus."
+        elif found.ran_out_of_memory and question:
+            note = "No configuration is predicted: pass --config FILE, or the training command behind --."
+        elif question.keys() - {"offline"}:
+            note = f"--{next(iter(question)).replace('_', '-')} has no effect: memory did not run out."
+    except DsAdviseError as error:  # the cause is shown first
+        problem = error
+
+    def document() -> Document:
+        return why_document(name, found, forecast, advice, log=log, config=str(config or ""), given=question, note=note)
+
+    show_document(document, output)
+    if problem is not None:
+        raise problem
+    return 0 if found.message is not None or (found.first is None and found.ended) else 1
 
 
 def _opened(log: str) -> AbstractContextManager[BinaryIO]:
@@ -116,22 +130,25 @@ def _unreadable(log: str, why: str) -> ConfigFileError:
 
 def _command_advice(
     words: tuple[str, ...], config: Path | None, question: dict[str, Any], output: Output
-) -> CommandAdvice:
-    """The dry runs of the command whose memory ran out, as it is and as advised."""
+) -> tuple[CommandAdvice, DsAdviseError | None]:
+    """The dry runs of the command whose memory ran out, as it is and as advised, whose files are written; and the error
+    if writing failed."""
     from ..command.advise import advise_command
     from ..question.file_question import read_file_question
+    from ..render.command_advice import with_files
 
     recorded = {} if config is None else read_file_question(config, question).asked
     machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
-        return advise_command(
+        advice = advise_command(
             words, given, config_file=config, say=output.say, on_progress=on_progress, on_task=on_progress.begin
         )
+    return with_files(advice, Path.cwd(), force=False)
 
 
-def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast:
-    """The prediction for the configuration of a training whose memory ran out."""
+def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
+    """The prediction for the configuration of a training whose memory ran out; None if its model is not known."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
     from ..question.file_question import read_file_question
@@ -139,7 +156,5 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
     file = read_file_question(config, question)
     context = files_context([file], question, say=output.say)
     if context is None:
-        raise DsAdviseError(
-            f"{file.name} does not say for which model it is", fix="pass --model and --gpus, or leave --config out"
-        )
+        return None
     return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host")

@@ -173,14 +173,19 @@ class FileQuestion:
 
 def question_words(model: object, options: Mapping[str, Any]) -> str:
     """The arguments of a command that asks about a model."""
-    shown = [str(model)]
+    return shlex.join([str(model), *option_words(options)])
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options of a question as the words of a command, without those that have their default."""
+    shown = list[str]()
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             shown.append(flag)
         elif value not in (False, None) and value != getattr(OPTIONS.get(name), "default", None):
             shown += [flag, _text(value)]
-    return shlex.join(shown)
+    return shown
 
 
 def _text(value: Any) -> str:

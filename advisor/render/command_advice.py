@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -231,23 +232,9 @@ def deliver_command_advice(
 ) -> int:
     """Write the new files, show the advice, and return the exit code. A file with other content is refused before
     anything is written or shown. If writing fails, the advice is shown before the error is raised."""
-    from dataclasses import replace
-
     failure: DsAdviseError | None = None
-    if writes and answer.changed is not None and not answer.is_needless:
-        files = answer.changed.files
-        for path, text in files.items():
-            check_write(text, folder / path, force=force)
-        there = [path for path in files if (folder / path).exists()]  # --force replaces other content
-        reused = tuple(path for path in there if not differs(files[path], folder / path))
-        is_numbered = any(_NUMBERED.fullmatch(path) for path in files) and (folder / CONFIG_NAME).exists()
-        answer = replace(answer, reused_files=reused, kept_config=CONFIG_NAME if is_numbered else "")
-        try:
-            for path, text in files.items():
-                write_text(text, folder / path, force=force)
-                answer = replace(answer, files=(*answer.files, path))
-        except DsAdviseError as error:
-            failure = error
+    if writes:
+        answer, failure = with_files(answer, folder, force=force)
 
     def render(console: Console) -> None:
         from ..document.terminal import print_document  # imported here: JSON needs no terminal library
@@ -258,3 +245,24 @@ def deliver_command_advice(
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None or answer.is_needless else 1
+
+
+def with_files(answer: CommandAdvice, folder: Path, *, force: bool) -> tuple[CommandAdvice, DsAdviseError | None]:
+    """Write the new files of an advice, and return it with their paths, and the error if writing fails. Raises
+    ConfigFileError, before anything is written, for a file with other content."""
+    if answer.changed is None or answer.is_needless:
+        return answer, None
+    files = answer.changed.files
+    for path, text in files.items():
+        check_write(text, folder / path, force=force)
+    there = [path for path in files if (folder / path).exists()]  # --force replaces other content
+    reused = tuple(path for path in there if not differs(files[path], folder / path))
+    is_numbered = any(_NUMBERED.fullmatch(path) for path in files) and (folder / CONFIG_NAME).exists()
+    answer = replace(answer, reused_files=reused, kept_config=CONFIG_NAME if is_numbered else "")
+    try:
+        for path, text in files.items():
+            write_text(text, folder / path, force=force)
+            answer = replace(answer, files=(*answer.files, path))
+    except DsAdviseError as error:
+        return answer, error
+    return answer, None

@@ -1,17 +1,16 @@
-"""The cause of a failure, as a document and as JSON."""
+"""The cause of a failure as a document."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
-from ...probes.failures.diagnosis import Diagnosis, Finding
-from ...probes.failures.messages import ErrorKind, Phase, messages
-from ...probes.failures.out_of_memory import MemoryFigures
-from ...probes.failures.scan import Frame
+from ...estimators.units import GIB
+from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
+from ...probes.failures.logged_steps import spike
+from ...probes.failures.messages import loading_bar, messages
 from ..answer.failed_training import missing, model_words, next_words
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
@@ -20,8 +19,9 @@ from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, gain, today_and_advised
-from .known_cause import cause_and_fix
+from .known_cause import cause_and_fix, ranks
 from .runs import next_command
+from .why_report import WhyReport, own_frame, why_report
 
 _LONGEST = 400
 """Characters of a log's last line, and of a line beside the deciding one, that are printed."""
@@ -32,137 +32,8 @@ _LIBRARY_FRAMES = 2
 _NEXT_LINES = 2
 """Lines of a message before and after the deciding one that are printed."""
 
-_RANKS = 8
-"""Ranks that are listed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstError:
-    """The error that counts."""
-
-    line: int
-    """Number of its line in the log."""
-    rank: int | None
-    process: str
-    """What the launcher wrote in front of it; "" if nothing."""
-    text: str
-    frames: tuple[str, ...]
-    """Of its traceback, `file:function code`, the outermost first."""
-    own_frame: str
-    """The last frame in a file of the user's, `file:line`; "" without one."""
-    deciding: int
-    """Number of the line that decides the cause."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownMessage:
-    """A message of the table."""
-
-    id: str
-    area: str
-    title: str
-    kind: ErrorKind
-    certain: bool
-    """Whether the message has one cause. If not, `cause` lists the usual ones."""
-    cause: str
-    fix: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseOfFailure:
-    """What the rank was doing when memory ran out."""
-
-    name: Phase
-    title: str
-    cause: str
-    fix: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveFigures:
-    """The collective operation that timed out."""
-
-    sequence: int | None
-    """Its number since the start of the group."""
-    operation: str
-    minutes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhyReport:
-    """The cause of a failure."""
-
-    schema_version: int
-    log: str
-    found: bool
-    """Whether the cause is known."""
-    lines: int
-    steps: int
-    """Training steps that the log shows."""
-    last_line: str
-    """What the log ends with, where a training that hangs waits."""
-    error: FirstError | None
-    """The first error; null if the log has none."""
-    message: KnownMessage | None
-    """Null if the error is not known."""
-    phase: PhaseOfFailure | None
-    memory: MemoryFigures | None
-    collective: CollectiveFigures | None
-    effects: tuple[str, ...]
-    """Known messages that are not the cause."""
-    followers: tuple[int, ...]
-    """The other ranks that report an error."""
-    command: tuple[str, ...]
-    """The command that started the training, by the log; empty if it does not show it."""
-    forecast: MemoryForecast | None
-    """Null without a configuration, and if memory did not run out."""
-    training: dict[str, Any] | None
-    """The advice for the command, as `ds-advise --gpus SPEC -- COMMAND --json` prints it; null without a command, and
-    if memory did not run out."""
-
-
-def why_report(
-    name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
-) -> WhyReport:
-    """Return the diagnosis of a log as data."""
-    first, message, phase, collective = found.first, found.message, found.phase, found.collective
-    return WhyReport(
-        schema_version=SCHEMA_VERSION,
-        log=name,
-        found=message is not None,
-        lines=found.lines,
-        steps=found.steps,
-        last_line=found.last_line,
-        error=None if first is None else _first_error(first),
-        message=None if message is None else from_attributes(KnownMessage, message),
-        phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
-        memory=found.memory,
-        collective=None
-        if collective is None
-        else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
-        effects=found.effects,
-        followers=found.followers,
-        command=found.command,
-        forecast=forecast,
-        training=None if advice is None else to_json(advice.to_json()),
-    )
-
-
-def _first_error(first: Finding) -> FirstError:
-    own = _own_frame(first)
-    return from_attributes(
-        FirstError,
-        first,
-        first.error,
-        frames=tuple(map(str, first.error.frames)),
-        own_frame="" if own is None else f"{own.file}:{own.place}",
-    )
-
-
-def _own_frame(first: Finding) -> Frame | None:
-    return next((frame for frame in reversed(first.error.frames) if frame.is_own), None)
+_OTHER_GPU = 0.06
+"""Least difference of two sizes of a GPU that are not the same one's: a driver keeps a part of it."""
 
 
 def why_document(
@@ -173,67 +44,132 @@ def why_document(
     *,
     log: str = "",
     config: str = "",
+    given: Mapping[str, Any] = MappingProxyType({}),
+    note: str = "",
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
     log, config: the paths as they were typed, for that command.
+    given: the user's options. note: what is missing for a prediction.
     """
     report = why_report(name, found, forecast, advice)
-    message, phase = report.message, report.phase
-    if message is None or found.first is None:
-        return doc.Document(
-            subject=name, verdict=_no_cause(report), tone="unsure", blocks=[*_unknown(report, found)], data=report
-        )
-    where = f", {phase.title}" if phase else ""
-    blocks: list[doc.Block] = [
-        *cause_and_fix(found, model_words(found) if forecast is None else forecast.advise),
-        doc.Gap(),
-        *_place(report, found.first),
-        *_figures(report),
-        *_collective(report),
-        *_effects(report),
-        *([] if forecast is None else _forecast(forecast)),
-        *([] if advice is None else _training(advice)),
-        *([] if advice is not None else _next(found, log or name, config)),
-    ]
-    verdict = ended(capitalised(f"{found.first.headline}{where}"))
-    return doc.Document(subject=name, verdict=verdict, tone="bad", blocks=blocks, data=report)
+    first, message, phase = found.first, report.message, report.phase
+    blocks: list[doc.Block]
+    tone: doc.Tone = "bad"
+    if first is None or message is None:
+        verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
+        blocks = [*_unknown(report, found)]
+    else:
+        where = f", {phase.title}" if phase else ""
+        verdict = capitalised(f"{_compared(found.waits) or first.headline}{where}")
+        is_named = {"model", "gpus"} <= given.keys()
+        advise = model_words(found, given) if forecast is None or is_named else forecast.advise
+        blocks = [
+            *cause_and_fix(found, advise, config),
+            doc.Gap(),
+            *_place(found, report),
+            *_figures(report),
+            *_collective(report),
+            *_effects(report),
+            *_other_gpu(found, forecast, advice),
+            *(
+                []
+                if forecast is None
+                else _forecast(forecast, advise, loads=phase is not None and phase.name == "load")
+            ),
+            *([] if advice is None else _training(advice, report)),
+            *_note(note),
+            *([] if advice is not None else _next(found, log or name, config, given)),
+        ]
+    return doc.Document(subject=name, verdict=ended(verdict), tone=tone, blocks=blocks, data=report)
 
 
-def _no_cause(report: WhyReport) -> str:
-    if report.error is None:
-        return f"No error was found in {counted_noun(report.lines, 'line')}." if report.lines else "The log is empty."
-    return "The cause is not known." if not report.effects else "The cause is not known: the log shows its effects."
+def _note(note: str) -> Iterator[doc.Block]:
+    if note:
+        yield doc.Gap()
+        yield doc.Sentence(note, "yellow")
+
+
+def _no_cause(found: Diagnosis) -> str:
+    if found.first is not None:
+        is_effect = found.first.role == "effect"
+        return "The cause is not known: the log shows its effects" if is_effect else found.first.headline
+    if found.ended:
+        return "The training ended normally"
+    return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
 
 
 def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
     if found.first is None:
         if report.lines:
-            yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+            if not found.ended:
+                yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:_LONGEST]}")
         return
-    yield doc.Sentence("The first error:")
-    yield from _place(report, found.first)
+    if found.first.role != "effect":
+        yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
+        yield doc.Gap()
+    yield from _place(found, report)
     yield from _effects(report)
 
 
-def _place(report: WhyReport, first: Finding) -> Iterator[doc.Block]:
+def _compared(waits: Sequence[Wait]) -> str:
+    """Return where ranks wait that wait in different operations; "" if all wait in the same one."""
+    if len(waits) < 2:
+        return ""
+    most, *others = waits
+    listed = ", ".join(f"{ranks(each.ranks)} in {each}" for each in others).replace(
+        " in ", f" {_verb(others[0])} in ", 1
+    )
+    rest = "the others" if len(most.ranks) > 1 else ranks(most.ranks)
+    odd = others[0]
+    if len(others) > 1 or odd.group != most.group:
+        return f"{listed}, {rest} in {most}"
+    is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
+    state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
+    return f"{listed}, {rest} in {most}: {ranks(odd.ranks)} {state}"
+
+
+def _verb(wait: Wait) -> str:
+    return "waits" if len(wait.ranks) == 1 else "wait"
+
+
+def _place(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
     """Yield the place of the error, and there the user's own frame, the last frames, and the lines of the message."""
+    first = found.first
+    assert first is not None, "the log has an error"
     rank = "" if first.rank is None else f", rank {first.rank}"
-    after = f", after {counted_noun(report.steps, 'logged step')}" if report.steps else ""
+    after = f", after {counted_noun(first.error.steps, 'logged step')}" if first.error.steps else ""
     yield doc.Sentence(f"--> {printable(report.log)}:{first.deciding}{rank}{after}", "bold")
-    if report.followers:
-        listed = ", ".join(map(str, report.followers[:_RANKS]))
-        more = f" and {len(report.followers) - _RANKS} more" if len(report.followers) > _RANKS else ""
-        one = len(report.followers) == 1
-        yield doc.Sentence(f"  It failed first; rank{'' if one else 's'} {listed}{more} followed.")
+    yield from _others(found)
+    if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
+        yield doc.Sentence(f"  The last progress bar before it: {bar}.")
     yield doc.Excerpt([*_traceback(first), *_message(first)], level="bad")
+    before = spike(first.error.before) if first.message is not None and first.message.id.startswith("nan-") else None
+    if before is not None:
+        last, usual = (" and ".join(f"{name} {value:g}" for name, value in each.items()) for each in before)
+        yield doc.Sentence(f"The last finite step had {last}; the median before it was {usual}.")
+
+
+def _others(found: Diagnosis) -> Iterator[doc.Block]:
+    """Yield what the other ranks report."""
+    followers, silent = found.followers, found.silent
+    if not found.timed_out and not found.waits and followers:
+        yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
+    if len(found.waits) != 1:
+        return
+    wait = found.waits[0]
+    if not found.timed_out:
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
+    elif len(wait.ranks) > 1 or silent:
+        missing_ranks = f"; {ranks(silent)}, also in the log, did not report it" if silent else ""
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {_verb(wait)} in {wait}{missing_ranks}.")
 
 
 def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
-    frames, own = first.error.frames, _own_frame(first)
+    frames, own = first.error.frames, own_frame(first)
     shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
     for at, frame in enumerate(shown):
         if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
@@ -281,8 +217,8 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
     if memory is None:
         return
     asked, held, reserved, total = memory.asked_bytes, memory.allocated_bytes, memory.reserved_bytes, memory.total_bytes
-    free = None if memory.free_bytes is None else f"{gib(memory.free_bytes)} GiB were free"
-    sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {gib(asked)} GiB", free]))
+    free = None if memory.free_bytes is None else f"{_logged(memory.free_bytes)} GiB were free"
+    sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {_logged(asked)} GiB", free]))
     yield doc.Gap()
     if sentence:
         yield doc.Sentence(ended(capitalised(sentence)))
@@ -300,11 +236,14 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
         yield doc.Sentence(f"It is not fragmentation: the allocator's free blocks {why}.")
 
 
+def _logged(size_bytes: int) -> str:
+    """Return a size with the decimals of the allocator's message."""
+    return f"{size_bytes / GIB:.2f}"
+
+
 def _collective(report: WhyReport) -> Iterator[doc.Block]:
     if report.collective is not None:
-        number = "" if report.collective.sequence is None else f" number {report.collective.sequence}"
-        waited = f"{report.collective.minutes:g}"
-        yield doc.Sentence(f"{report.collective.operation}{number} had waited for {waited} minutes.")
+        yield doc.Sentence(f"The timeout is {report.collective.minutes:g} minutes.")
 
 
 def _effects(report: WhyReport) -> Iterator[doc.Block]:
@@ -312,17 +251,31 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
         yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
 
 
-def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
-    need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
+def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator[doc.Block]:
     yield doc.Heading("The configuration", "forecast", printed=False)
-    peak = phase_title(forecast.peak)
-    yield doc.Sentence(f"{forecast.file} is predicted to need {need} of {have} GiB (peak: {peak}).", "bold")
-    if forecast.fits:
+    need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
+    ram, there = forecast.host_bytes_per_node, forecast.ram_bytes_per_node
+    if forecast.lacks == "gpu":
+        what = f"{need} of {have} GiB (peak: {phase_title(forecast.peak)})"
+    else:
+        what = f"{gib(ram)} GiB of RAM per node" + ("" if there is None else f", of {gib(there)} GiB")
+    yield doc.Sentence(f"{forecast.file} is predicted to need {what}.", "bold")
+    fits = forecast.fits if forecast.lacks == "gpu" else there is not None and forecast.ram_to_fit_bytes <= there
+    if fits:
         yield doc.Sentence(
             "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."
+            if forecast.lacks == "gpu"
+            else "That fits, so something else took the RAM: another process, a container's limit, the script's data."
         )
+    elif forecast.lacks == "host":
+        yield doc.Sentence(
+            f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM per node are enough."
+        )
+    if forecast.lacks == "host" and loads and (whole := forecast.whole_load_bytes_per_node):
+        yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB.", "yellow")
     if not forecast.changes:
-        yield doc.Sentence(f"No single change fits; {forecast.advise} shows what does.")
+        lacking = "fits" if forecast.lacks == "gpu" else "needs clearly less RAM and fits"
+        yield doc.Sentence(f"No single change of the configuration {lacking}; `{advise}` shows what fits.")
         return
     rows = [
         doc.Row(
@@ -343,22 +296,25 @@ def _forecast(forecast: MemoryForecast) -> Iterator[doc.Block]:
     yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
 
 
-def _next(found: Diagnosis, log: str, config: str) -> Iterator[doc.Block]:
+def _next(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
     """Yield the command that finds what fits; nothing if no other plan would help."""
     if not found.ran_out_of_memory or found.message is None or found.message.figures:
         return
-    line = next_words(found, log, config)
+    line = next_words(found, log, config, given)
     unknown = missing(line)
     title = "Find what fits, by a run of the command on a simulated GPU"
     yield from next_command(f"{title} ({unknown}):" if unknown else f"{title}:", line)
 
 
-def _training(advice: CommandAdvice) -> Iterator[doc.Block]:
-    today = advice.today
+def _training(advice: CommandAdvice, report: WhyReport) -> Iterator[doc.Block]:
+    today, peak = advice.today, advice.today.result.peak.phase
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
     yield doc.Heading("The command", "command", printed=False)
+    other = (
+        "" if report.phase is None or report.phase.name == peak else f"; the log shows the failure {report.phase.title}"
+    )
     yield doc.Sentence(
-        f"The dry run of the command needs {need} of {have} GiB, most in {_words(today.result.peak.phase)}."
+        f"The dry run of the command needs {need} of {have} GiB, with its peak in {peak.replace('_', ' ')}{other}."
     )
     if today.fit.fits:
         yield doc.Sentence(
@@ -370,8 +326,14 @@ def _training(advice: CommandAdvice) -> Iterator[doc.Block]:
     yield from changes_to_make(advice)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _other_gpu(found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None) -> Iterator[doc.Block]:
+    """Yield that the failed training ran on another GPU than the one of the prediction."""
+    logged = None if found.memory is None else found.memory.total_bytes
+    asked = forecast.gpu_memory_bytes if forecast is not None else advice and advice.today.run.cluster.gpu.memory_bytes
+    if logged is not None and asked and abs(logged - asked) > _OTHER_GPU * logged:
+        text = f"The GPU of the log has {gib(logged)} GiB, and the one that was asked about {gib(asked)} GiB."
+        yield doc.Gap()
+        yield doc.Sentence(text, "yellow")
 
 
 def error_place(log: str, found: Diagnosis) -> Iterator[doc.Block]:

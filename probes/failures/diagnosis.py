@@ -6,21 +6,29 @@ import io
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import BinaryIO, Literal
 
-from .messages import ErrorKind, MemoryPhase, Message, find_message, memory_phase, waiting_message
+from .messages import (
+    ErrorKind,
+    MemoryPhase,
+    Message,
+    find_message,
+    loading_bar,
+    loading_phase,
+    memory_phase,
+    waiting_message,
+)
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import LogError, Scan, scan
+from .scan import GAP, LogError, Scan, scan
 
-_SURVIVED = 3
-"""Training steps after an error that show that the training survived it. The other ranks may report a step that was
-complete."""
+_OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
+"""Messages about the host's memory of which the phase says more than they do."""
 
-_BY_PHASE = ("gpu-memory", "host-memory")
-"""Messages of which the phase says more than they do."""
+_REPEATS = "launcher-repeats"
+"""The message that only says that some rank failed."""
 
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
@@ -28,17 +36,36 @@ _NEAR = 100
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
 
+_GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
+
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
 
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
-_LOCAL_RANK = re.compile(r"local_rank: (\d+)")
+_LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
 
 Collective = tuple[int | None, str, float]
 """Sequence number, operation and minutes of a collective operation that timed out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A collective operation in which ranks waited until it timed out."""
+
+    operation: str
+    sequence: int | None
+    """Its number since the start of the group."""
+    group: str
+    """The process group; "" if the message does not name it."""
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """`ALLREDUCE 48209`, as the message has it."""
+        number = "" if self.sequence is None else f" {self.sequence}"
+        return f"{self.operation}{number}{self.group and f' of process group {self.group}'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +98,30 @@ class Finding:
         return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
 
     @property
+    def named(self) -> dict[str, str]:
+        """What the message names, by the pattern's groups; empty if it does not name all."""
+        found = self.message and self.message.pattern.search(self.error.text)
+        groups = found.groupdict() if found else {}
+        return groups if all(groups.values()) else {}
+
+    @property
     def headline(self) -> str:
-        """The parts of the message's title that the log has; without one the signal that ended the process, or the
-        log's own words."""
-        assert self.message is not None, "the message is known"
-        text, pattern = self.error.text, self.message.pattern
-        if known := ", ".join(_filled(part, text) for part in self.message.title.split(", ") if _says(text, part)):
-            return known
-        if killed := _KILLED.search(text):
-            number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
-            place = "a process" if local is None else f"local rank {local[1]}"
-            place = place if self.rank is None else f"rank {self.rank}"
-            name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
-            return f"{place} was killed by {name} (exit code -{number})"
-        found = pattern.search(self.error.head) or pattern.search(text)
-        words = self.error.head if self.error.is_exception or found is None else found.string[found.start() :]
+        """What the message says: the table's sentence, or the signal that ended the process, or the parts of the title
+        that the log has, or the log's own words."""
+        text, message = self.error.text, self.message
+        if message is not None:
+            if message.headline and (self.named or "{" not in message.headline):
+                return message.headline.format(**self.named)
+            if killed := _KILLED.search(text):
+                number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
+                place = "a process" if local is None else f"local rank {local[1]}"
+                place = place if self.rank is None else f"rank {self.rank}"
+                name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+                return f"{place} was killed by {name} (exit code -{number})"
+            if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
+                return known
+        found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
+        words = self.error.head if self.error.is_exception or not found else found.string[found.start() :]
         words = words.partition(". ")[0].strip()
         return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
 
@@ -96,9 +132,15 @@ class Diagnosis:
 
     first: Finding | None
     effects: tuple[str, ...]
-    """Headlines of the known messages of the log that are not the cause, each once."""
+    """Headlines of the other errors of the log, each once."""
     followers: tuple[int, ...]
     """The other ranks that report an error."""
+    waits: tuple[Wait, ...]
+    """Where the ranks waited whose collective operations timed out: the operation of most ranks first."""
+    silent: tuple[int, ...]
+    """The other ranks of the log, if a collective operation timed out."""
+    ended: bool
+    """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
     """Words of the command that started the training; none if the log does not show it."""
     lines: int
@@ -122,19 +164,33 @@ class Diagnosis:
         return memory_figures(self.first.error.text) if self.first and self.ran_out_of_memory else None
 
     @property
+    def timed_out(self) -> bool:
+        return self.kind == "communication_timeout"
+
+    @property
     def ran_out_of_memory(self) -> bool:
         return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 
     @property
     def phase(self) -> MemoryPhase | None:
         """What the rank was doing when memory ran out."""
-        return memory_phase([*map(str, self.first.error.frames)]) if self.first and self.ran_out_of_memory else None
+        if self.first is None or not self.ran_out_of_memory:
+            return None
+        error = self.first.error
+        if self.kind == "host_out_of_memory" and not error.frames and loading_bar(error.before):
+            return loading_phase()
+        return memory_phase([*map(str, error.frames)])
 
     @property
     def explanation(self) -> Message | MemoryPhase | None:
         """What has the cause and the fix: the phase for memory that ran out in no special way, else the message."""
         message, phase = self.message, self.phase
-        return phase if phase is not None and message is not None and message.id in _BY_PHASE else message
+        if message is None or phase is None:
+            return message
+        if message.kind == "host_out_of_memory":
+            of_host = replace(phase, cause=phase.host_cause, fix=phase.host_fix)
+            return of_host if phase.host_cause and message.id in _OF_THE_HOST else message
+        return phase if message.id == "gpu-memory" else message
 
     @property
     def collective(self) -> Collective | None:
@@ -179,12 +235,24 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     found = scan(stream)
     findings = [*_findings(found)]
     chosen = _choose(findings) or _waiting(found)
+    timeouts = [*filter(_is_timeout, findings)]
+    waits = _waits(timeouts)
+    if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
+        chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
-    others = [each for each in findings if each.message and (chosen is None or each.message != chosen.message)]
+    waiting = {rank for wait in waits for rank in wait.ranks}
+    named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
+    told = chosen.message if chosen else None
+    others = [each for each in named if each.message is None or (each.message.id != _REPEATS and each.message != told)]
     return Diagnosis(
         first=chosen,
-        effects=tuple({each.message: each.headline for each in reversed(others)}.values())[::-1],
+        effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
         followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
+        waits=waits,
+        silent=tuple(sorted(rank for rank in {*found.ranks.values()} if rank is not None and rank not in waiting))
+        if waits
+        else (),
+        ended=found.ended,
         command=found.command,
         lines=found.lines,
         steps=found.steps,
@@ -192,9 +260,31 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     )
 
 
+def _is_timeout(finding: Finding) -> bool:
+    return finding.message is not None and finding.message.kind == "communication_timeout"
+
+
+def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
+    """The collective operations in which ranks waited, by the first message of each rank."""
+    ranks = dict[tuple[str, int | None, str], list[int]]()
+    seen = set[int]()
+    for each in timeouts:
+        found, rank, group = timed_out(each.error.text), each.rank, _GROUP.search(each.error.text)
+        if found is not None and rank is not None and rank not in seen:
+            seen.add(rank)
+            ranks.setdefault((found[1], found[0], group[1] if group else ""), []).append(rank)
+    waits = [
+        Wait(operation=name, sequence=number, group=group, ranks=tuple(sorted(these)))
+        for (name, number, group), these in ranks.items()
+    ]
+    if len({wait.group for wait in waits}) == 1:
+        waits = [replace(wait, group="") for wait in waits]
+    return tuple(sorted(waits, key=lambda wait: -len(wait.ranks)))
+
+
 def _findings(found: Scan) -> Iterator[Finding]:
     """One finding per chain of exceptions that the training did not survive."""
-    alive = [error for error in found.errors if found.steps - error.steps < _SURVIVED]
+    alive = [error for error in found.errors if found.steps - error.until < GAP]
     named = [Finding(error=error, message=find_message(error.text, error.around)) for error in alive]
     named.sort(key=lambda each: each.error.chain)
     chains = [_of_chain([*chain]) for _, chain in groupby(named, key=lambda each: each.error.chain)]
@@ -211,7 +301,8 @@ def _findings(found: Scan) -> Iterator[Finding]:
 def _of_chain(chain: Sequence[Finding]) -> Finding:
     for role in ("cause", "late"):
         if known := next((each for each in chain if each.role == role), None):
-            return known
+            same = (each for each in chain if each.message == known.message)
+            return next((each for each in same if each.named), known)
     return next((each for each in chain if each.role == "unknown"), chain[0])
 
 
@@ -226,6 +317,13 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
         is_later = unknown is not None and unknown.error.line < cause.error.line
         is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
         return unknown if is_elsewhere else _with_frames(cause, findings)
+    if late is not None and _is_timeout(late):
+        # An exception of a rank that did not time out is what the others waited for, wherever its lines stand.
+        waiting = {each.rank for each in findings if _is_timeout(each)}
+        raised = (each for each in findings if each.role == "unknown" and each.rank not in {*waiting, None})
+        unknown = next(raised, unknown)
+        if unknown is not None and unknown.rank not in {*waiting, None}:
+            return unknown
     if unknown is not None and late is not None:
         return min(unknown, late, key=attrgetter("error.line"))
     return unknown or late or first["effect"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from .log_command import COMMAND_WORDS
+from .logged_steps import count_steps
 
 _CHUNK = 1 << 18
 """Bytes that are read, and skipped if they hold no trigger, at once."""
@@ -23,14 +24,16 @@ TRIGGERS = tuple(
     word.encode()
     for word in (
         *("rror", "xception", "raceback", "illed", "oom-kill", "Watchdog", "ailed", "return code", "xitcode", "denied"),
-        *("annot", "Duplicate GPU", "ssertion", "not found", "': nan", "terminate", "NCCL WARN", "NET/IB : Got"),
+        *("annot", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
         *("Segmentation", "Interrupt", "Xid (", '", line '),
+        # steps whose figures are not finite, and the end of a training
+        *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity", "'train_runtime'"),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""
 
-_STEPS = (b"'loss'", b"lm loss")
-"""Parts of the lines of a training that goes on: the Trainer's and Megatron's."""
+_WORDS = (*TRIGGERS, *COMMAND_WORDS)
+"""Lines without any of them are skipped."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -95,7 +98,7 @@ class LogReader:
                 continue
             cut = cut or len(chunk)
             rest, chunk = chunk[cut:], chunk[:cut]
-            if self.wants_all or any(word in chunk for word in (*TRIGGERS, *COMMAND_WORDS)):
+            if self.wants_all or any(word in chunk for word in _WORDS):
                 yield from self._read(chunk)
             else:
                 self._skip(chunk)
@@ -105,7 +108,7 @@ class LogReader:
     def _skip(self, chunk: bytes) -> None:
         last = chunk[-_TAIL:].split(b"\n")[len(chunk) > _TAIL : -1]  # the first one is a part of a line
         self.lines += chunk.count(b"\n")
-        self.steps += _count_steps(chunk)
+        self.steps += count_steps(chunk)
         self._skipped += [(self.lines - len(last) + place, line) for place, line in enumerate(last, 1)]
 
     def _unskip(self) -> Iterator[LogLine]:
@@ -118,8 +121,8 @@ class LogReader:
             lines.pop()
         for line in lines:
             self.lines += 1
-            self.steps += _count_steps(line)
-            if self.wants_all or any(word in line for word in (*TRIGGERS, *COMMAND_WORDS)):
+            self.steps += count_steps(line)
+            if self.wants_all or any(word in line for word in _WORDS):
                 yield from self._unskip()
                 yield from _cleaned(self.lines, line)
             else:
@@ -142,10 +145,6 @@ def _logged(text: str) -> str:
         return str(json.loads(text)["log"]).rstrip()
     except (ValueError, KeyError, TypeError):  # the line was too long
         return text
-
-
-def _count_steps(text: bytes) -> int:
-    return max(text.count(word) for word in _STEPS)
 
 
 def _attributed(number: int, text: str) -> LogLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,8 @@ class Message:
     """The section of the manual that lists it."""
     title: str
     """The message as it is printed, shortened."""
+    headline: str = ""
+    """What the message says, with the named groups of `pattern` in braces; "" if the title says it."""
     pattern: re.Pattern[str]
     """Found in the message. The lines of a message are joined by single spaces."""
     near: re.Pattern[str] | None = None
@@ -79,8 +81,9 @@ class MemoryPhase:
     cause: str
     fix: str
     source: str
-    host_fix: str = field(default="")
-    """The fix if the host's memory ran out."""
+    host_cause: str = ""
+    host_fix: str = ""
+    """Cause and fix if the host's memory ran out."""
 
 
 @cache
@@ -149,6 +152,21 @@ def may_be_known(line: str) -> bool:
 def waiting_message(line: str) -> Message | None:
     """The message of a process that waits for ever after its last line."""
     return next((message for message in _waits() if message.pattern.search(line)), None)
+
+
+_LOADING = re.compile(r"\bLoading (?:checkpoint shards|weights):\s+(\d+)%")
+"""The progress bar of transformers while it loads a model."""
+
+
+def loading_bar(before: Sequence[str]) -> str:
+    """The progress bar of a model that was being loaded when the lines before an error ended; "" if none was."""
+    bars = [found for line in before for found in _LOADING.finditer(line)]
+    return bars[-1][0] if bars and int(bars[-1][1]) < 100 else ""
+
+
+def loading_phase() -> MemoryPhase:
+    """The phase in which a model is loaded."""
+    return next(phase for phase in memory_phases() if phase.name == "load")
 
 
 def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -109,4 +110,4 @@ def _first(text: str, forms: tuple[str, ...]) -> int | None:
 
 
 def _bytes_of(match: re.Match[str]) -> int:
-    return round(float(match[1]) * _UNITS[match[2]])
+    return math.ceil(float(match[1]) * _UNITS[match[2]])  # 18.55 GiB stay 18.55, so that one decimal is 18.6

@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from .log_command import command_in
 from .log_lines import TRIGGERS, LogLine, LogReader
+from .logged_steps import count_steps, is_not_finite
 from .messages import may_be_known
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
@@ -62,6 +63,13 @@ _ENDS = re.compile(
     r"\[?(?:INFO|WARNING|ERROR|rank)\b|Exception raised from|E\d{4} |W\d{4} |={8}|-{8}|wandb:|\s*\d+%\||[╭╰│])"
 )
 """What a line after an error begins with if it no longer belongs to the message."""
+
+_ENDED = "'train_runtime'"
+"""In the line that the Trainer prints after its last step."""
+
+GAP = 3
+"""Training steps after an error that show that the training survived it. The other ranks may report a step that was
+complete."""
 
 _LIBRARY = re.compile(
     r"(?:^|[/\\])(?:(?:site|dist)-packages|python\d[\d.]*|torch|deepspeed|transformers|accelerate|trl|peft|ray|bin|"
@@ -122,6 +130,8 @@ class LogError:
     rank: int | None
     steps: int
     """Training steps that the log shows before it."""
+    until: int = 0
+    """Those up to the last of its repetitions: a loss that is not a number stays so."""
     head: str
     """The line of the message."""
     is_exception: bool = False
@@ -184,6 +194,8 @@ class Scan:
     """Training steps that the log shows."""
     last_line: str
     """That is not empty."""
+    ended: bool
+    """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
     """Words of the first command of the log that started a training; none if it shows none."""
 
@@ -213,11 +225,15 @@ class _Scanner:
         self._recent: deque[str] = deque(maxlen=_BEFORE)
         self._cut: LogLine | None = None
         self._command: tuple[str, ...] = ()
+        self._ended = False
+        self._not_finite: LogError | None = None
+        """The first step of the last ones that are not finite."""
 
     def run(self) -> Scan:
         for line in map(self._joined, self._reader):
             process = self._process(line)
             self._command = self._command or command_in(line.text)
+            self._ended = self._ended or _ENDED in line.text
             self._read(line, process)
             process.last.append(line.text)
             self._recent.append(line.text)
@@ -229,6 +245,7 @@ class _Scanner:
             lines=self._reader.lines,
             steps=self._reader.steps,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
+            ended=self._ended,
             command=self._command,
         )
 
@@ -295,7 +312,7 @@ class _Scanner:
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not _NO_CODE.match(text):
                 frames[-1] = frames[-1].with_code(text)
-            if _is_known(text):  # a compiler's error among the lines of another rank
+            if process.quiet > 1 and _is_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)
         elif (_EXCEPTION if process.has_head else _BARE).match(text):
             self._keep(line, process, is_exception=True)
@@ -306,6 +323,11 @@ class _Scanner:
             process.frames = None
 
     def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
+        own_steps = count_steps(line.text.encode())
+        not_finite = not is_exception and bool(own_steps) and is_not_finite(line.text)
+        if not_finite and self._not_finite is not None and self._reader.steps - self._not_finite.until < GAP:
+            self._not_finite.until = self._reader.steps
+            return
         chain = process.chain
         if not is_exception or process.frames is None:  # not of a traceback
             self._chains += 1
@@ -314,7 +336,8 @@ class _Scanner:
             line=line.number,
             process=line.process,
             rank=line.rank,
-            steps=self._reader.steps,
+            steps=self._reader.steps - own_steps,
+            until=self._reader.steps,
             head=line.text,
             is_exception=is_exception,
             frames=tuple(process.frames or ()),
@@ -322,6 +345,7 @@ class _Scanner:
             chain=chain,
             ignored=process.ignored,
         )
+        self._not_finite = error if not_finite else self._not_finite
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)
 

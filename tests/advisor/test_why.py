@@ -54,7 +54,7 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
     assert words.index("train.py:88") < words.index("torch/autograd/__init__.py:347, in backward")
     assert "9 > torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. | GPU 1 has" in words
     assert "ds-advise why train.log --gpus Nx80GB -- COMMAND" in text and "Confirmed by" not in text
-    assert "It asked for 3.0 GiB; 1.2 GiB were free." in words
+    assert "It asked for 3.00 GiB; 1.20 GiB were free." in words
     assert "tensors 75.0 \u2584 allocator's free blocks 1.9 \u2550 runtime 1.0 \u2592 asked 3.0" in words
     bar, below = (line for line in text.splitlines() if "\u2502" in line)  # one mark, with its label below
     assert bar.index("\u2502") == below.index("\u2502") and below.strip() == "79.2 GiB \u2502"
@@ -74,7 +74,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "Local rank 2 was killed by SIGBUS (exit code -7).",
         ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
-        ("[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9", "Exits with return code = -9."),
+        (
+            "[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9",
+            "A process was killed by SIGKILL (exit code -9).",
+        ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
         (
             "DataLoader worker (pid 325) is killed by signal: Bus error.",
@@ -131,7 +134,7 @@ def test_the_rank_that_failed_first_is_shown_and_the_others_are_named(
     later = WATCHDOG.replace("ank0", "ank4").replace("Rank 0", "Rank 4").replace("10:11:12.131415", "10:11:12.131400")
     log.write_text(WATCHDOG + later)
     text = _why(capsys, "train.log")[1]
-    assert "--> train.log:2, rank 4" in text and "It failed first; rank 0 followed." in text
+    assert "--> train.log:2, rank 4" in text and "Ranks 0, 4 wait in ALLREDUCE 8841." in text
 
 
 def _runner(gpus: int) -> str:
@@ -187,7 +190,7 @@ def test_a_request_in_bytes_is_also_in_gib_and_a_url_is_whole(log: Path, capsys:
     log.write_text(
         FRAMES + "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 25769803776 bytes.\n"
     )
-    assert "It asked for 24.0 GiB." in _why(capsys, "train.log")[1]
+    assert "It asked for 24.00 GiB." in _why(capsys, "train.log")[1]
     log.write_text(FULL)
     assert (
         "/c10/cuda/CUDACachingAllocator.cpp\n"
@@ -199,8 +202,9 @@ def test_an_unknown_error_is_shown_and_not_explained(log: Path, capsys: pytest.C
     """The first exception with its frames; nothing that could be taken for its cause."""
     log.write_text(FRAMES + "my_project.BadSample: row 7\n" + FRAMES + "my_project.Other: row 8\n")
     code, text = _why(capsys, "train.log")
-    assert code == 1 and "The cause is not known." in text and "my_project.BadSample: row 7" in text
-    assert "/data/train.py:88, in <module>" in text and "Other" not in text
+    assert code == 1 and "its cause and its fix are not known" in " ".join(text.split())
+    assert text.startswith(" my_project.BadSample: row 7.\n") and "8 > my_project.BadSample: row 7" in text
+    assert "/data/train.py:88, in <module>" in text and "Also in the log: my_project.Other: row 8." in text
     assert not re.search(r"Cause:|causes:|Fix:|code:|answered in:|Documented", text)
     for empty in ("", "{'loss': 1.25}\n", "usage: train.py [--ddp_timeout N]\n"):
         log.write_text(empty)
@@ -248,12 +252,36 @@ def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFi
     """Exit code 2."""
     Path("a.bin").write_bytes(bytes(range(256)) * 40)
     Path("cut.gz").write_bytes(gzip.compress(log.read_bytes() * 50)[:-20])
-    for words in (["missing.log"], ["."], ["a.bin"], ["cut.gz"], [], ["train.log", "--model", "Qwen2.5-7B"]):
+    for words in (["missing.log"], ["."], ["a.bin"], ["cut.gz"], []):
         code, text = _why(capsys, *words)
         assert code == 2 and text and "Traceback" not in text, words
     assert "name a file in it, such as cut.gz" in _why(capsys, ".")[1]
-    code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
-    assert code == 2 and "does not say for which model" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--model", "Qwen2.5-7B"], "No configuration is predicted: pass --config FILE, or the training command"),
+        (["--config", "ds.json"], "ds.json is not predicted: pass its --model and --gpus."),
+    ],
+)
+def test_the_cause_is_shown_although_a_prediction_lacks_something(
+    words: list[str], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = _why(capsys, "train.log", *words, "--offline")
+    assert code == 0 and "CUDA out of memory, in the backward pass." in text and note in " ".join(text.split())
+
+
+def test_an_error_of_the_prediction_comes_after_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "train.log", "--config", "none.json", "--model", "Qwen2.5-7B", "--gpus", "8x48GB"]) == 2
+    out, error = capsys.readouterr()
+    assert "CUDA out of memory, in the backward pass." in out and "none.json" in error
+
+
+def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(WATCHDOG)
+    code, text = _why(capsys, "train.log", "--gpus", "4x48GB")
+    assert code == 0 and "--gpus has no effect: memory did not run out." in text
 
 
 def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +289,9 @@ def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture
     code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
     assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
     assert "To paste, for a loss that does not store the logits:\n   use_liger_kernel=True\n" in text
-    assert text.rstrip().endswith("ds-advise why train.log --config ds.json --gpus Nx80GB -- COMMAND")
+    last = "ds-advise why train.log --config ds.json --gpus 8x48GB --offline -- COMMAND"  # the user's options
+    assert text.rstrip().endswith(last)
+    assert "The GPU of the log has 79.2 GiB, and the one that was asked about" in " ".join(text.split())
     _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
     report: dict[str, Any] = json.loads(printed)
     forecast = report["forecast"]
@@ -275,7 +305,7 @@ def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture
     assert all(change["file"] or change["arguments"] for change in forecast["changes"])
     Path("bare.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     _, text = _why(capsys, "bare.log", "--config", "ds.json", *QUESTION)
-    assert "`ds-advise Qwen2.5-7B --gpus 8x48GB` finds the fastest plan" in " ".join(text.split())
+    assert "`ds-advise Qwen2.5-7B --gpus 8x48GB --offline --seq-len 2048` finds" in " ".join(text.split())
 
 
 def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,6 +317,72 @@ def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureF
     _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
     forecast = json.loads(printed)["forecast"]
     assert forecast["fits"] and forecast["device_bytes_per_gpu"] == change["device_bytes_per_gpu"]
+
+
+def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The need and what there is; the changes need less RAM, and the next commands keep the user's options."""
+    offloaded = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    Path("ds.json").write_text(
+        json.dumps(CONFIG | {"zero_optimization": offloaded, "train_micro_batch_size_per_gpu": 1})
+    )
+    log.write_text("Loading checkpoint shards:  40%|####      | 2/5\nERROR:api:failed (exitcode: -9) local_rank: 1\n")
+    given = ["--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--ram", "64GB", "--offline"]
+    _, printed = _why(capsys, "train.log", "--config", "ds.json", *given, "--json")
+    report = json.loads(printed)
+    forecast = report["forecast"]
+    assert report["phase"]["name"] == "load" and forecast["lacks"] == "host"
+    assert forecast["host_bytes_per_node"] > forecast["ram_bytes_per_node"] > 0
+    assert forecast["whole_load_bytes_per_node"] > 8 * 14 * 2**30  # 8 ranks x 7.6e9 weights x 2 bytes
+    assert [change["what"] for change in forecast["changes"]] == ["the optimizer on the GPUs"]
+    assert all(change["host_bytes_per_node"] < forecast["ram_bytes_per_node"] for change in forecast["changes"])
+    words = " ".join(_why(capsys, "train.log", "--config", "ds.json", *given)[1].replace("\\\n", "").split())
+    assert re.search(r"ds\.json is predicted to need [\d.]+ GiB of RAM per node, of [\d.]+ GiB\.", words)
+    assert words.endswith("--gpus 8x80GB --offline --ram 64GB -- COMMAND")
+
+
+def test_a_training_that_ended_is_no_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("{'loss': 2.1, 'epoch': 1.0}\n{'train_runtime': 121.2, 'train_loss': 2.2, 'epoch': 1.0}\n")
+    code, text = _why(capsys, "train.log")
+    assert code == 0 and text.startswith(" The training ended normally.") and "cut off" not in text
+
+
+def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the file that the user or the log names."""
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/home/u/train.py", line 30, in <module>\n'
+        '    engine, *_ = deepspeed.initialize(model=model, config="their.json")\n'
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\noffload_optimiser\n"
+        "  Extra inputs are not permitted [type=extra_forbidden, input_value={'device': 'cpu'}, input_type=dict]\n"
+    )
+    for given, file in (([], "their.json"), (["--config", "ds.json"], "ds.json")):
+        words = " ".join(_why(capsys, "train.log", *given)[1].split())
+        assert words.startswith("DeepSpeedZeroConfig has no key 'offload_optimiser'.")
+        assert f"Fix: Rename offload_optimiser to offload_optimizer in {file}; `ds-advise lint {file}`" in words
+
+
+def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def waiting(rank: int, operation: str, number: int) -> str:
+        line = WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}")
+        return line.replace("SeqNum=8841, OpType=ALLREDUCE", f"SeqNum={number}, OpType={operation}")
+
+    others = "".join(waiting(rank, "_ALLGATHER_BASE", 48211) for rank in range(3))
+    for operation, number, state in (
+        ("ALLREDUCE", 48209, "took another path"),
+        ("_ALLGATHER_BASE", 48209, "is behind"),
+    ):
+        log.write_text(others + waiting(3, operation, number))
+        words = " ".join(_why(capsys, "train.log")[1].split())
+        verdict = f"Rank 3 waits in {operation} {number}, the others in _ALLGATHER_BASE 48211: rank 3 {state}."
+        assert words.startswith(verdict) and "--> train.log:4, rank 3" in words and "Fix: Find what rank 3 did" in words
+        assert "failed first" not in words
+
+
+def test_a_spike_before_a_loss_that_is_not_a_number_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [("2.103", "4.1"), ("2.08", "3.9"), ("9.41", "911.2"), ("nan", "nan"), *[("0.0", "nan")] * 9]
+    log.write_text("".join(f"{{'loss': '{loss}', 'grad_norm': '{norm}'}}\n" for loss, norm in steps))
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert words.startswith("The loss became nan.") and "--> train.log:4, after 3 logged steps" in words
+    assert "The last finite step had loss 9.41 and grad_norm 911.2; the median before it was loss 2.0915" in words
 
 
 def test_another_failure_has_no_forecast(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -363,3 +363,60 @@ def test_a_large_log_is_read_in_bounded_memory(filler: bytes) -> None:
 
 def with_bytes(prefix: str, text: str) -> list[bytes]:
     return [line.encode() for line in (*(line.rstrip("\n") for line in with_prefix(text, prefix)), "")]
+
+
+@pytest.mark.parametrize(
+    ("log", "message", "line"),
+    [
+        ("{'loss': '2.1', 'grad_norm': '4.1'}\n{'loss': 'nan', 'grad_norm': 'nan'}\n", "nan-loss", 2),
+        ("{'loss': 2.1, 'grad_norm': 4.1}\n{'loss': 0.0, 'grad_norm': nan}\n", "nan-gradient", 2),
+        ("{'loss': '2.1', 'grad_norm': '4.1'}\n{'loss': '2.0', 'grad_norm': 'inf'}\n", "nan-gradient", 2),
+        ("step 10 loss 2.31\nstep 20 loss nan\nstep 30 loss nan\n", "nan-loss", 2),
+        ("Step 1 loss: 2.3\nStep 2 loss: inf\n", "nan-loss", 2),
+        ("Step 1 loss: 2.3\nStep 2 loss: NaN\n", "nan-loss", 2),
+        (LOSS * 5 + LOSS.replace("1.2", "nan") * 500, "nan-loss", 6),
+        (LOSS * 5 + LOSS.replace("0.8", "inf") + LOSS * 5, "", 0),
+        ("step 10 loss 2.31\nloading nanogpt, info: loss information\n", "", 0),
+    ],
+)
+def test_a_step_that_is_not_finite_is_found(log: str, message: str, line: int) -> None:
+    """Bare and in quotes, in the loss or its gradient: the first of those that stay so, unless the training goes on."""
+    diagnosis = diagnose_text(log)
+    first = diagnosis.first
+    assert (found(log), first.error.line if first else 0) == (message, line)
+    assert first is None or first.error.steps == line - 1
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_exception_of_a_rank_is_what_the_others_waited_for(order: str) -> None:
+    """Logs of ranks may be joined, so that the timeouts stand first."""
+    raised = "".join(with_prefix(FRAMES + "KeyError: 'labels'\n", "[rank3]: "))
+    timeouts = "".join(WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}") for rank in range(3))
+    diagnosis = diagnose_text(raised + timeouts if order == "before" else timeouts + raised)
+    assert diagnosis.first is not None and diagnosis.first.headline == "KeyError: 'labels'"
+    assert diagnosis.first.rank == 3 and diagnosis.waits[0].ranks == (0, 1, 2)
+    assert diagnosis.effects == ("Watchdog caught collective operation timeout",)
+
+
+def test_code_in_a_traceback_is_not_the_message() -> None:
+    """The line that raises has the words of the exception."""
+    log = (
+        'Traceback (most recent call last):\n  File "/opt/deepspeed/builder.py", line 50, in installed_cuda_version\n'
+        '    raise MissingCUDAException("CUDA_HOME does not exist")\n'
+        "deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist\n"
+    )
+    first = diagnose_text(log).first
+    assert first is not None and first.deciding == 4 and first.error.is_exception
+
+
+def test_the_exception_that_names_the_feature_counts() -> None:
+    """Of a chain whose exceptions are the same message."""
+    log = (
+        FRAMES + "ValueError: expected sequence of length 512 at dim 1 (got 341)\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        + FRAMES
+        + "ValueError: Unable to create tensor, you should probably activate truncation and/or padding with "
+        "'padding=True'. Perhaps your features (`labels` in this case) have excessive nesting\n"
+    )
+    first = diagnose_text(log).first
+    assert first is not None and first.headline.endswith("in the feature `labels`")

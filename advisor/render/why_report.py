@@ -1,0 +1,150 @@
+"""The cause of a failure as data, as `ds-advise why LOG --json` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
+from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
+from ...probes.failures.messages import ErrorKind, Phase
+from ...probes.failures.out_of_memory import MemoryFigures
+from ...probes.failures.scan import Frame
+from ..answer.memory_change import MemoryForecast
+from ..command.advice import CommandAdvice
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstError:
+    """The error that counts."""
+
+    line: int
+    """Number of its line in the log."""
+    rank: int | None
+    process: str
+    """What the launcher wrote in front of it; "" if nothing."""
+    text: str
+    frames: tuple[str, ...]
+    """Of its traceback, `file:function code`, the outermost first."""
+    own_frame: str
+    """The last frame in a file of the user's, `file:line`; "" without one."""
+    deciding: int
+    """Number of the line that decides the cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMessage:
+    """A message of the table."""
+
+    id: str
+    area: str
+    title: str
+    kind: ErrorKind
+    certain: bool
+    """Whether the message has one cause. If not, `cause` lists the usual ones."""
+    cause: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseOfFailure:
+    """What the rank was doing when memory ran out."""
+
+    name: Phase
+    title: str
+    cause: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveFigures:
+    """The collective operation that timed out."""
+
+    sequence: int | None
+    """Its number since the start of the group."""
+    operation: str
+    minutes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyReport:
+    """The cause of a failure."""
+
+    schema_version: int
+    log: str
+    found: bool
+    """Whether the cause is known."""
+    lines: int
+    steps: int
+    """Training steps that the log shows."""
+    last_line: str
+    """What the log ends with, where a training that hangs waits."""
+    error: FirstError | None
+    """The first error; null if the log has none."""
+    message: KnownMessage | None
+    """Null if the error is not known."""
+    phase: PhaseOfFailure | None
+    memory: MemoryFigures | None
+    collective: CollectiveFigures | None
+    effects: tuple[str, ...]
+    """The other errors of the log."""
+    followers: tuple[int, ...]
+    """The other ranks that report an error."""
+    waits: tuple[Wait, ...]
+    """Where the ranks waited, if a collective operation timed out: the operation of most ranks first."""
+    ended: bool
+    """Whether the Trainer reported the end of the training."""
+    command: tuple[str, ...]
+    """The command that started the training, by the log; empty if it does not show it."""
+    forecast: MemoryForecast | None
+    """Null without a configuration, and if memory did not run out."""
+    training: dict[str, Any] | None
+    """The advice for the command, as `ds-advise --gpus SPEC -- COMMAND --json` prints it; null without a command, and
+    if memory did not run out."""
+
+
+def why_report(
+    name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
+) -> WhyReport:
+    """Return the diagnosis of a log as data."""
+    first, message, phase, collective = found.first, found.message, found.phase, found.collective
+    return WhyReport(
+        schema_version=SCHEMA_VERSION,
+        log=name,
+        found=message is not None,
+        lines=found.lines,
+        steps=found.steps,
+        last_line=found.last_line,
+        error=None if first is None else _first_error(first),
+        message=None if message is None else from_attributes(KnownMessage, message),
+        phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
+        memory=found.memory,
+        collective=None
+        if collective is None
+        else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
+        effects=found.effects,
+        followers=found.followers,
+        waits=found.waits,
+        ended=found.ended,
+        command=found.command,
+        forecast=forecast,
+        training=None if advice is None else to_json(advice.to_json()),
+    )
+
+
+def _first_error(first: Finding) -> FirstError:
+    own = own_frame(first)
+    return from_attributes(
+        FirstError,
+        first,
+        first.error,
+        frames=tuple(map(str, first.error.frames)),
+        own_frame="" if own is None else f"{own.file}:{own.place}",
+    )
+
+
+def own_frame(first: Finding) -> Frame | None:
+    """Return the last frame in a file of the user's; None without one."""
+    return next((frame for frame in reversed(first.error.frames) if frame.is_own), None)

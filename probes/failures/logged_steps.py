@@ -1,0 +1,53 @@
+"""The training steps that a log shows, and their figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from statistics import median
+
+_QUOTED = (b"'loss'", b'"loss"', b"lm loss")
+"""Parts of the line of a step: the Trainer's and Megatron's."""
+_WRITTEN = re.compile(rb"[Ss]tep\W{0,3}\d[^\n]{0,60}?\b[Ll]oss\W{1,3}[\dni]")
+"""The line of a step of a script of one's own: `step 20 loss 2.31`."""
+
+_FIGURE = re.compile(
+    r"(?i:\b(loss|grad_norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b"
+)
+"""A figure, bare or in quotes: transformers 5 prints the figures of a step as text (trainer_callback.py)."""
+
+_JUMP = 2.0
+"""Least ratio of a step's figure to the median of those before it that is called a spike."""
+
+Step = dict[str, float]
+"""`loss` and `grad_norm` of a step, as far as its line has them."""
+
+
+def count_steps(text: bytes) -> int:
+    """The number of steps in lines of a log."""
+    return max(len(_WRITTEN.findall(text)), *(text.count(word) for word in _QUOTED))
+
+
+def read_step(line: str) -> Step:
+    """The figures of a step; empty for a line that is of none."""
+    if not count_steps(line.encode()):
+        return {}
+    return {found[1].lower(): float(found[2]) for found in _FIGURE.finditer(line)}
+
+
+def is_not_finite(line: str) -> bool:
+    """Whether a line is of a step whose loss or gradient is not a finite number."""
+    return not all(map(math.isfinite, read_step(line).values()))
+
+
+def spike(lines: Iterable[str]) -> tuple[Step, Step] | None:
+    """The last finite step of some lines and the medians of those before it, if its loss or the norm of its gradient is
+    a multiple of them."""
+    steps = [step for line in lines if (step := read_step(line)) and all(map(math.isfinite, step.values()))]
+    if len(steps) < 2:
+        return None
+    last = steps[-1]
+    usual = {name: median(each[name] for each in steps[:-1] if name in each) for name in last if name in steps[-2]}
+    jumped = any(usual[name] > 0 and last[name] >= _JUMP * usual[name] for name in usual)
+    return (last, usual) if jumped else None
