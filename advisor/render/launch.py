@@ -30,8 +30,8 @@ from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path
 from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
 from .configuration import configuration
+from .error_place import error_place
 from .runs import next_command
-from .why import error_place
 
 _PHASE_TITLES = {"step": "optimizer step"}
 """Titles of phases, if they differ from the names."""
@@ -210,7 +210,7 @@ def _failure(failure: TrainingFailure, folder: Path) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Fix: {failure.fix}.")
     log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
     with suppress(OSError), log.open("rb") as stream:
-        yield from error_place(shown_path(log), diagnose(stream))
+        yield from error_place(diagnose(stream), shown_path(log))
         yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
 
 

@@ -17,6 +17,7 @@ from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds,
 from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, is_timed
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
+from .error_place import error_place
 from .known_cause import cause_and_fix
 
 START = "Check, start and monitor it:"
@@ -67,12 +68,10 @@ def _speed(result: ProbeResult) -> str:
 def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
     if failure is not None:
-        from .why import error_place  # it imports `next_command`
-
         yield doc.Sentence(f"Rank {failure.rank} failed first, during {failure.phase}: {failure.message}")
         found = diagnose_text(failure.details)
         found = found if found.first else diagnose_text(f"{failure.details}\n{failure.message}")
-        shown = [*error_place("", found)]
+        shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]
         yield from cause_and_fix(found, _advise(answer))
         return

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...estimators.units import GIB
-from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
-from ...probes.failures.logged_steps import spike
-from ...probes.failures.messages import loading_bar, messages
+from ...probes.failures.diagnosis import Diagnosis, Wait
+from ...probes.failures.messages import messages
 from ..answer.failed_training import missing, model_words, next_words
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
@@ -19,18 +18,10 @@ from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
 from .command_advice import changes_to_make, gain, today_and_advised
+from .error_place import LONGEST, error_place, verb
 from .known_cause import cause_and_fix, ranks
 from .runs import next_command
-from .why_report import WhyReport, own_frame, why_report
-
-_LONGEST = 400
-"""Characters of a log's last line, and of a line beside the deciding one, that are printed."""
-
-_LIBRARY_FRAMES = 2
-"""Last frames of a traceback that are printed, besides the user's own."""
-
-_NEXT_LINES = 2
-"""Lines of a message before and after the deciding one that are printed."""
+from .why_report import WhyReport, why_report
 
 _OTHER_GPU = 0.06
 """Least difference of two sizes of a GPU that are not the same one's: a driver keeps a part of it."""
@@ -68,7 +59,7 @@ def why_document(
         blocks = [
             *cause_and_fix(found, advise, config),
             doc.Gap(),
-            *_place(found, report),
+            *error_place(found, report.log),
             *_figures(report),
             *_collective(report),
             *_effects(report),
@@ -106,12 +97,12 @@ def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             yield doc.Sentence("Its last line:")
-            yield doc.Sentence(f"  {printable(report.last_line)[:_LONGEST]}")
+            yield doc.Sentence(f"  {printable(report.last_line)[:LONGEST]}")
         return
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
         yield doc.Gap()
-    yield from _place(found, report)
+    yield from error_place(found, report.log)
     yield from _effects(report)
 
 
@@ -121,7 +112,7 @@ def _compared(waits: Sequence[Wait]) -> str:
         return ""
     most, *others = waits
     listed = ", ".join(f"{ranks(each.ranks)} in {each}" for each in others).replace(
-        " in ", f" {_verb(others[0])} in ", 1
+        " in ", f" {verb(others[0])} in ", 1
     )
     rest = "the others" if len(most.ranks) > 1 else ranks(most.ranks)
     odd = others[0]
@@ -130,73 +121,6 @@ def _compared(waits: Sequence[Wait]) -> str:
     is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
     state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
     return f"{listed}, {rest} in {most}: {ranks(odd.ranks)} {state}"
-
-
-def _verb(wait: Wait) -> str:
-    return "waits" if len(wait.ranks) == 1 else "wait"
-
-
-def _place(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
-    """Yield the place of the error, and there the user's own frame, the last frames, and the lines of the message."""
-    first = found.first
-    assert first is not None, "the log has an error"
-    rank = "" if first.rank is None else f", rank {first.rank}"
-    after = f", after {counted_noun(first.error.steps, 'logged step')}" if first.error.steps else ""
-    yield doc.Sentence(f"--> {printable(report.log)}:{first.deciding}{rank}{after}", "bold")
-    yield from _others(found)
-    if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
-        yield doc.Sentence(f"  The last progress bar before it: {bar}.")
-    yield doc.Excerpt([*_traceback(first), *_message(first)], level="bad")
-    before = spike(first.error.before) if first.message is not None and first.message.id.startswith("nan-") else None
-    if before is not None:
-        last, usual = (" and ".join(f"{name} {value:g}" for name, value in each.items()) for each in before)
-        yield doc.Sentence(f"The last finite step had {last}; the median before it was {usual}.")
-
-
-def _others(found: Diagnosis) -> Iterator[doc.Block]:
-    """Yield what the other ranks report."""
-    followers, silent = found.followers, found.silent
-    if not found.timed_out and not found.waits and followers:
-        yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
-    if len(found.waits) != 1:
-        return
-    wait = found.waits[0]
-    if not found.timed_out:
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
-    elif len(wait.ranks) > 1 or silent:
-        missing_ranks = f"; {ranks(silent)}, also in the log, did not report it" if silent else ""
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {_verb(wait)} in {wait}{missing_ranks}.")
-
-
-def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
-    frames, own = first.error.frames, own_frame(first)
-    shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
-    for at, frame in enumerate(shown):
-        if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
-            yield doc.ExcerptLine(0, "...")
-        place = f"{frame.short_file}:{frame.place}".rstrip(":")
-        yield doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))))
-        if frame.code:
-            yield doc.ExcerptLine(0, f"    {printable(frame.code)}")
-
-
-def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
-    lines = first.error.lines
-    place = next(at for at, line in enumerate(lines) if line.number == first.deciding)
-    begin = max(0, place - _NEXT_LINES)
-    if begin:
-        yield doc.ExcerptLine(lines[0].number, _shown(lines[0].text))
-    if begin > 1:
-        yield doc.ExcerptLine(0, "...")
-    for line in lines[begin : place + _NEXT_LINES + 1]:
-        if line.number == first.deciding:
-            yield doc.ExcerptLine(line.number, printable(line.text).strip(), ">")
-        elif line.text.strip():
-            yield doc.ExcerptLine(line.number, _shown(line.text))
-
-
-def _shown(text: str) -> str:
-    return printable(text)[:_LONGEST].rstrip()
 
 
 _HELD = {
@@ -334,15 +258,6 @@ def _other_gpu(found: Diagnosis, forecast: MemoryForecast | None, advice: Comman
         text = f"The GPU of the log has {gib(logged)} GiB, and the one that was asked about {gib(asked)} GiB."
         yield doc.Gap()
         yield doc.Sentence(text, "yellow")
-
-
-def error_place(log: str, found: Diagnosis) -> Iterator[doc.Block]:
-    """Yield the place of the first error in a log, and its lines; nothing without an error. log: "" for a text without
-    a file."""
-    if found.first is not None and log:
-        yield from _place(why_report(log, found, None), found.first)
-    elif found.first is not None:
-        yield doc.Excerpt([*_traceback(found.first), *_message(found.first)], level="bad")
 
 
 def message_list() -> Iterator[doc.Block]:

@@ -1,0 +1,99 @@
+"""The place of an error in a log, as `why`, `launch`, `train` and `probe` print it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
+from ...probes.failures.logged_steps import spike
+from ...probes.failures.messages import loading_bar
+from ..document import blocks as doc
+from ..text.units import capitalised, counted_noun, printable
+from .known_cause import ranks
+from .why_report import own_frame
+
+LONGEST = 400
+"""Characters of a log's last line, and of a line beside the deciding one, that are printed."""
+
+_LIBRARY_FRAMES = 2
+"""Last frames of a traceback that are printed, besides the user's own."""
+
+_NEXT_LINES = 2
+"""Lines of a message before and after the deciding one that are printed."""
+
+
+def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
+    """Yield the place of the first error in a log, and there the user's own frame, the last frames, and the lines of
+    the message; nothing without an error. log: its name; "" for a text without a file, whose place has no line."""
+    first = found.first
+    if first is None:
+        return
+    if not log:
+        yield _excerpt(first)
+        return
+    rank = "" if first.rank is None else f", rank {first.rank}"
+    after = f", after {counted_noun(first.error.steps, 'logged step')}" if first.error.steps else ""
+    yield doc.Sentence(f"--> {printable(log)}:{first.deciding}{rank}{after}", "bold")
+    yield from _others(found)
+    if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
+        yield doc.Sentence(f"  The last progress bar before it: {bar}.")
+    yield _excerpt(first)
+    before = spike(first.error.before) if first.message is not None and first.message.id.startswith("nan-") else None
+    if before is not None:
+        last, usual = (" and ".join(f"{name} {value:g}" for name, value in each.items()) for each in before)
+        yield doc.Sentence(f"The last finite step had {last}; the median before it was {usual}.")
+
+
+def _others(found: Diagnosis) -> Iterator[doc.Block]:
+    """Yield what the other ranks report."""
+    followers, silent = found.followers, found.silent
+    if not found.timed_out and not found.waits and followers:
+        yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
+    if len(found.waits) != 1:
+        return
+    wait = found.waits[0]
+    if not found.timed_out:
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
+    elif len(wait.ranks) > 1 or silent:
+        missing_ranks = f"; {ranks(silent)}, also in the log, did not report it" if silent else ""
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}{missing_ranks}.")
+
+
+def verb(wait: Wait) -> str:
+    """Return `waits` of one rank and `wait` of several."""
+    return "waits" if len(wait.ranks) == 1 else "wait"
+
+
+def _excerpt(first: Finding) -> doc.Excerpt:
+    return doc.Excerpt([*_traceback(first), *_message(first)], level="bad")
+
+
+def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
+    frames, own = first.error.frames, own_frame(first)
+    shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
+    for at, frame in enumerate(shown):
+        if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
+            yield doc.ExcerptLine(0, "...")
+        place = f"{frame.short_file}:{frame.place}".rstrip(":")
+        yield doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))))
+        if frame.code:
+            yield doc.ExcerptLine(0, f"    {printable(frame.code)}")
+
+
+def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
+    lines = first.error.lines
+    place = next(at for at, line in enumerate(lines) if line.number == first.deciding)
+    begin = max(0, place - _NEXT_LINES)
+    if begin:
+        yield doc.ExcerptLine(lines[0].number, _shown(lines[0].text))
+    if begin > 1:
+        yield doc.ExcerptLine(0, "...")
+    for line in lines[begin : place + _NEXT_LINES + 1]:
+        if line.number == first.deciding:
+            yield doc.ExcerptLine(line.number, printable(line.text).strip(), ">")
+        elif line.text.strip():
+            yield doc.ExcerptLine(line.number, _shown(line.text))
+
+
+def _shown(text: str) -> str:
+    return printable(text)[:LONGEST].rstrip()
