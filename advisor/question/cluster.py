@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +40,8 @@ _OTHER_ORDER = re.compile(
 )
 """Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`, `8 H100`. The kind has a digit, so that the x in
 RTX9090 is not parsed as a separator."""
+
+_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
 
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
 """Words that other tools have for the GPUs of this machine."""
@@ -266,7 +267,7 @@ def _described(gpus: str) -> Cluster:
 
 
 def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
-    size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE | re.ASCII)
+    size = _SIZE.fullmatch(kind.strip())
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
         known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
@@ -295,8 +296,8 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         other = _OTHER_ORDER.fullmatch(gpus.strip())
         if other is not None and kind == gpus.strip():  # no count was found
             count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]
-            fix = f"write --gpus {count}x{_one_of_name(kind.strip())}"
-            raise ClusterError(f"--gpus {gpus!r} has the count in the wrong place", fix=fix) from None
+            kind = kind.strip() if _SIZE.fullmatch(kind.strip()) else _one_of_name(kind.strip())
+            raise ClusterError(f"--gpus {gpus!r} is not GPUs x kind", fix=f"write --gpus {count}x{kind}") from None
         if (one := _one_of_name(kind)) != kind:
             fix = f"write --gpus {gpus.removesuffix(kind)}{one} or another of them"
             raise ClusterError(error.what, why=error.why, fix=fix) from None
@@ -316,10 +317,14 @@ def _one_of_name(kind: str) -> str:
 
 def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
     """An unknown card, or a known card with another memory size. Its speed is that of the card with its name, else that
-    of a card of its size."""
+    of a card of its size. Raises ClusterError for a name of several cards of other sizes."""
     gpu = gpu_of_memory(gigabytes)
-    with suppress(ClusterError):
+    try:
         gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
+    except ClusterError as error:
+        if (one := _one_of_name(name)) != name:
+            fix = f"write --gpus {one}, or the memory alone: --gpus {gigabytes:g}GB"
+            raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=error.what, fix=fix) from None
     taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
     return gpu, (taken,)
 

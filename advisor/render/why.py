@@ -155,9 +155,14 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
         drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=_HELD)
         yield doc.Chart(drawing, printed=drawing)
     if report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
-        holds = asked is not None and unused is not None and unused >= asked
-        why = "are a small part of the GPU" if holds else "together do not hold the request"
-        yield doc.Sentence(f"It is not fragmentation: the allocator's free blocks {why}.")
+        blocks = "the allocator's free blocks"
+        if asked is None or unused is None or unused + (memory.free_bytes or 0) < asked:
+            text = f"It is not fragmentation: {blocks} and the free memory together do not hold the request."
+        elif unused >= asked:
+            text = f"It is not fragmentation: {blocks} are a small part of the GPU."
+        else:
+            text = f"The free memory and {blocks} hold the request together, in pieces: expandable segments may end it."
+        yield doc.Sentence(text)
 
 
 def _logged(size_bytes: int) -> str:

@@ -103,6 +103,8 @@ LINES = {
     "launch ds.json train.py --lr 1": "write ds-advise launch ds.json -- train.py --lr 1",
     "gpt2 --gpus H100 80GB": "write --gpus H100-80GB",
     "gpt2 --gpus 4090x2": "write --gpus 2xRTX4090",
+    "gpt2 --gpus 4*48GB": "write --gpus 4x48GB",
+    "gpt2 --gpus 4xA100-48GB": "or the memory alone: --gpus 48GB",
     "train gpt2": "--data is missing; for example: ds-advise train",
     "explain": "for example: ds-advise explain Qwen2.5-14B --gpus 2x32GB",
     "explain overlap_comm 24GB": "write --gpus 24GB",

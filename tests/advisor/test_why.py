@@ -59,7 +59,7 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
     bar, below = (line for line in text.splitlines() if "\u2502" in line)  # one mark, with its label below
     assert bar.index("\u2502") == below.index("\u2502") and below.strip() == "79.2 GiB \u2502"
     assert bar[bar.index("\u2502") :] == "\u2502" + 2 * "\u2592"  # 75 + 1.9 + 1.0 + 3.0 - 79.15 of 80.9 GiB
-    assert "Fix: A smaller micro batch" in words and "It is not fragmentation" in words
+    assert "Fix: A smaller micro batch" in words and "hold the request together, in pieces" in words
 
 
 @pytest.mark.parametrize(

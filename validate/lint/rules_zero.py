@@ -33,7 +33,7 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
-    if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") == "nvme":
+    if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") != "none":
         return
     if config.workload is not None and config.workload.method != "full":
         return

@@ -111,6 +111,15 @@ def test_findings_name_the_missing_key_and_the_command_of_this_model_and_these_g
     assert large.severity == "error"  # its memory is beyond that of the GPU by more than the error
 
 
+def test_sub_groups_of_an_offloaded_optimizer_are_cast_on_the_host() -> None:
+    """stage3.py _prepare_sub_group: without offload alone a sub-group's gradients are flattened on the GPU."""
+    zero: dict[str, Any] = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}
+    assert "DS307" not in codes(judged(config, model="Qwen2.5-14B", gpus="8xA100-80GB"))
+    del zero["offload_optimizer"]
+    assert "DS307" in codes(judged(config, model="Qwen2.5-14B", gpus="8xA100-80GB"))
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_bucket_that_no_gpu_holds_is_an_error(stage: int) -> None:
     def found(**more: Any) -> list[tuple[str, str]]:
