@@ -216,7 +216,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     with after_step(output, 1, 6, lambda pid: os.kill(pid, signal.SIGKILL)):
         assert train(model_folder, data, output, CHATS_OPTIONS) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"ds-advise train --resume --output-dir {output}" in printed
+    assert f"ds-advise train --resume --output-dir {output}" in printed.replace("\\ ", "")  # one line or two
     assert "A rank was lost, first on rank 1" in printed and "exit signal 9 of rank 1" in printed
     last = TrainingFolder(output).newest_checkpoint()
     assert last is not None
