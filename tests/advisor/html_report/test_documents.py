@@ -214,4 +214,5 @@ def test_areas_are_as_high_as_the_terminal_allows(monkeypatch: pytest.MonkeyPatc
         chart = _printed(_of(doc.Chart(lines, printed=lines)))
         drawn = [line.partition("│")[2] for line in chart if "│" in line]
         assert len(drawn) == rows and sum("▒" in line for line in drawn) == rows // 2
-        assert drawn[-1] == "█" * len(drawn[-1]) and chart[rows].split() == ["forward", "1", "backward", "1"]
+        assert drawn[-1] == "█" * len(drawn[-1]) and chart[rows].split() == ["forward", "backward"]
+        assert chart[rows + 1].split() == ["iteration", "1"]

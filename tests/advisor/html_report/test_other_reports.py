@@ -128,9 +128,10 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     saved = render_html(session_document(_session(run_of_gpt2, tmp_path, checkpoint=Path.cwd() / "out/checkpoint-9")))
     assert "ds-advise checkpoint out/checkpoint-9" in Page(saved).text and "ds-advise checkpoint" not in page.text
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
+    (tmp_path / "rank0.log").write_text("ValueError: no row\n")
     page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))
     assert "The ranks made no progress, first on rank 0, after step 9, " in page.text and "it broke" in page.text
-    assert f"ds-advise why {tmp_path / 'rank0.log'}" in page.text
+    assert "ValueError: no row" in page.text and "ds-advise why rank0.log" in page.text
     refused = Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))
     page = Page(render_html(session_document(refused)))
     assert "It was not started." in page.text and "Take more GPUs" in page.text
