@@ -80,8 +80,8 @@ def state_model(state: State) -> ModelShape:
     try:
         return catalogue.find(name)
     except UnknownModelError as error:
-        if error.fix.startswith("give one of these"):  # not in the catalogue; an ambiguous name has a fix of its own
-            fix = "choose one of these, or paste its config.json"
+        if error.fix.startswith("name a model such as"):  # not in the catalogue; an ambiguous name has a fix of its own
+            fix = "choose another, or paste its config.json"
             raise UnknownModelError(error.what, why=error.why, fix=fix) from None
         raise
 

@@ -116,7 +116,7 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.get_by_label("Name").fill("no such model")
     page.get_by_label("Name").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
-    assert "nearest names" in page.text_content("#error")
+    assert "in the catalogue" in page.text_content("#error")
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate("scrollTo(0, 0)")

@@ -185,7 +185,7 @@ def test_the_rank_that_failed_first_is_blamed(tmp_path: Path, monkeypatch: pytes
         ranks=2,
     )
     assert failure is not None and (failure.kind, failure.rank, failure.phase) == ("crash", 1, "step 2")
-    assert failure.message == "a reactor leaks"
+    assert failure.message == "RuntimeError: a reactor leaks"
 
 
 TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --master_port=7"
