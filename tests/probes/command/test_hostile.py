@@ -303,7 +303,8 @@ def test_script(case: Hostile, folder: Path) -> None:
     assert seconds < case.timeout_s + 15
     if code:
         last = printed.strip().splitlines()[-1]
-        assert last.startswith("ds-advise: ") and "error of ds-advise" not in last and "again with --debug" not in last, last
+        assert last.startswith("ds-advise: ") and "error of ds-advise" not in last, last
+        assert "again with --debug" not in last, last
 
 
 @pytest.mark.parametrize(
