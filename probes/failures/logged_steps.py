@@ -26,7 +26,8 @@ Step = dict[str, float]
 
 def count_steps(text: bytes) -> int:
     """The number of steps in lines of a log."""
-    return max(len(_WRITTEN.findall(text)), *(text.count(word) for word in _QUOTED))
+    written = len(_WRITTEN.findall(text)) if b"tep" in text and b"oss" in text else 0  # far faster than the pattern
+    return max(written, *(text.count(word) for word in _QUOTED))
 
 
 def read_step(line: str) -> Step:
