@@ -46,6 +46,13 @@ class UnknownModelError(DsAdviseError):
     """The catalogue, the file system and the hub have no model of this name."""
 
 
+class NoSuchModelError(UnknownModelError):
+    """The catalogue has no model of this name."""
+
+    meant = ""
+    """Hub id of a name that is nearly the same; "" without one."""
+
+
 class ModelConfigError(DsAdviseError):
     """A model's config.json is malformed, too large, or lacks a field."""
 

@@ -49,17 +49,19 @@ def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> P
 
 
 def _refuse_misspelled_model(file: Path) -> None:
-    """Raise UnknownModelError if what was read as a file is nearly the name of a model."""
-    from ...estimators.errors import UnknownModelError
+    """Raise NoSuchModelError if what was read as a file is nearly the name of a model."""
+    from ...estimators.errors import NoSuchModelError, UnknownModelError
     from ...estimators.models import catalogue
 
     if file.exists() or file.suffix == ".json":
         return
     try:
         catalogue.find(str(file))
-    except UnknownModelError as error:
-        if error.fix.startswith("write "):  # one name is meant
+    except NoSuchModelError as error:
+        if error.meant:
             raise
+    except UnknownModelError:
+        return  # the name of several models
 
 
 def newest_file(output: Output) -> Path | None:

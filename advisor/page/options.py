@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ds_configs.files import parse_json_object
-from ...estimators.errors import ClusterError, DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
+from ...estimators.errors import (
+    ClusterError,
+    DsAdviseError,
+    ModelConfigError,
+    NoSuchModelError,
+    UnknownModelError,
+    WorkloadError,
+)
 from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
@@ -79,10 +86,9 @@ def state_model(state: State) -> ModelShape:
         raise UnknownModelError("no model is given", fix="choose one, or paste its config.json")
     try:
         return catalogue.find(name)
-    except UnknownModelError as error:
-        if error.fix.startswith("name a model such as"):  # not in the catalogue; an ambiguous name has a fix of its own
-            fix = "choose another, or paste its config.json"
-            raise UnknownModelError(error.what, why=error.why, fix=fix) from None
+    except NoSuchModelError as error:
+        if not error.meant:
+            error.fix = "choose another, or paste its config.json"
         raise
 
 

@@ -47,7 +47,7 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
     latter, unless offline or HF_HUB_OFFLINE is set. Raises UnknownModelError."""
 
     def unknown(what: str, fix: str) -> UnknownModelError:
-        return UnknownModelError(f"{hub_id}: {what}", why=catalogue.nearest_names(hub_id), fix=fix)
+        return UnknownModelError(f"{hub_id}: {what}", why=catalogue.nearest_phrase(hub_id), fix=fix)
 
     name = f"models--{hub_id.replace('/', '--')}"
     own = store_path().parent / "hub" / name / "config.json"

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import UnknownModelError
+from ..errors import NoSuchModelError, UnknownModelError
 from .families import FAMILIES, shape_from_config
 from .model_shape import ModelShape
 from .recordings import recording
@@ -57,7 +57,7 @@ def find(name: str) -> ModelShape:
     name, because other organisations publish other weights under the same name. If several entries of the same shape
     fit, the first is returned, with `max_positions` unknown if they differ in it.
 
-    Raises UnknownModelError, with the candidates for an ambiguous name, otherwise with the nearest names.
+    Raises UnknownModelError, with the candidates for an ambiguous name, otherwise NoSuchModelError.
     """
     organisation, _, rest = name.strip().rpartition("/")
     owner, pieces = _letters_and_digits(organisation), _pieces(rest)
@@ -81,14 +81,16 @@ def find(name: str) -> ModelShape:
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
-    close = nearest(name, 1, least=_CLOSE)
-    raise UnknownModelError(
+    meant = next(iter(nearest(name, 1, least=_CLOSE)), "")
+    error = NoSuchModelError(
         f"no model named {name[:80]!r} in the catalogue",
-        why=nearest_names(name),
-        fix=f"write {close[0].rpartition('/')[2]}, or name another, a folder with a config.json, or a hub id"
-        if close
+        why=nearest_phrase(name),
+        fix=f"write {meant.rpartition('/')[2]}, or name another, a folder with a config.json, or a hub id"
+        if meant
         else "name a model such as Qwen2.5-14B, a folder with a config.json, or a hub id",
     )
+    error.meant = meant
+    raise error
 
 
 def config(hub_id: str) -> dict[str, Any]:
@@ -102,7 +104,7 @@ _CLOSE, _SIMILAR = 0.8, 0.55
 """Share of equal characters from which a name is taken for a misspelling, and from which it is worth naming."""
 
 
-def nearest_names(name: str) -> str:
+def nearest_phrase(name: str) -> str:
     """Return the most similar names in words; "" without a similar one."""
     near = nearest(name, 5, least=_SIMILAR)
     return f"nearest names: {', '.join(near)}" if near else ""
