@@ -243,11 +243,11 @@ class CommandWithItsWords(GroupedCommand):
         return super().parse_args(context, args)
 
 
-def typed_command(*further: str, without: Container[str] = ()) -> str:
-    """The present command as it was typed, without some words and with further ones."""
+def typed_command(*further: str, first: Sequence[str] = (), without: Container[str] = ()) -> str:
+    """The present command as it was typed, without some words, and with others in front and behind."""
     context = click.get_current_context()
     typed = (word for word in context.obj if word not in without)
-    return shlex.join(["ds-advise", context.info_name or "", *typed, *further])
+    return shlex.join(["ds-advise", context.info_name or "", *first, *typed, *further])
 
 
 class CommandWithUsersCommand(GroupedCommand):

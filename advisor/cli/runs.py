@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from .options import (
     output_options,
     question_options,
     report_options,
+    typed_command,
     users_command,
     warn_ignored,
 )
@@ -226,8 +226,7 @@ def _command_answer(
         with output.progress("dry run") as on_progress:
             answer = command_answer(request, timeout_s=float(timeout_s), on_progress=on_progress)
     except CommandFailedError as error:
-        typed = shlex.join(["ds-advise", "dry-run", CONFIG_NAME, *click.get_current_context().obj])
-        error.fix = error.fix.replace(NAME_A_CONFIG, typed)
+        error.fix = error.fix.replace(NAME_A_CONFIG, typed_command(first=[CONFIG_NAME]))
         raise
     return answer, command_document
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...ds_configs.launch_commands import shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
+from ..importers.script_arguments import MODEL_OPTIONS, ScriptArguments
 from ..question.file_question import option_words
 from ..question.options import MachineOptions, names_in
 
@@ -16,8 +17,7 @@ ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
 
 _RANKS = ("nproc_per_node", "num_gpus", "num_processes")
 _NODES = ("nnodes", "num_nodes", "num_machines")
-_MODEL = ("model_name_or_path", "model_name", "pretrained_model_name_or_path", "model")
-"""Options of launchers and scripts with the figures of `--gpus` and the model."""
+"""Options of launchers with the figures of `--gpus`."""
 
 COMMAND, MODEL, COUNT, SIZE = "COMMAND", "MODEL", "N", "SIZEGB"
 """What the user fills in where the log does not show it."""
@@ -28,9 +28,9 @@ def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
     allocator's message."""
     if "gpus" in given:
         return str(given["gpus"])
-    count, nodes = _option(found.command, _RANKS), _option(found.command, _NODES)
-    ranks, several = int(count) if count.isdecimal() else 0, int(nodes) if nodes.isdecimal() else 1
-    if ranks and "--num_processes" in found.command:  # of all nodes
+    options = ScriptArguments(found.command)
+    ranks, several = options.number(*_RANKS), options.number(*_NODES) or 1
+    if ranks and options.number("num_processes"):  # of all nodes
         ranks //= several
     total = found.memory.total_bytes if found.memory is not None else None
     size = SIZE
@@ -49,7 +49,7 @@ def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]
 
 def model_words(found: Diagnosis, given: Mapping[str, Any]) -> str:
     """The command that finds a plan for the model and the GPUs."""
-    model = given.get("model") or _option(found.command, _MODEL) or MODEL
+    model = given.get("model") or ScriptArguments(found.command).text(*MODEL_OPTIONS) or MODEL
     others = {name: value for name, value in given.items() if name not in ("model", "gpus", "accumulation")}
     return shell_line(["ds-advise", str(model), "--gpus", machines(found, given), *option_words(others)])
 
@@ -62,12 +62,3 @@ def missing(text: str) -> str:
         SIZE: "SIZE their memory in GB",
     }
     return ", ".join(meaning for sign, meaning in meanings.items() if sign in text)
-
-
-def _option(words: Sequence[str], names: Sequence[str]) -> str:
-    """The value of the first of some options; "" without one."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") in names:
-            return value if equals else next(iter(words[at + 1 : at + 2]), "")
-    return ""

@@ -20,7 +20,15 @@ FP8_RESTS_IN = "bf16"
 """What accelerate trains in besides the products with `mixed_precision: fp8` (1.15 utils/dataclasses.py
 `DeepSpeedPlugin.set_mixed_precision`, `FullyShardedDataParallelPlugin.set_mixed_precision`)."""
 
-_MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
+MODEL_OPTIONS = (
+    "model_name_or_path",
+    "model_name",
+    "model_path",
+    "base_model",
+    "pretrained_model_name_or_path",
+    "model",
+)
+"""Options with the model, in common training scripts."""
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
 _CONFIG = ("deepspeed", "deepspeed_config", "ds_config")
 _TRAINING_ARGUMENTS = (
@@ -161,7 +169,7 @@ class ScriptArguments:
 
     @property
     def model(self) -> str | None:
-        return self.text(*_MODEL)
+        return self.text(*MODEL_OPTIONS)
 
     @property
     def seq_len(self) -> int | None:

@@ -10,7 +10,6 @@ from ...probes.failures.messages import loading_bar
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, printable
 from .known_cause import ranks
-from .why_report import own_frame
 
 LONGEST = 400
 """Characters of a log's last line, and of a line beside the deciding one, that are printed."""
@@ -69,7 +68,7 @@ def _excerpt(first: Finding) -> doc.Excerpt:
 
 
 def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
-    frames, own = first.error.frames, own_frame(first)
+    frames, own = first.error.frames, first.own_frame
     shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
     for at, frame in enumerate(shown):
         if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:

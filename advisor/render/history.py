@@ -158,7 +158,7 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
         doc.Gap(),
         Table(["", "size", "median", "lowest to highest"], rows),
         doc.Gap(),
-        *_slow_bf16(result),
+        *slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
@@ -169,10 +169,10 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
 
 
-def _slow_bf16(result: BenchResult) -> Iterator[doc.Block]:
+def slow_bf16(result: BenchResult, *, style: doc.Style = "") -> Iterator[doc.Block]:
     """Yield the remark that a device without instructions for bf16 trains faster in fp32."""
     if (ratio := result.fp32_to_bf16) is not None and ratio > 1:
-        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.")
+        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.", style)
 
 
 def _bench_title(figure: BenchFigure) -> str:

@@ -153,8 +153,12 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
-    yield doc.Sentence("Output of the ranks:")
-    yield doc.Commands([f"{shown_path(outcome.folder)}/rank*.log"])
+    yield from ranks_output(outcome)
+
+
+def ranks_output(outcome: LaunchOutcome) -> list[doc.Block]:
+    """Return where the output of the ranks is kept."""
+    return [doc.Sentence("Output of the ranks:"), doc.Commands([f"{shown_path(outcome.folder)}/rank*.log"])]
 
 
 def _next(session: Session) -> Iterator[doc.Block]:

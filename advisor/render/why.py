@@ -10,9 +10,9 @@ from typing import Any
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis, Wait
 from ...probes.failures.messages import messages
-from ..answer.failed_training import missing, model_words, next_words
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
+from ..command.failed_training import missing, model_words, next_words
 from ..document import blocks as doc
 from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title

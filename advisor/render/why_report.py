@@ -9,7 +9,6 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
 from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
 from ...probes.failures.messages import ErrorKind, Phase
 from ...probes.failures.out_of_memory import MemoryFigures
-from ...probes.failures.scan import Frame
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
 
@@ -135,7 +134,7 @@ def why_report(
 
 
 def _first_error(first: Finding) -> FirstError:
-    own = own_frame(first)
+    own = first.own_frame
     return from_attributes(
         FirstError,
         first,
@@ -143,8 +142,3 @@ def _first_error(first: Finding) -> FirstError:
         frames=tuple(map(str, first.error.frames)),
         own_frame="" if own is None else f"{own.file}:{own.place}",
     )
-
-
-def own_frame(first: Finding) -> Frame | None:
-    """Return the last frame in a file of the user's; None without one."""
-    return next((frame for frame in reversed(first.error.frames) if frame.is_own), None)

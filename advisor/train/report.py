@@ -24,7 +24,8 @@ from ..launch.command import dry_lines
 from ..launch.request import Attempt, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
 from ..question.this_machine import measured_hardware
-from ..render.launch import end_sentence, render_failure, render_figures
+from ..render.history import slow_bf16
+from ..render.launch import end_sentence, ranks_output, render_failure, render_figures
 from ..render.runs import next_command
 from ..text.labels import cluster_title, method_title, plan_title
 from ..text.lines import blank, copyable, sentence
@@ -35,8 +36,6 @@ from ..text.units import (
     loss_figure,
     percent,
     seconds,
-    shown_path,
-    times,
     whole_seconds,
 )
 from .folder import TrainingFolder
@@ -205,8 +204,8 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
     yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")
     yield doc.Facts([*facts, doc.Fact("steps", f"{proposed.steps:,}", f"{words}{takes}{saves}"), *data])
     known = measured_hardware("cpu") if question.cluster.gpu.is_cpu and question.workload.precision == "bf16" else None
-    if known is not None and (ratio := known.result.fp32_to_bf16) is not None and ratio > 1:
-        yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.", "yellow")
+    if known is not None:
+        yield from slow_bf16(known.result, style="yellow")
 
 
 def _is_timed(proposed: Proposal) -> bool:
@@ -284,8 +283,7 @@ def _ended(trained: Trained) -> str:
 
 def _resume_command(trained: Trained, console: Console) -> None:
     checkpoint, failure = trained.folder.newest_checkpoint(), trained.attempt.outcome.failure
-    sentence(console, "Output of the ranks:")
-    copyable(console, [f"{shown_path(trained.attempt.outcome.folder)}/rank*.log"])
+    print_blocks(ranks_output(trained.attempt.outcome), console)
     if trained.session.following is not None:
         sentence(console, ended(trained.session.following_sentence.removesuffix(":")))
     if checkpoint is None:

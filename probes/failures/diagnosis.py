@@ -22,7 +22,7 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, LogError, Scan, scan
+from .scan import GAP, Frame, LogError, Scan, scan
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""
@@ -87,6 +87,11 @@ class Finding:
         """The rank: by what the launcher wrote in front of the line, or by the message."""
         found = _RANK.search(self.error.head)
         return self.error.rank if self.error.rank is not None or found is None else int(found[1])
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The last frame in a file of the user's; None without one."""
+        return next((frame for frame in reversed(self.error.frames) if frame.is_own), None)
 
     @property
     def deciding(self) -> int:
