@@ -42,6 +42,9 @@ settings.load_profile("ds-advise")
 LONGEST = (
     "test_every_strategy_counts_what_the_real_engine_allocates",
     "test_a_cpu_measures_what_it_can",
+    "test_the_keys_that_act_are_followed",
+    "test_the_dry_run_agrees_with_an_older_deepspeed",
+    "test_no_other_rank_peaks_higher",
 )
 """Each takes minutes, and shares no fixture with others."""
 

@@ -59,8 +59,7 @@ SLEEPS = "sleep", "86413"
 CASES = {
     # ------------------------------------------------------------------ ends
     "endless loop": Hostile("while True:\n    pass\n", r"did not end within 15 s .*at \S+script.py:[12]\b", 2, 15),
-    "endless sleep": Hostile("import time\ntime.sleep(10**6)", r"did not end within 15 s .*at \S+script.py:2\b", 2, 15),
-    "endless loop after": Hostile(f"{TRAINING}train()\nwhile True: pass", "did not end; it was ended", 0),
+    "endless loop after": Hostile(f"{TRAINING}train()\nwhile True: pass", "did not end; it was ended", 0, 40),
     "catches everything": Hostile(
         f"{TRAINING}while True:\n    try:\n        step()\n    except BaseException:\n        pass",
         TRAINED,
@@ -70,8 +69,6 @@ CASES = {
     "os._exit(3)": Hostile(
         "import os\nos._exit(3)", r"exited with code 3 \(during load\)[:;] at \S+script.py:2\b", fast=True
     ),
-    "os._exit(0) after": Hostile(f"{TRAINING}train()\nos._exit(0)", TRAINED, 0),
-    "sys.exit(2)": Hostile("import sys\nsys.exit(2)", r"exited with code 2 .*at \S+script.py:2\b"),
     "sys.exit(words)": Hostile("import sys\nsys.exit('no data here')", r"no data here.*at \S+script.py:2\b"),
     "SIGKILL": Hostile(
         "import os\nos.kill(os.getpid(), 9)", r"killed .SIGKILL, during load.*free memory", 2, fast=True
@@ -86,15 +83,12 @@ CASES = {
     "segmentation fault": Hostile(
         "import ctypes\nctypes.string_at(0)", r"ended by SIGSEGV .during load.[:;] at \S+script.py:2\b", fast=True
     ),
-    "abort": Hostile("import os\nos.abort()", r"ended by SIGABRT .during load.[:;] at \S+script.py:2\b"),
-    "recursion": Hostile("def f(): return f()\nf()", r"RecursionError: .*at \S+script.py:1\b"),
     "ignores signals": Hostile(
         "import signal\nfor each in (1, 2, 3, 14, 15):\n    signal.signal(each, signal.SIG_IGN)\nwhile True: pass",
         r"did not end within 15 s .*script.py:4\b",
         2,
         15,
     ),
-    "KeyboardInterrupt": Hostile("raise KeyboardInterrupt", r"KeyboardInterrupt[:;] at \S+script.py:1\b"),
     # ------------------------------------------------------------------ processes and threads
     "daemon": Hostile(
         """
@@ -141,11 +135,6 @@ raise ValueError("forked")
     "thread without end": Hostile(
         f"{TRAINING}import threading\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ntrain()", TRAINED, 0
     ),
-    "asyncio": Hostile(
-        f"{TRAINING}import asyncio\nasync def main():\n    await asyncio.sleep(0.1)\n    train()\nasyncio.run(main())",
-        TRAINED,
-        0,
-    ),
     # ------------------------------------------------------------------ files and streams
     "writes outside": Hostile(
         f"{TRAINING}from pathlib import Path\nimport shutil\n"
@@ -158,9 +147,6 @@ raise ValueError("forked")
         TRAINED,
         0,
         fast=True,
-    ),
-    "other folder": Hostile(
-        f"{TRAINING}os.chdir('/')\nopen('tmp/ds_advise_hostile', 'w').write('x')\ntrain()", TRAINED, 0
     ),
     "gigabyte": Hostile(
         f"{TRAINING}text = 'x' * (1 << 20)\nfor _ in range(1024): print(text)\ntrain()", TRAINED, 0, fast=True
@@ -187,11 +173,8 @@ raise ValueError("forked")
     ),
     "bytes": Hostile("x = bytearray(1 << 37)", r"MemoryError[:;] at \S+script.py:1\b"),
     # ------------------------------------------------------------------ Python and torch
-    "missing package": Hostile("import nothere", r"No module named 'nothere'[:;] at \S+script.py:1\b"),
     "syntax error": Hostile("import os\nif True\n    pass", r"expected ':'.*at \S+script.py:2\b"),
     "no GPU 9": Hostile("import torch\ntorch.ones(2, device='cuda:9')", r"invalid device ordinal.*at \S+script.py:2\b"),
-    "set GPU 9": Hostile("import torch\ntorch.cuda.set_device(9)", r"invalid device ordinal.*at \S+script.py:2\b"),
-    "module to GPU 9": Hostile("import torch\ntorch.nn.Linear(2, 2).to(9)", r"invalid device ordinal.*script.py:2\b"),
     "no such device": Hostile("import torch\ntorch.ones(2, device='gpu')", r"device type .*gpu.*at \S+script.py:2\b"),
     "patches": Hostile(
         f"{TRAINING}sys.exit = os.kill = print = None\ntorch.Tensor.__repr__ = None\nimport json\njson.dumps = None\n"
@@ -230,7 +213,6 @@ raise ValueError("forked")
     ),
     "no training": Hostile("print('hello')", "ended before it trained"),
     "never trained": Hostile(TRAINING, "ended before an optimizer step"),
-    "never here": Hostile(f"{TRAINING}if torch.cuda.device_count() == 99: train()", "ended before an optimizer step"),
 }
 COMMANDS = {
     "nothing": ([], "write -- and then your training command"),
