@@ -35,6 +35,8 @@ class CommandFailedError(DryRunError):
     """The user's script failed. details: its traceback or the end of its output."""
 
     exit_code = 1
+    script_traceback = ""
+    """Traceback of the script's exception, without the frames of this package; "" if it raised none."""
 
 
 class ScriptExitError(CommandFailedError):
@@ -45,17 +47,37 @@ class NoEngineError(CommandFailedError):
     """The script trained without DeepSpeed."""
 
 
+_ROOTS = (f"{Path(__file__).parents[1]}/", f"{Path(__file__).resolve().parents[1]}/")
+"""This package's folder, and where a link to it leads."""
+
+_PACKAGES = ("site-packages", "dist-packages")
+
+
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
-    # Frames of this package are no user's code, wherever it is installed.
-    here = (str(Path(__file__).parents[1]), str(Path(__file__).resolve().parents[1]))
-    libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
+    libraries = (*_PACKAGES, str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in frames
-        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((*here, "<"))
+        if not any(part in frame.filename for part in libraries) and not _is_internal(frame.filename)
     ]
     return lines[-1] if lines else ""
+
+
+def _is_internal(file: str) -> bool:
+    """Whether a file is this package's, or no file. A checkout may hold the environment with the libraries."""
+    roots = [root for root in _ROOTS if file.startswith(root)]
+    return file.startswith("<") or any(not any(part in file[len(root) :] for part in _PACKAGES) for root in roots)
+
+
+def script_traceback(error: BaseException) -> str:
+    """The traceback of an exception without the frames of this package."""
+    found = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = found
+    while each is not None:
+        each.stack = traceback.StackSummary.from_list(frame for frame in each.stack if not _is_internal(frame.filename))
+        each = each.__cause__ or each.__context__
+    return "".join(found.format())
 
 
 def package_of(error: BaseException) -> str:
@@ -166,11 +188,13 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
         error = NoEngineError if kind == "PlainTrainingError" else error
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
-    what = f"{kind}: {text}" if text and kind not in text else text or kind
-    return CommandFailedError(
-        f"the script failed (during {phase}): {what}",
+    raised = f"{kind}: {text}" if text and kind not in text else text or kind
+    failed = CommandFailedError(
+        f"the script failed (during {phase})",
         phase=phase,
         details=details,
-        why=f"at {where}" if where else "",
+        why=f"{raised}: at {where}" if where else raised,
         fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
     )
+    failed.script_traceback = answer.get("script_traceback", "")
+    return failed

@@ -57,7 +57,7 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
 def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:
     """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
 
-    This takes less than a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
+    This takes about a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
     machine (--gpus auto, --device cpu) use the results instead of data sheets and assumptions.
 
     \b

@@ -235,7 +235,13 @@ def run(args: list[str]) -> int:
         from .mistakes import other_reader  # imported here: an answer does not need it
 
         what, fix = other_reader(error, args) or (error.what, error.fix)
-        _report(what, error.why if what == error.what else "", fix)
+        why = error.why if what == error.what else ""
+        if (raised := getattr(error, "script_traceback", "")) and sys.stderr.isatty():
+            from ..render.script_error import print_script_error  # as above
+
+            print_script_error(raised)
+            why = ""
+        _report(what, why, fix)
         return error.exit_code
     except click.UsageError as error:
         _report(*_usage_error(error, args))

@@ -85,7 +85,7 @@ def dry_run_document(
         timeline = _timeline(answer)
         title = "Memory over the run"
         if timeline.panels[0].limit is None:
-            title = f"{title}, of {gib(cluster.gpu.memory_bytes)} GiB per GPU"
+            title = f"{title}, of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
         blocks += [doc.Heading(title, "memory"), doc.Chart(timeline, printed=timeline)]
     blocks += [
         *_peak(answer, explain=explain),
@@ -123,7 +123,7 @@ def _subject(answer: DryRunAnswer) -> Iterator[doc.Block]:
 def _verdict(answer: DryRunAnswer) -> str:
     """Return the verdict, with the probability if the verdict is uncertain, and the need."""
     need, have = gib(answer.required_device_bytes_per_gpu), gib(answer.run.cluster.gpu.memory_bytes)
-    return f"{_fits(answer.fit)}: {need} of {have} GiB per GPU."
+    return f"{_fits(answer.fit)}: {need} of {have} GiB per {device_label(answer.run.cluster)}."
 
 
 def _fits(fit: Fit) -> str:
@@ -174,7 +174,7 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
     if analytic is not None:
         gpu, allocated = max(analytic.device_bytes_per_gpu, answer.generation_bytes), analytic.allocated_bytes_per_gpu
         host = None if cluster.gpu.is_cpu else analytic.host_bytes_per_node
-    memory("GPU memory", answer.required_device_bytes_per_gpu, gpu, cluster.gpu.memory_bytes)
+    memory(f"{device_label(cluster)} memory", answer.required_device_bytes_per_gpu, gpu, cluster.gpu.memory_bytes)
     memory("  allocated", peak.allocated_bytes_per_gpu, allocated, None)
     have = cluster.host_memory_bytes_per_node
     memory("host RAM per node", answer.required_host_bytes_per_node, host, have, "not checked: pass --ram")
@@ -195,9 +195,11 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     """Yield sentences about the figures."""
     result, peak = answer.result, answer.result.peak
     size = gib(peak.allocated_bytes_per_gpu)
-    text = f"GPU memory: {size} GiB of tensors; the rest is fragmentation, CUDA context and NCCL."
+    rest = "the rank's process" if answer.run.cluster.gpu.is_cpu else "fragmentation, CUDA context and NCCL"
+    memory = f"{capitalised(device_label(answer.run.cluster))} memory"
+    text = f"{memory}: {size} GiB of tensors; the rest is {rest}."
     if _is_loading(answer):
-        text = f"GPU memory: that before the training; then {size} GiB are allocated."
+        text = f"{memory}: that before the training; then {size} GiB are allocated."
     name, need = _other_allocator(answer)
     other = (
         f"{name.capitalize()} expandable_segments it needs {gib(need)}." if name and not any(_allocator(answer)) else ""
@@ -302,7 +304,7 @@ def _timeline(answer: DryRunAnswer) -> Lines:
         areas=True,
     )
     return Lines(
-        title="GPU memory over the run, by what it is",
+        title=f"{capitalised(device_label(answer.run.cluster))} memory over the run, by what it is",
         x_title="allocations and frees, in their order",
         xs=[point.event for point in points],
         panels=[panel],

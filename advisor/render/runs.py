@@ -68,8 +68,9 @@ def _speed(result: ProbeResult) -> str:
 def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
     if failure is not None:
-        yield doc.Sentence(f"Rank {failure.rank} failed first, during {failure.phase}: {failure.message}")
         found = diagnose_text(failure.details)
+        message = "" if found.first else f": {failure.message}"  # else it is in the excerpt
+        yield doc.Sentence(f"Rank {failure.rank} failed first, during {failure.phase}{message or '.'}")
         found = found if found.first else diagnose_text(f"{failure.details}\n{failure.message}")
         shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]

@@ -26,7 +26,7 @@ from ...estimators.json_form import to_json
 from ..recording.engine_phases import EngineObserver, TrainingEnded
 from ..recording.phases import PhaseRecorder, recorded_result
 from ..recording.result import DryRunResult
-from ..run_errors import package_of, users_line
+from ..run_errors import package_of, script_traceback, users_line
 from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patches, values, weights
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
@@ -250,6 +250,7 @@ class Session:
             "where": self.script_line(error, frames),
             "package": package_of(error),
             "traceback": "".join(traceback.format_exception(error)),
+            "script_traceback": script_traceback(error),
         }
         if isinstance(error, DsAdviseError):
             answer |= {"what": error.what, "why": error.why, "fix": error.fix}

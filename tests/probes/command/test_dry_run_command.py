@@ -5,10 +5,15 @@ A script asserts by itself what it reads from tensors: a failed assertion fails 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -386,3 +391,26 @@ def test_quantized_weights_take_half_a_byte(folder: Path) -> None:
     live = next(phase for phase in answer["phases"] if phase["phase"] == "initialize")["gpu_live_bytes"]
     least = linear * (0.5 + 1 / 64) + 2 * embeddings
     assert least < live < least + 2 * embeddings + 16 * engine["trainable_parameters"] + (4 << 20)
+
+
+def test_an_exception_of_the_script_is_shown_with_its_line_and_its_fix_on_a_terminal(folder: Path) -> None:
+    """Frames of this package are not shown. Elsewhere the error is one line."""
+    script = f"""
+import deepspeed, torch
+def engine_of(config):
+    return deepspeed.initialize(model=torch.nn.Linear(4, 4), config=config)
+engine_of({ZERO_2 | {"train_batch_size": 6}!r})
+"""
+    code, _, line = dry_run(folder, script)
+    assert code == 1 and "the script failed (during load): AssertionError: Check batch related parameters" in line
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    words = [sys.executable, "-m", "ds_advise", "dry-run", "--gpus", "2xA100-40GB", "--", "train.py"]
+    done = subprocess.run(words, cwd=folder, stderr=slave, timeout=300, check=False)
+    os.close(slave)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", os.read(master, 1 << 16).decode())
+    os.close(master)
+    assert done.returncode == 1
+    assert "train.py:4, in engine_of" in shown and "> AssertionError: Check batch related" in shown
+    assert "Cause:" in shown and "Fix:" in shown and "the script failed (during load)" in shown
+    assert "probes/command" not in shown and "launchers.py" not in shown
