@@ -174,7 +174,7 @@ def dry_run(
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
     if file is not None or words:
-        following = next_command(START, launch_command(file, {}, words or ("train.py",)))
+        following = next_command(START, launch_command(file, machine_options(machine), words or ("train.py",)))
     else:
         options = {name: value for name, value in (run | machine).items() if name != "model"}
         asked = f"ds-advise {question_words(run.get('model'), options)}"

@@ -72,11 +72,12 @@ def dry_run_document(
     if not is_timed(answer.run.cluster):
         answer = replace(answer, step=None, analytic_time=None)
     result, cluster = answer.result, answer.run.cluster
+    place = f"the {cluster.gpu.name}" if cluster.gpu.is_cpu else cluster_title(cluster)
     batch = global_batch_label(result.config, result.world_size, device_label(cluster))
     blocks: list[doc.Block] = [
         *_allocator(answer),
         *_subject(answer),
-        doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {cluster_title(cluster)}."),
+        doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {place}."),
         doc.Sentence(f"{capitalised(batch)}."),
         *_advice(answer),
         *_figures(answer),
