@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import BinaryIO, Literal
 
+from .log_command import Ranks, seen_ranks
 from .messages import (
     ErrorKind,
     MemoryPhase,
@@ -47,9 +48,6 @@ _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
 
-Collective = tuple[int | None, str, float]
-"""Sequence number, operation and minutes of a collective operation that timed out."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
@@ -57,7 +55,9 @@ class Wait:
 
     operation: str
     sequence: int | None
-    """Its number since the start of the group."""
+    """Its number since the start of the group; None if the message does not name it."""
+    minutes: float
+    """The timeout."""
     group: str
     """The process group; "" if the message does not name it."""
     ranks: tuple[int, ...]
@@ -148,6 +148,8 @@ class Diagnosis:
     """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
     """Words of the command that started the training; none if the log does not show it."""
+    started: Ranks
+    """The number of ranks, as far as the log shows it."""
     lines: int
     steps: int
     """Training steps that the log shows."""
@@ -198,9 +200,9 @@ class Diagnosis:
         return phase if message.id == "gpu-memory" else message
 
     @property
-    def collective(self) -> Collective | None:
-        """The collective operation that timed out."""
-        return None if self.first is None else timed_out(self.first.error.text)
+    def collective(self) -> Wait | None:
+        """The collective operation in which the first rank waited; None if it did not wait in one."""
+        return None if self.first is None else _wait(self.first)
 
 
 def _says(text: str, title: str) -> bool:
@@ -216,12 +218,19 @@ def _filled(title: str, text: str) -> str:
     return found[0] if found else title
 
 
-def timed_out(text: str) -> Collective | None:
+def _wait(finding: Finding) -> Wait | None:
     """The collective operation that NCCL's watchdog names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
-    found = _COLLECTIVE.search(text)
+    text, rank = finding.error.text, finding.rank
+    found, group = _COLLECTIVE.search(text), _GROUP.search(text)
     if found is None:
         return None
-    return int(found[1]) if found[1] else None, found[2] or found[4], int(found[3] or found[5]) / 60_000
+    return Wait(
+        operation=found[2] or found[4],
+        sequence=int(found[1]) if found[1] else None,
+        minutes=int(found[3] or found[5]) / 60_000,
+        group=group[1] if group else "",
+        ranks=() if rank is None else (rank,),
+    )
 
 
 def diagnose_text(text: str) -> Diagnosis:
@@ -245,10 +254,13 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
+    seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
-    others = [each for each in named if each.message is None or (each.message.id != _REPEATS and each.message != told)]
+    # Effects are noise beside a cause, and all that there is without one.
+    telling = [each for each in named if each.role != "effect"] if chosen and chosen.role != "effect" else named
+    others = [e for e in telling if e.message is None or (e.message.id != _REPEATS and e.message != told)]
     return Diagnosis(
         first=chosen,
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
@@ -259,6 +271,7 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         else (),
         ended=found.ended,
         command=found.command,
+        started=found.started if found.started.nodes else found.started.joined(seen_ranks(seen)),
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
@@ -271,17 +284,14 @@ def _is_timeout(finding: Finding) -> bool:
 
 def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
     """The collective operations in which ranks waited, by the first message of each rank."""
+    first = dict[int, Wait]()
+    for wait in filter(None, map(_wait, timeouts)):
+        for rank in wait.ranks:
+            first.setdefault(rank, wait)
     ranks = dict[tuple[str, int | None, str], list[int]]()
-    seen = set[int]()
-    for each in timeouts:
-        found, rank, group = timed_out(each.error.text), each.rank, _GROUP.search(each.error.text)
-        if found is not None and rank is not None and rank not in seen:
-            seen.add(rank)
-            ranks.setdefault((found[1], found[0], group[1] if group else ""), []).append(rank)
-    waits = [
-        Wait(operation=name, sequence=number, group=group, ranks=tuple(sorted(these)))
-        for (name, number, group), these in ranks.items()
-    ]
+    for rank, wait in sorted(first.items()):
+        ranks.setdefault((wait.operation, wait.sequence, wait.group), []).append(rank)
+    waits = [replace(first[these[0]], ranks=tuple(these)) for these in ranks.values()]
     if len({wait.group for wait in waits}) == 1:
         waits = [replace(wait, group="") for wait in waits]
     return tuple(sorted(waits, key=lambda wait: -len(wait.ranks)))
