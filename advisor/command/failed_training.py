@@ -59,6 +59,6 @@ def missing(text: str) -> str:
     meanings = {
         COMMAND: "COMMAND is the one that started the training",
         f" {COUNT}x": "N the number of GPUs",
-        SIZE: "SIZE their memory in GB",
+        SIZE: "SIZE the memory of a GPU in GB",
     }
     return ", ".join(meaning for sign, meaning in meanings.items() if sign in text)

@@ -47,7 +47,7 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
 
 def _others(found: Diagnosis) -> Iterator[doc.Block]:
     """Yield what the other ranks report."""
-    followers, silent = found.followers, found.silent
+    followers = found.followers
     if not found.timed_out and not found.waits and followers:
         yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
     if len(found.waits) != 1:
@@ -55,9 +55,8 @@ def _others(found: Diagnosis) -> Iterator[doc.Block]:
     wait = found.waits[0]
     if not found.timed_out:
         yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
-    elif len(wait.ranks) > 1 or silent:
-        missing_ranks = f"; {ranks(silent)}, also in the log, did not report it" if silent else ""
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}{missing_ranks}.")
+    elif len(wait.ranks) > 1 and not found.silent:  # else it is the verdict
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}.")
 
 
 def verb(wait: Wait) -> str:

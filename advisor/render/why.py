@@ -53,7 +53,7 @@ def why_document(
         blocks = [*_unknown(report, found)]
     else:
         where = f", {phase.title}" if phase else ""
-        verdict = capitalised(f"{_compared(found.waits) or first.headline}{where}")
+        verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
         blocks = [
@@ -61,7 +61,7 @@ def why_document(
             doc.Gap(),
             *error_place(found, report.log),
             *_figures(report),
-            *_collective(report),
+            *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
             *(
@@ -82,10 +82,15 @@ def _note(note: str) -> Iterator[doc.Block]:
         yield doc.Sentence(note, "yellow")
 
 
+_ONLY_EFFECTS = "The cause is not known: the log shows its effects"
+
+
 def _no_cause(found: Diagnosis) -> str:
     if found.first is not None:
-        is_effect = found.first.role == "effect"
-        return "The cause is not known: the log shows its effects" if is_effect else found.first.headline
+        if found.first.role != "effect":
+            return found.first.headline
+        failed = found.first.failed_rank
+        return f"{capitalised(failed)}: its error is not in the log" if failed else _ONLY_EFFECTS
     if found.ended:
         return "The training ended normally"
     return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
@@ -101,7 +106,9 @@ def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
         return
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
-        yield doc.Gap()
+    elif found.first.message is not None:
+        yield doc.Sentence(f" {ended(found.first.message.fix)}", mark="Next:", mark_style="bold")
+    yield doc.Gap()
     yield from error_place(found, report.log)
     yield from _effects(report)
 
@@ -121,6 +128,14 @@ def _compared(waits: Sequence[Wait]) -> str:
     is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
     state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
     return f"{listed}, {rest} in {most}: {ranks(odd.ranks)} {state}"
+
+
+def _absent(found: Diagnosis) -> str:
+    """Return which ranks waited, and which of the log reported no timeout; "" if all did."""
+    if not found.timed_out or len(found.waits) != 1 or not found.silent:
+        return ""
+    wait = found.waits[0]
+    return f"{ranks(wait.ranks)} waited {wait.minutes:g} minutes in {wait}; {ranks(found.silent)} reported no timeout"
 
 
 _HELD = {

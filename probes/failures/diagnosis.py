@@ -45,6 +45,14 @@ _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
+_STAGE_3 = re.compile(
+    r"deepspeed/runtime/zero/(?:stage3|partition_parameters|parameter_offload|partitioned_param\w+)\.py"
+)
+"""Files of DeepSpeed that only ZeRO-3 runs."""
+
+_FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
+"""The elastic agent's word on a rank."""
+
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
 
@@ -126,9 +134,17 @@ class Finding:
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
-        words = self.error.head if self.error.is_exception or not found else found.string[found.start() :]
-        words = words.partition(". ")[0].strip()
+        words = self.error.head.partition(". ")[0]
+        if found and (not self.error.is_exception or found.start() > len(words)):
+            words = found.string[found.start() :].partition(". ")[0]
+        words = words.strip(" :")
         return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
+
+    @property
+    def failed_rank(self) -> str:
+        """What the elastic agent says of a rank whose own error is missing; "" for any other line."""
+        found = _FAILED.search(self.error.text)
+        return "" if found is None else f"local rank {found[2]} ended with exit code {found[1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +213,10 @@ class Diagnosis:
         if message.kind == "host_out_of_memory":
             of_host = replace(phase, cause=phase.host_cause, fix=phase.host_fix)
             return of_host if phase.host_cause and message.id in _OF_THE_HOST else message
-        return phase if message.id == "gpu-memory" else message
+        if message.id != "gpu-memory":
+            return message
+        files = [frame.file for frame in self.first.error.frames] if self.first is not None else []
+        return replace(phase, fix=phase.stage3_fix) if phase.stage3_fix and any(map(_STAGE_3.search, files)) else phase
 
     @property
     def collective(self) -> Wait | None:

@@ -59,7 +59,7 @@ _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrup
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
 _ENDS = re.compile(
-    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|"
+    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|\[[EWIF]\d{3,4} |slurmstepd:|"
     r"\[?(?:INFO|WARNING|ERROR|rank)\b|Exception raised from|E\d{4} |W\d{4} |={8}|-{8}|wandb:|\s*\d+%\||[╭╰│])"
 )
 """What a line after an error begins with if it no longer belongs to the message."""
