@@ -32,7 +32,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ...probes.run import Run
     from ..answer.comparison import ComparisonContext
@@ -75,9 +75,9 @@ _FILE = (
 )
 
 
-def file_options(*, extra: Sequence[Decorator] = (), **changes: Mapping[str, Any]) -> Decorator:
+def file_options(*, extra: Sequence[Decorator] = (), default_gpus: str = "auto") -> Decorator:
     """The options of a question about a file, for `lint` and `why`."""
-    return _file_question(_FILE, extra=extra, **changes)
+    return _file_question(_FILE, extra=extra, gpus={"default": None, "default_text": default_gpus})
 
 
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
@@ -87,7 +87,7 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 @click.argument("config_file", metavar="DS_CONFIG", required=False, shell_complete=complete_file)
 @file_options(
     extra=[model_option("Model, to also check memory and speed."), ACCUMULATION],
-    gpus={"default": None, "default_text": "none"},
+    default_gpus="none",
 )
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")

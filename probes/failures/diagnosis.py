@@ -221,7 +221,7 @@ class Diagnosis:
     @property
     def collective(self) -> Wait | None:
         """The collective operation in which the first rank waited; None if it did not wait in one."""
-        return None if self.first is None else _wait(self.first)
+        return None if self.first is None else timed_out(self.first.error.text, self.first.rank)
 
 
 def _says(text: str, title: str) -> bool:
@@ -237,9 +237,8 @@ def _filled(title: str, text: str) -> str:
     return found[0] if found else title
 
 
-def _wait(finding: Finding) -> Wait | None:
-    """The collective operation that NCCL's watchdog names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
-    text, rank = finding.error.text, finding.rank
+def timed_out(text: str, rank: int | None = None) -> Wait | None:
+    """The collective operation that a rank's watchdog of NCCL names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
     found, group = _COLLECTIVE.search(text), _GROUP.search(text)
     if found is None:
         return None
@@ -304,7 +303,7 @@ def _is_timeout(finding: Finding) -> bool:
 def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
     """The collective operations in which ranks waited, by the first message of each rank."""
     first = dict[int, Wait]()
-    for wait in filter(None, map(_wait, timeouts)):
+    for wait in filter(None, (timed_out(each.error.text, each.rank) for each in timeouts)):
         for rank in wait.ranks:
             first.setdefault(rank, wait)
     ranks = dict[tuple[str, int | None, str], list[int]]()
