@@ -246,7 +246,9 @@ def _what_fits(forecast: MemoryForecast) -> str:
     if forecast.lacks == "host" and not ram:
         sentences.append(f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM are enough.")
     if forecast.lacks == "gpu" and gpu:
-        sentences.append("The training differs from the question: longer samples, no checkpointing, another model.")
+        sentences.append(
+            "The training differs from the question: longer samples, no checkpointing, another model or GPU."
+        )
     if forecast.lacks == "host" and ram:
         sentences.append("Something else took the RAM: another process, a container's limit, the script's data.")
     if forecast.lacks == "host" and not gpu:

@@ -238,7 +238,7 @@ def _filled(title: str, text: str) -> str:
 
 
 def timed_out(text: str, rank: int | None = None) -> Wait | None:
-    """The collective operation that a rank's watchdog of NCCL names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
+    """The collective operation in the message of NCCL's watchdog (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
     found, group = _COLLECTIVE.search(text), _GROUP.search(text)
     if found is None:
         return None
