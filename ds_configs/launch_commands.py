@@ -57,6 +57,23 @@ LAUNCHER_MODULES: Mapping[Launcher, str] = {
 }
 """Module of each launcher, for `python -m` in the same environment."""
 
+
+class Counts(NamedTuple):
+    """The options of a launcher with the numbers of nodes and of ranks."""
+
+    nodes: str
+    ranks: str
+    of_all_nodes: bool = False
+    """Whether `ranks` counts those of all nodes, not of each."""
+
+
+COUNTS: Mapping[Launcher, Counts] = {
+    "deepspeed": Counts("num_nodes", "num_gpus"),
+    "torchrun": Counts("nnodes", "nproc_per_node"),
+    "accelerate": Counts("num_machines", "num_processes", of_all_nodes=True),
+}
+"""The options with the numbers of ranks, of each launcher."""
+
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
 _SLURM_JOB, _SLURM_HEAD = "$SLURM_JOB_ID", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
@@ -129,28 +146,29 @@ def launcher_words(
         OMP_NUM_THREADS; no effect on the others.
     """
     call = list(PROGRAMS[launcher] if program is None else program)
-    nodes, gpus = cluster.nodes, cluster.gpus_per_node
+    nodes, gpus, names = cluster.nodes, cluster.gpus_per_node, COUNTS[launcher]
+    ranks = {names.ranks: cluster.world_size if names.of_all_nodes and rendezvous is not None else gpus}
     if launcher == "accelerate":
         place = ["--use_deepspeed", *([] if config_path is None else _options(deepspeed_config_file=config_path))]
         if rendezvous is not None:
-            place += _options(num_machines=nodes, num_processes=cluster.world_size, machine_rank=rendezvous.node_rank)
+            place += _options(**{names.nodes: nodes}, **ranks, machine_rank=rendezvous.node_rank)
             place += _options(main_process_ip=rendezvous.address, main_process_port=rendezvous.port)
             place += _options(deepspeed_multinode_launcher="standard")
         else:
-            place += _options(num_processes=gpus)
+            place += _options(**ranks)
             place += [] if port is None else _options(main_process_port=port)
     elif rendezvous is None:
         place = [] if port is None else _options(master_port=port)
-        place += _options(num_gpus=gpus) if launcher == "deepspeed" else _options(nproc_per_node=gpus)
+        place += _options(**ranks)
     elif rendezvous.kind == "hostfile":
         place = _options(hostfile=rendezvous.hostfile)
     elif rendezvous.kind == "slurm":
         call = ["srun", "--nodes", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit", *call]
         endpoint = f"{rendezvous.address}:{rendezvous.port}"
-        place = _options(nnodes=nodes, nproc_per_node=gpus, rdzv_backend="c10d")
+        place = _options(**{names.nodes: nodes}, **ranks, rdzv_backend="c10d")
         place += _options(rdzv_id=rendezvous.job, rdzv_endpoint=endpoint)
     else:
-        place = _options(nnodes=nodes, nproc_per_node=gpus, node_rank=rendezvous.node_rank)
+        place = _options(**{names.nodes: nodes}, **ranks, node_rank=rendezvous.node_rank)
         place += _options(master_addr=rendezvous.address, master_port=rendezvous.port)
     bound = ["--bind_cores_to_rank"] if bind_cores and launcher == "deepspeed" else []
     return [*call, *place, *bound, *(["--module"] if is_module else []), *target]

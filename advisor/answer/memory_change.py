@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from ...ds_configs.emit import ds_config
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import Cluster
-from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import offered_loss
 from ...estimators.plan import Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
+from ...probes.failures.messages import Phase
 from ..question.cluster import advise_command
 from ..question.file_question import FileQuestion
 from ..question.workload import configured_workload
@@ -26,6 +27,26 @@ _STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 MARGIN = 0.95
 """Most of the failed plan's predicted need that a change may need: the plan was predicted, and still ran out. A
 chosen figure, a little more than the closed form's mean error."""
+
+_LEAST_LOSS = 0.01
+"""Least share of the speed that a change is taken to cost: predicted speeds that are closer are not told apart."""
+
+_BACKWARD = ("layer_backward", "later_layer_backward", "layer_recomputation", "weight_gradient", "head_backward")
+_REDUCTION = ("gradient_reduction", "later_gradient_reduction", "head_reduction", "backward_end")
+_MOMENTS: dict[Phase, tuple[str, ...]] = {
+    "load": ("load", "initialize"),
+    "zero_init": ("load", "initialize"),
+    "first_step": ("initialize", "step"),
+    "forward": ("layer_forward", "last_layer_forward", *_BACKWARD[:3]),
+    "loss": ("loss_peak",),
+    "backward": ("loss_peak", *_BACKWARD, *_REDUCTION),
+    "reduction": _REDUCTION,
+    "optimizer_step": ("step",),
+    "evaluation": ("evaluation",),
+    "generation": ("rollout_prefill", "rollout"),
+}
+"""The predicted moments of each phase of a failure. A forward pass keeps what a layer's backward pass needs, and the
+backward pass begins with the gradient of the logits."""
 
 MOST_CHANGES = 3
 """Changes that are listed."""
@@ -67,17 +88,21 @@ class MemoryForecast:
     peak: str
     """The phase of a step with the highest predicted memory."""
     fits: bool
-    """Whether the plan was predicted to fit: then the training differs from the question."""
+    """Whether the plan was predicted to fit GPU and RAM: then the training differs from the question."""
+    fits_gpu: bool
+    fits_ram: bool | None
+    """Null if the RAM is not known."""
     changes: tuple[MemoryChange, ...]
-    """At most three, the fastest first."""
+    """At most three. First the one that saves the most memory where it ran out for the speed that it costs."""
     advise: str
     """The command that finds a plan for the model and the GPUs."""
 
 
 def memory_forecast(
-    file: FileQuestion, context: ComparisonContext, lacks: Literal["gpu", "host"] = "gpu"
+    file: FileQuestion, context: ComparisonContext, lacks: Literal["gpu", "host"] = "gpu", phase: Phase | None = None
 ) -> MemoryForecast:
-    """The forecast of a file's configuration. lacks: the memory that ran out. Raises the errors of `build_side`."""
+    """The forecast of a file's configuration. lacks: the memory that ran out. phase: of the failure, if it is known.
+    Raises the errors of `build_side`."""
     question = context.question
     model, cluster = question.model, question.cluster
     candidate = build_side(file, context).candidate
@@ -85,7 +110,8 @@ def memory_forecast(
     options = dict(file.options if file.recorded is not None else context.options)
     options.pop("accumulation", None)
     workload = configured_workload(file.config, options, model, cluster.gpu)
-    found = [*_fitting(candidate, model, workload, cluster, lacks)]
+    found = [*_fitting(candidate, model, workload, cluster, partial(_bytes_there, lacks=lacks, phase=phase))]
+    have, ram_to_fit = cluster.host_memory_bytes_per_node, candidate.ram_to_fit
     return MemoryForecast(
         file=file.name,
         plan=candidate.strategy,
@@ -93,12 +119,14 @@ def memory_forecast(
         gpu_memory_bytes=cluster.gpu.memory_bytes,
         host_bytes_per_node=candidate.memory.host_bytes_per_node,
         lacks=lacks,
-        ram_bytes_per_node=cluster.host_memory_bytes_per_node,
-        ram_to_fit_bytes=host_bytes_to_fit(candidate.memory.host_bytes_per_node),
+        ram_bytes_per_node=have,
+        ram_to_fit_bytes=ram_to_fit,
         whole_load_bytes_per_node=_whole_load(candidate, model, workload, cluster),
         peak=candidate.memory.peak.name,
         fits=candidate.fit.fits,
-        changes=tuple(sorted(found, key=lambda each: -each.tokens_per_second)[:MOST_CHANGES]),
+        fits_gpu=candidate.fit.gpu_suffices,
+        fits_ram=None if have is None else ram_to_fit <= have,
+        changes=tuple(change for _, change in sorted(found, key=lambda each: -each[0])[:MOST_CHANGES]),
         advise=advise_command(file.model or model.name, cluster),
     )
 
@@ -111,19 +139,26 @@ def _whole_load(candidate: Candidate, model: ModelShape, workload: Workload, clu
     return predict(model, whole, cluster, candidate.plan).memory.host_bytes_per_node
 
 
+def _bytes_there(candidate: Candidate, *, lacks: Literal["gpu", "host"], phase: Phase | None) -> int:
+    """The predicted need of the memory that ran out, in the phase in which it did."""
+    if lacks == "host":
+        return candidate.memory.host_bytes_per_node
+    moments = _MOMENTS.get(phase, ()) if phase is not None else ()
+    there = [each.allocated_bytes for each in candidate.memory.phases if each.name in moments]
+    return max(there, default=candidate.device_bytes)
+
+
 def _fitting(
-    failed: Candidate, model: ModelShape, workload: Workload, cluster: Cluster, lacks: Literal["gpu", "host"]
-) -> Iterator[MemoryChange]:
-    """Yield the changes that need less of the memory that ran out, and fit."""
+    failed: Candidate, model: ModelShape, workload: Workload, cluster: Cluster, need: Callable[[Candidate], int]
+) -> Iterator[tuple[float, MemoryChange]]:
+    """Yield the changes that need less of the memory that ran out, and fit, each with the memory that it saves for the
+    share of the speed that it costs."""
+    before = need(failed)
     for what, plan, changed in _changes(failed.plan, model, workload):
         if unsupported(model, changed, plan, cluster) is not None:
             continue
         found = predict(model, changed, cluster, plan)
-        before, now = (
-            (failed.device_bytes, found.device_bytes)
-            if lacks == "gpu"
-            else (failed.memory.host_bytes_per_node, found.memory.host_bytes_per_node)
-        )
+        now = need(found)
         if found.fit.probability < LEAST["safe"] or now > MARGIN * before:
             continue
         try:
@@ -133,15 +168,17 @@ def _fitting(
             ]
         except DsAdviseError:  # a swap folder that nobody named
             continue
-        yield MemoryChange(
+        speed = found.tokens_per_s / failed.tokens_per_s
+        change = MemoryChange(
             what=what,
             file=_different(*configs),
             arguments=_arguments(failed.plan, plan, workload, changed),
             device_bytes_per_gpu=found.device_bytes,
             host_bytes_per_node=found.memory.host_bytes_per_node,
             tokens_per_second=found.tokens_per_s,
-            speed=found.tokens_per_s / failed.tokens_per_s,
+            speed=speed,
         )
+        yield (before - now) / max(1 - speed, _LEAST_LOSS), change
 
 
 def _changes(plan: Plan, model: ModelShape, workload: Workload) -> Iterator[tuple[str, Plan, Workload]]:

@@ -55,10 +55,10 @@ IMPORT_FORMATS = (
 _file_question = partial(
     question_options,
     only_passed=True,
-    gpus={"default": None, "default_text": "auto; for lint none"},
+    gpus={"default": None, "default_text": "auto"},
     micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value"},
-    precision={"help": "Value for `auto`, and precision of strategies."},
-    optimizer={"help": "Optimizer of strategies, and of files without one."},
+    precision={"help": "Value for `auto`."},
+    optimizer={"help": "Optimizer of a file without one."},
     gradient_checkpointing={
         "choices": ("on", "off", "offload"),
         "default": None,
@@ -75,9 +75,9 @@ _FILE = (
 )
 
 
-def file_options(*, extra: Sequence[Decorator] = ()) -> Decorator:
+def file_options(*, extra: Sequence[Decorator] = (), default_gpus: str = "auto") -> Decorator:
     """The options of a question about a file, for `lint` and `why`."""
-    return _file_question(_FILE, extra=extra)
+    return _file_question(_FILE, extra=extra, gpus={"default": None, "default_text": default_gpus})
 
 
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
@@ -85,7 +85,10 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 @click.command(cls=GroupedCommand)
 @click.argument("config_file", metavar="DS_CONFIG", required=False, shell_complete=complete_file)
-@file_options(extra=[model_option("Model, to also check memory and speed."), ACCUMULATION])
+@file_options(
+    extra=[model_option("Model, to also check memory and speed."), ACCUMULATION],
+    default_gpus="none",
+)
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
@@ -148,7 +151,10 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 
 _compared = _file_question(
-    (*_FILE, *ROLLOUTS, *_JOB), extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION]
+    (*_FILE, *ROLLOUTS, *_JOB),
+    extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION],
+    precision={"help": "Value for `auto`, and precision of strategies."},
+    optimizer={"help": "Optimizer of strategies, and of files without one."},
 )
 """The options of the files and strategies that are compared."""
 

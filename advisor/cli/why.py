@@ -157,4 +157,5 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
     context = files_context([file], question, say=output.say)
     if context is None:
         return None
-    return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host")
+    phase = None if found.phase is None else found.phase.name
+    return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host", phase)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ds_configs.launch_commands import shell_line
+from ...ds_configs.launch_commands import COUNTS, shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
 from ..importers.script_arguments import MODEL_OPTIONS, ScriptArguments
@@ -15,23 +15,23 @@ from ..question.options import MachineOptions, names_in
 ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
 """Options beside a command, which describes its training itself."""
 
-_RANKS = ("nproc_per_node", "num_gpus", "num_processes")
-_NODES = ("nnodes", "num_nodes", "num_machines")
-"""Options of launchers with the figures of `--gpus`."""
-
 COMMAND, MODEL, COUNT, SIZE = "COMMAND", "MODEL", "N", "SIZEGB"
 """What the user fills in where the log does not show it."""
 
 
 def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
-    """The value of `--gpus`: the user's, or the number of GPUs by the launcher's options and their size by the
-    allocator's message."""
+    """The value of `--gpus`: the user's, or the number of GPUs by the launcher's options, else by the ranks of the log,
+    and their size by the allocator's message."""
     if "gpus" in given:
         return str(given["gpus"])
     options = ScriptArguments(found.command)
-    ranks, several = options.number(*_RANKS), options.number(*_NODES) or 1
-    if ranks and options.number("num_processes"):  # of all nodes
-        ranks //= several
+    several, ranks = found.started.nodes or 1, 0
+    for names in COUNTS.values():
+        if number := options.number(names.ranks):
+            several = options.number(names.nodes) or 1
+            ranks = number // several if names.of_all_nodes else number
+    if not ranks and found.started.nodes:
+        ranks = found.started.on_a_node or found.started.total
     total = found.memory.total_bytes if found.memory is not None else None
     size = SIZE
     if total is not None:
@@ -59,6 +59,6 @@ def missing(text: str) -> str:
     meanings = {
         COMMAND: "COMMAND is the one that started the training",
         f" {COUNT}x": "N the number of GPUs",
-        SIZE: "SIZE their memory in GB",
+        SIZE: "SIZE the memory of a GPU in GB",
     }
     return ", ".join(meaning for sign, meaning in meanings.items() if sign in text)

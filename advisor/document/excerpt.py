@@ -23,11 +23,11 @@ _MOST_CHANGED = 6
 
 class ExcerptLine(NamedTuple):
     """A line of a file; 0 is no number. marked: number of characters from the excerpt's column that are marked. sign:
-    ">" marks a whole line, which is wrapped where others are cut."""
+    ">" marks a whole line, which is wrapped where others are cut, "/" a place in a file, which is cut on the left."""
 
     number: int
     text: str
-    sign: Literal["|", "-", "+", ">"] = "|"
+    sign: Literal["|", "-", "+", ">", "/"] = "|"
     marked: int = 0
 
 
@@ -56,6 +56,10 @@ class Excerpt(NamedTuple):
             if line.sign == ">":
                 for at, part in enumerate(wrap(line.text, room, break_on_hyphens=False)):
                     yield ExcerptRow(f"{'' if at else line.number:>{width}} {'|' if at else '>'} ", part, ">")
+                continue
+            if line.sign == "/":
+                text = line.text if len(line.text) <= room else _ELLIPSIS + line.text[len(_ELLIPSIS) - room :]
+                yield ExcerptRow(f"{line.number or '':>{width}} | ", text, "context")
                 continue
             if line.sign == "|" and not line.marked and begin and len(line.text) < begin + _LEAST_LEFT:
                 continue

@@ -40,8 +40,7 @@ def classify_failure(records: Records, folder: Path, exit_code: int, oom_kills: 
     evidence = [*failure.evidence, *(where if len(set(steps.values())) > 1 else ())]
     logs = (tail(folder / f"rank{rank.number}.log") for rank in records.ranks)
     if found := next(filter(None, map(timed_out, (failure.message, *logs))), None):
-        _, operation, minutes = found
-        evidence.append(f"{operation} had waited for {minutes:g} minutes")
+        evidence.append(f"{found.operation} had waited for {found.minutes:g} minutes")
     return replace(failure, evidence=tuple(evidence))
 
 

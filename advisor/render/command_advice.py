@@ -40,7 +40,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
     first, then the last command if it repeats that of the changes, then the table of plans."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
-    verdict = _unproved(answer) if answer.is_unproved else answer_verdict(answer.kept if answer.is_needless else answer)
+    verdict = advice_verdict(answer)
     # A note on plans that are close has the predicted speed of each, and today's row that of its dry run.
     names = set() if answer.today_row is None else {answer.today_row.strategy}
     shown = [
@@ -69,6 +69,11 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
         if details or line_count(document) <= MOST_LINES:
             break
     return document
+
+
+def advice_verdict(answer: CommandAdvice) -> Verdict:
+    """Return the verdict on the advised plan; without one, what the plans lack."""
+    return _unproved(answer) if answer.is_unproved else answer_verdict(answer.kept if answer.is_needless else answer)
 
 
 def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
@@ -198,6 +203,16 @@ def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -
 
 def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
     yield doc.Heading("Evidence", "evidence", printed=False)
+    yield from failed_proofs(answer)
+    if answer.proof is not None and answer.proof.answer is not None:
+        text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
+    else:
+        text = "Evidence: a dry run of the command as it is; the plans are predicted."
+    yield doc.Sentence(text, "dim")
+
+
+def failed_proofs(answer: CommandAdvice) -> Iterator[doc.Block]:
+    """Yield the plans whose dry runs failed, each with its problem, and those that were not tried."""
     for proof in answer.proofs:
         if proof.problem:
             problem = proof.problem.replace(f"{Path.cwd()}/", "")
@@ -206,11 +221,6 @@ def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
         names = listed([each.strategy for each in answer.not_tried])
         others = "" if answer.recommended is None else ", under which the script may fail as well"
         yield doc.Sentence(f"Not tried: {names}{others}.", "yellow")
-    if answer.proof is not None and answer.proof.answer is not None:
-        text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
-    else:
-        text = "Evidence: a dry run of the command as it is; the plans are predicted."
-    yield doc.Sentence(text, "dim")
 
 
 def _next(answer: CommandAdvice) -> Iterator[doc.Block]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
 from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
+from ...probes.failures.scan import Frame, NumberedLine, frame_of
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, printable
 from .known_cause import ranks
@@ -31,7 +32,8 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
         yield _excerpt(first)
         return
     rank = "" if first.rank is None else f", rank {first.rank}"
-    after = f", after {counted_noun(first.error.steps, 'logged step')}" if first.error.steps else ""
+    step, steps = first.error.step, counted_noun(first.error.steps, "logged step")
+    after = f", after step {step}" if step is not None else f", after {steps}" if first.error.steps else ""
     yield doc.Sentence(f"--> {printable(log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)
     if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
@@ -45,7 +47,7 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
 
 def _others(found: Diagnosis) -> Iterator[doc.Block]:
     """Yield what the other ranks report."""
-    followers, silent = found.followers, found.silent
+    followers = found.followers
     if not found.timed_out and not found.waits and followers:
         yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
     if len(found.waits) != 1:
@@ -53,9 +55,8 @@ def _others(found: Diagnosis) -> Iterator[doc.Block]:
     wait = found.waits[0]
     if not found.timed_out:
         yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
-    elif len(wait.ranks) > 1 or silent:
-        missing_ranks = f"; {ranks(silent)}, also in the log, did not report it" if silent else ""
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}{missing_ranks}.")
+    elif len(wait.ranks) > 1 and not found.silent:  # else it is the verdict
+        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}.")
 
 
 def verb(wait: Wait) -> str:
@@ -73,10 +74,14 @@ def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
     for at, frame in enumerate(shown):
         if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
             yield doc.ExcerptLine(0, "...")
-        place = f"{frame.short_file}:{frame.place}".rstrip(":")
-        yield doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))))
+        yield _place(frame)
         if frame.code:
             yield doc.ExcerptLine(0, f"    {printable(frame.code)}")
+
+
+def _place(frame: Frame) -> doc.ExcerptLine:
+    place = f"{frame.short_file}:{frame.place}".rstrip(":")
+    return doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))), "/")
 
 
 def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
@@ -84,15 +89,16 @@ def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
     place = next(at for at, line in enumerate(lines) if line.number == first.deciding)
     begin = max(0, place - _NEXT_LINES)
     if begin:
-        yield doc.ExcerptLine(lines[0].number, _shown(lines[0].text))
+        yield _line(lines[0])
     if begin > 1:
         yield doc.ExcerptLine(0, "...")
     for line in lines[begin : place + _NEXT_LINES + 1]:
         if line.number == first.deciding:
             yield doc.ExcerptLine(line.number, printable(line.text).strip(), ">")
         elif line.text.strip():
-            yield doc.ExcerptLine(line.number, _shown(line.text))
+            yield _line(line)
 
 
-def _shown(text: str) -> str:
-    return printable(text)[:LONGEST].rstrip()
+def _line(line: NumberedLine) -> doc.ExcerptLine:
+    frame = frame_of(line)
+    return doc.ExcerptLine(line.number, printable(line.text)[:LONGEST].rstrip()) if frame is None else _place(frame)

@@ -35,6 +35,8 @@ def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> I
     fix = _renamed(found, file) or fix.replace(CONFIG_NAME, file or CONFIG_NAME)
     if len(found.waits) > 1:
         fix = fix.replace("the rank in another state", f"what {ranks(found.waits[-1].ranks)} did")
+    elif found.timed_out and found.silent:
+        fix = fix.replace("the rank in another state", f"what {ranks(found.silent)} did")
     yield doc.Sentence(f" {ended(fix)}", mark="Fix:", mark_style="bold")
     if isinstance(explanation, Message) or explanation.source.startswith("https://"):
         # else the phase was read in the code of the frames, which are shown

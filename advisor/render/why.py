@@ -17,7 +17,7 @@ from ..document import blocks as doc
 from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
-from .command_advice import changes_to_make, gain, today_and_advised
+from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
 from .known_cause import cause_and_fix, ranks
 from .runs import next_command
@@ -53,7 +53,7 @@ def why_document(
         blocks = [*_unknown(report, found)]
     else:
         where = f", {phase.title}" if phase else ""
-        verdict = capitalised(f"{_compared(found.waits) or first.headline}{where}")
+        verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
         blocks = [
@@ -61,7 +61,7 @@ def why_document(
             doc.Gap(),
             *error_place(found, report.log),
             *_figures(report),
-            *_collective(report),
+            *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
             *(
@@ -82,10 +82,15 @@ def _note(note: str) -> Iterator[doc.Block]:
         yield doc.Sentence(note, "yellow")
 
 
+_ONLY_EFFECTS = "The cause is not known: the log shows its effects"
+
+
 def _no_cause(found: Diagnosis) -> str:
     if found.first is not None:
-        is_effect = found.first.role == "effect"
-        return "The cause is not known: the log shows its effects" if is_effect else found.first.headline
+        if found.first.role != "effect":
+            return found.first.headline
+        failed = found.first.failed_rank
+        return f"{capitalised(failed)}: its error is not in the log" if failed else _ONLY_EFFECTS
     if found.ended:
         return "The training ended normally"
     return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
@@ -101,7 +106,9 @@ def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
         return
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
-        yield doc.Gap()
+    elif found.first.message is not None:
+        yield doc.Sentence(f" {ended(found.first.message.fix)}", mark="Next:", mark_style="bold")
+    yield doc.Gap()
     yield from error_place(found, report.log)
     yield from _effects(report)
 
@@ -121,6 +128,14 @@ def _compared(waits: Sequence[Wait]) -> str:
     is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
     state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
     return f"{listed}, {rest} in {most}: {ranks(odd.ranks)} {state}"
+
+
+def _absent(found: Diagnosis) -> str:
+    """Return which ranks waited, and which of the log reported no timeout; "" if all did."""
+    if not found.timed_out or len(found.waits) != 1 or not found.silent:
+        return ""
+    wait = found.waits[0]
+    return f"{ranks(wait.ranks)} waited {wait.minutes:g} minutes in {wait}; {ranks(found.silent)} reported no timeout"
 
 
 _HELD = {
@@ -183,28 +198,21 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
 def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator[doc.Block]:
     yield doc.Heading("The configuration", "forecast", printed=False)
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
-    ram, there = forecast.host_bytes_per_node, forecast.ram_bytes_per_node
-    if forecast.lacks == "gpu":
-        what = f"{need} of {have} GiB (peak: {phase_title(forecast.peak)})"
-    else:
-        what = f"{gib(ram)} GiB of RAM per node" + ("" if there is None else f", of {gib(there)} GiB")
-    yield doc.Sentence(f"{forecast.file} is predicted to need {what}.", "bold")
-    fits = forecast.fits if forecast.lacks == "gpu" else there is not None and forecast.ram_to_fit_bytes <= there
-    if fits:
-        yield doc.Sentence(
-            "That fits, so the training differs from the question: a longer sample, no checkpointing, another model."
-            if forecast.lacks == "gpu"
-            else "That fits, so something else took the RAM: another process, a container's limit, the script's data."
-        )
-    elif forecast.lacks == "host":
-        yield doc.Sentence(
-            f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM per node are enough."
-        )
+    there = "" if forecast.ram_bytes_per_node is None else f"of {gib(forecast.ram_bytes_per_node)} "
+    yield doc.Sentence(
+        f"{forecast.file} is predicted to need {need} of {have} GiB per GPU (peak: {phase_title(forecast.peak)}) and "
+        f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
+        "bold",
+    )
+    yield doc.Sentence(_what_fits(forecast))
     if forecast.lacks == "host" and loads and (whole := forecast.whole_load_bytes_per_node):
-        yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB.", "yellow")
+        yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB of RAM per node.", "yellow")
     if not forecast.changes:
-        lacking = "fits" if forecast.lacks == "gpu" else "needs clearly less RAM and fits"
-        yield doc.Sentence(f"No single change of the configuration {lacking}; `{advise}` shows what fits.")
+        lacking = "GPU memory" if forecast.lacks == "gpu" else "RAM"
+        yield doc.Sentence(
+            f"No single change of the configuration both fits and needs clearly less {lacking}; `{advise}` looks for "
+            "other plans."
+        )
         return
     rows = [
         doc.Row(
@@ -217,12 +225,37 @@ def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator
         )
         for change in forecast.changes
     ]
-    yield doc.Sentence("One change that fits, the fastest first:")
+    unless = "" if forecast.fits_ram is not None else " if the node has the RAM (--ram)"
+    yield doc.Sentence(f"Single changes that fit{unless}, by the memory that they save for the speed that they cost:")
     yield doc.Table(["change", "GPU GiB", "RAM GiB", "tokens/s"], rows)
     first = forecast.changes[0]
     yield doc.Sentence(f"To paste, for {first.what}:")
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
     yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
+
+
+def _what_fits(forecast: MemoryForecast) -> str:
+    """Return which of the two memories suffices, and what follows for the one that ran out."""
+    gpu, ram = forecast.fits_gpu, forecast.fits_ram
+    sentences = ["It fits the GPU." if gpu else "It does not fit the GPU."]
+    if ram is not None:
+        both = "It fits both." if gpu else "It fits neither."
+        sentences = [
+            both if gpu == ram else f"It fits the {'GPU' if gpu else 'RAM'}, but not the {'RAM' if gpu else 'GPU'}."
+        ]
+    if forecast.lacks == "host" and not ram:
+        sentences.append(f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM are enough.")
+    if forecast.lacks == "gpu" and gpu:
+        sentences.append(
+            "The training differs from the question: longer samples, no checkpointing, another model or GPU."
+        )
+    if forecast.lacks == "host" and ram:
+        sentences.append("Something else took the RAM: another process, a container's limit, the script's data.")
+    if forecast.lacks == "host" and not gpu:
+        sentences.append("More RAM alone does not help: the GPU's memory would run out next.")
+    if forecast.lacks == "gpu" and ram is False:
+        sentences.append("More GPU memory alone does not help: the RAM would run out.")
+    return " ".join(sentences)
 
 
 def _next(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
@@ -251,6 +284,11 @@ def _training(advice: CommandAdvice, report: WhyReport) -> Iterator[doc.Block]:
             "process on the GPU."
         )
     yield from today_and_advised(advice)
+    if advice.recommended is None and not advice.is_needless:
+        verdict = advice_verdict(advice)
+        yield doc.Sentence(verdict.headline, "bold")
+        yield from verdict.sentences
+        yield from failed_proofs(advice)
     yield from gain(advice)
     yield from changes_to_make(advice)
 

@@ -58,16 +58,6 @@ class PhaseOfFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveFigures:
-    """The collective operation that timed out."""
-
-    sequence: int | None
-    """Its number since the start of the group."""
-    operation: str
-    minutes: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class WhyReport:
     """The cause of a failure."""
 
@@ -86,7 +76,8 @@ class WhyReport:
     """Null if the error is not known."""
     phase: PhaseOfFailure | None
     memory: MemoryFigures | None
-    collective: CollectiveFigures | None
+    collective: Wait | None
+    """The collective operation in which the first rank waited until it timed out."""
     effects: tuple[str, ...]
     """The other errors of the log."""
     followers: tuple[int, ...]
@@ -108,7 +99,7 @@ def why_report(
     name: str, found: Diagnosis, forecast: MemoryForecast | None, advice: CommandAdvice | None = None
 ) -> WhyReport:
     """Return the diagnosis of a log as data."""
-    first, message, phase, collective = found.first, found.message, found.phase, found.collective
+    first, message, phase = found.first, found.message, found.phase
     return WhyReport(
         schema_version=SCHEMA_VERSION,
         log=name,
@@ -120,9 +111,7 @@ def why_report(
         message=None if message is None else from_attributes(KnownMessage, message),
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
-        collective=None
-        if collective is None
-        else CollectiveFigures(sequence=collective[0], operation=collective[1], minutes=collective[2]),
+        collective=found.collective,
         effects=found.effects,
         followers=found.followers,
         waits=found.waits,

@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import BinaryIO, Literal
 
+from .log_command import Ranks, seen_ranks
 from .messages import (
     ErrorKind,
     MemoryPhase,
@@ -44,11 +45,16 @@ _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
+_STAGE_3 = re.compile(
+    r"deepspeed/runtime/zero/(?:stage3|partition_parameters|parameter_offload|partitioned_param\w+)\.py"
+)
+"""Files of DeepSpeed that only ZeRO-3 runs."""
+
+_FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
+"""The elastic agent's word on a rank."""
+
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
-
-Collective = tuple[int | None, str, float]
-"""Sequence number, operation and minutes of a collective operation that timed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,9 @@ class Wait:
 
     operation: str
     sequence: int | None
-    """Its number since the start of the group."""
+    """Its number since the start of the group; None if the message does not name it."""
+    minutes: float
+    """The timeout."""
     group: str
     """The process group; "" if the message does not name it."""
     ranks: tuple[int, ...]
@@ -126,9 +134,17 @@ class Finding:
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
-        words = self.error.head if self.error.is_exception or not found else found.string[found.start() :]
-        words = words.partition(". ")[0].strip()
+        words = self.error.head.partition(". ")[0]
+        if found and (not self.error.is_exception or found.start() > len(words)):
+            words = found.string[found.start() :].partition(". ")[0]
+        words = words.strip(" :")
         return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
+
+    @property
+    def failed_rank(self) -> str:
+        """What the elastic agent says of a rank whose own error is missing; "" for any other line."""
+        found = _FAILED.search(self.error.text)
+        return "" if found is None else f"local rank {found[2]} ended with exit code {found[1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +164,8 @@ class Diagnosis:
     """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
     """Words of the command that started the training; none if the log does not show it."""
+    started: Ranks
+    """The number of ranks, as far as the log shows it."""
     lines: int
     steps: int
     """Training steps that the log shows."""
@@ -195,12 +213,15 @@ class Diagnosis:
         if message.kind == "host_out_of_memory":
             of_host = replace(phase, cause=phase.host_cause, fix=phase.host_fix)
             return of_host if phase.host_cause and message.id in _OF_THE_HOST else message
-        return phase if message.id == "gpu-memory" else message
+        if message.id != "gpu-memory":
+            return message
+        files = [frame.file for frame in self.first.error.frames] if self.first is not None else []
+        return replace(phase, fix=phase.stage3_fix) if phase.stage3_fix and any(map(_STAGE_3.search, files)) else phase
 
     @property
-    def collective(self) -> Collective | None:
-        """The collective operation that timed out."""
-        return None if self.first is None else timed_out(self.first.error.text)
+    def collective(self) -> Wait | None:
+        """The collective operation in which the first rank waited; None if it did not wait in one."""
+        return None if self.first is None else timed_out(self.first.error.text, self.first.rank)
 
 
 def _says(text: str, title: str) -> bool:
@@ -216,12 +237,18 @@ def _filled(title: str, text: str) -> str:
     return found[0] if found else title
 
 
-def timed_out(text: str) -> Collective | None:
-    """The collective operation that NCCL's watchdog names (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
-    found = _COLLECTIVE.search(text)
+def timed_out(text: str, rank: int | None = None) -> Wait | None:
+    """The collective operation in the message of NCCL's watchdog (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
+    found, group = _COLLECTIVE.search(text), _GROUP.search(text)
     if found is None:
         return None
-    return int(found[1]) if found[1] else None, found[2] or found[4], int(found[3] or found[5]) / 60_000
+    return Wait(
+        operation=found[2] or found[4],
+        sequence=int(found[1]) if found[1] else None,
+        minutes=int(found[3] or found[5]) / 60_000,
+        group=group[1] if group else "",
+        ranks=() if rank is None else (rank,),
+    )
 
 
 def diagnose_text(text: str) -> Diagnosis:
@@ -245,10 +272,13 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
+    seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
-    others = [each for each in named if each.message is None or (each.message.id != _REPEATS and each.message != told)]
+    # Effects are noise beside a cause, and all that there is without one.
+    telling = [each for each in named if each.role != "effect"] if chosen and chosen.role != "effect" else named
+    others = [e for e in telling if e.message is None or (e.message.id != _REPEATS and e.message != told)]
     return Diagnosis(
         first=chosen,
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
@@ -259,6 +289,7 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         else (),
         ended=found.ended,
         command=found.command,
+        started=found.started if found.started.nodes else found.started.joined(seen_ranks(seen)),
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
@@ -271,17 +302,14 @@ def _is_timeout(finding: Finding) -> bool:
 
 def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
     """The collective operations in which ranks waited, by the first message of each rank."""
+    first = dict[int, Wait]()
+    for wait in filter(None, (timed_out(each.error.text, each.rank) for each in timeouts)):
+        for rank in wait.ranks:
+            first.setdefault(rank, wait)
     ranks = dict[tuple[str, int | None, str], list[int]]()
-    seen = set[int]()
-    for each in timeouts:
-        found, rank, group = timed_out(each.error.text), each.rank, _GROUP.search(each.error.text)
-        if found is not None and rank is not None and rank not in seen:
-            seen.add(rank)
-            ranks.setdefault((found[1], found[0], group[1] if group else ""), []).append(rank)
-    waits = [
-        Wait(operation=name, sequence=number, group=group, ranks=tuple(sorted(these)))
-        for (name, number, group), these in ranks.items()
-    ]
+    for rank, wait in sorted(first.items()):
+        ranks.setdefault((wait.operation, wait.sequence, wait.group), []).append(rank)
+    waits = [replace(first[these[0]], ranks=tuple(these)) for these in ranks.values()]
     if len({wait.group for wait in waits}) == 1:
         waits = [replace(wait, group="") for wait in waits]
     return tuple(sorted(waits, key=lambda wait: -len(wait.ranks)))

@@ -10,9 +10,30 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import PurePath
+from typing import NamedTuple
 
-COMMAND_WORDS = (b"cmd = ", b"spawned with command", b"torchrun ", b"accelerate launch ", b"deepspeed --")
-"""Every line with a command has one of them, or one of a message's triggers."""
+from ...ds_configs.launch_commands import COUNTS
+
+_RANK_WORDS = ("orld_size", "WORLD_SIZE", "num_local_procs", "nproc_per_node", "Num processes", ", MEMBER: ")
+"""Every line with a number of ranks has one of them."""
+
+COMMAND_WORDS = (
+    *(b"cmd = ", b"spawned with command", b"torchrun ", b"accelerate launch ", b"deepspeed --"),
+    *map(str.encode, _RANK_WORDS),
+)
+"""Every line with a command or a number of ranks has one of them, or one of a message's triggers."""
+
+_TOTAL = re.compile(
+    r"\b(?:dist_world_size|world_size|WORLD_SIZE)['\"]?(?: \.{3,})?(?: ?[=:] ?| )(\d+)\b(?! ?(?:!=|\*))|"
+    r"\bNum processes: (\d+)|, MEMBER: \d+/(\d+)"
+)
+"""DeepSpeed's launcher and comm, accelerate's state, Lightning."""
+_ON_A_NODE = re.compile(
+    r"\b(?:num_local_procs|nproc_per_node|local_world_size|LOCAL_WORLD_SIZE)['\"]?\s*[=:]\s*(\d+)\b"
+)
+
+MOST_ON_A_NODE = 8
+"""Most ranks that are taken to be on one node where the log does not show it."""
 
 _RUNNER = re.compile(r"\bcmd = (.+deepspeed\.launcher\.launch .+)$")
 _RANK = re.compile(r"(?:spawned with command: |sigkill_handler\] )(\['.+'\])")
@@ -20,6 +41,40 @@ _TYPED = re.compile(
     r"(?:^|^[+$#>%] ?|^\S{1,60}[$#] )((?:\w+=\S+ )*(?:torchrun|accelerate launch|deepspeed) (?:.* )?\S+\.py(?: .*)?)$"
 )
 _WORLD = "--world_info="
+
+
+class Ranks(NamedTuple):
+    """The number of ranks of a training; 0 if it is not known."""
+
+    total: int = 0
+    on_a_node: int = 0
+
+    def joined(self, other: Ranks) -> Ranks:
+        return Ranks(max(self.total, other.total), max(self.on_a_node, other.on_a_node))
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes; 0 if it is not known."""
+        per_node = self.on_a_node or (self.total if self.total <= MOST_ON_A_NODE else 0)
+        return max(1, self.total // per_node) if per_node else 0
+
+
+_NONE = Ranks()
+
+
+def ranks_in(text: str) -> Ranks:
+    """The number of ranks in a line of a launcher or a library."""
+    if not any(word in text for word in _RANK_WORDS):
+        return _NONE
+    total, per_node = _TOTAL.search(text), _ON_A_NODE.search(text)
+    return Ranks(int(next(filter(None, total.groups()))) if total else 0, int(per_node[1]) if per_node else 0)
+
+
+def seen_ranks(numbers: Sequence[int]) -> Ranks:
+    """The number of ranks by those that wrote lines, if they are all from 0 on, or end with a usual node's last."""
+    last = max(numbers, default=0)
+    is_whole = last > 0 and (len({*numbers}) == last + 1 or last + 1 in (2, 4, MOST_ON_A_NODE))
+    return Ranks(total=last + 1) if is_whole else _NONE
 
 
 def command_in(text: str) -> tuple[str, ...]:
@@ -43,8 +98,9 @@ def _of_runner(words: Sequence[str]) -> tuple[str, ...]:
     begin = next(at for at, word in enumerate(rest) if not word.startswith("--"))
     options = [word for word in rest[:begin] if word in ("--module", "--no_python", "--no_local_rank")]
     count = max(map(len, nodes.values()))
-    several = ("--num_nodes", f"{len(nodes)}") if len(nodes) > 1 else ()
-    return ("deepspeed", *several, "--num_gpus", f"{count}", *options, *rest[begin:])
+    names = COUNTS["deepspeed"]
+    several = (f"--{names.nodes}", f"{len(nodes)}") if len(nodes) > 1 else ()
+    return ("deepspeed", *several, f"--{names.ranks}", f"{count}", *options, *rest[begin:])
 
 
 def _script(words: Sequence[str]) -> list[str]:

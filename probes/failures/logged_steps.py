@@ -9,8 +9,18 @@ from statistics import median
 
 _QUOTED = (b"'loss'", b'"loss"', b"lm loss")
 """Parts of the line of a step: the Trainer's and Megatron's."""
-_WRITTEN = re.compile(rb"[Ss]tep\W{0,3}\d[^\n]{0,60}?\b[Ll]oss\W{1,3}[\dni]")
+_WRITTEN = re.compile(rb"[Ss]teps?\W{0,3}\d[^\n]{0,60}?\b[Ll]oss\W{1,3}[\dni]")
 """The line of a step of a script of one's own: `step 20 loss 2.31`."""
+
+_NUMBER = re.compile(
+    r"\b[Ss]teps?\W{0,3}(\d+)(?=[^\n]{0,60}?\b[Ll]oss\b)|\bstep=(\d+), skipped=|\bglobal_step=(\d+), Running|"
+    r"\biteration\s+(\d+)/"
+)
+"""The number of a step: of a script of one's own, of DeepSpeed (0.19.8 runtime/engine.py, utils/timer.py) and of
+Megatron."""
+
+_BAR = re.compile(r"^\s*\d+%\|[^|]*\| (\d+)/(\d+) \[")
+"""The Trainer's bar: its place, and the number of steps."""
 
 _FIGURE = re.compile(
     r"(?i:\b(loss|grad_norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b"
@@ -35,6 +45,18 @@ def read_step(line: str) -> Step:
     if not count_steps(line.encode()):
         return {}
     return {found[1].lower(): float(found[2]) for found in _FIGURE.finditer(line)}
+
+
+def step_number(lines: Iterable[str]) -> int | None:
+    """The number of the last step that lines name; None if they name none. Of the Trainer's bars the longest is that of
+    the training: an evaluation has one, too."""
+    named, bars = list[int](), list[tuple[int, int]]()
+    for line in lines:
+        named += [int(number) for found in _NUMBER.finditer(line) for number in found.groups() if number]
+        bars += [(int(found[2]), int(found[1])) for found in [_BAR.match(line)] if found]
+    if named:
+        return named[-1]
+    return max(bars)[1] if bars else None
 
 
 def is_not_finite(line: str) -> bool:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from .out_of_memory import memory_figures
 
+_GROUP = re.compile(r"\(\?P([<=])(\w+)")
+"""The name of a group where it is declared and where it is used."""
+
 _CLOSURE = re.compile(r":\w*closure\w*(?: |$)")
 
 ErrorKind = Literal["gpu_out_of_memory", "host_out_of_memory", "communication_timeout", "disk_full", "crash"]
@@ -81,6 +84,8 @@ class MemoryPhase:
     cause: str
     fix: str
     source: str
+    stage3_fix: str = ""
+    """The fix under ZeRO-3, where there is no higher stage; "" for the same one."""
     host_cause: str = ""
     host_fix: str = ""
     """Cause and fix if the host's memory ran out."""
@@ -136,7 +141,9 @@ def _shows(text: str, what: str) -> bool:
 
 @cache
 def _any_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{message.pattern.pattern})" for message in messages() if not message.at_end))
+    searched = [message.pattern.pattern for message in messages() if not message.at_end]
+    own = (_GROUP.sub(rf"(?P\1\2_{number}", pattern) for number, pattern in enumerate(searched))  # names of one pattern
+    return re.compile("|".join(f"(?:{pattern})" for pattern in own))
 
 
 @cache

@@ -11,9 +11,9 @@ from itertools import pairwise, takewhile
 from pathlib import PurePath
 from typing import BinaryIO, NamedTuple
 
-from .log_command import command_in
+from .log_command import Ranks, command_in, ranks_in
 from .log_lines import TRIGGERS, LogLine, LogReader
-from .logged_steps import count_steps, is_not_finite
+from .logged_steps import count_steps, is_not_finite, step_number
 from .messages import may_be_known
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
@@ -59,7 +59,7 @@ _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrup
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
 _ENDS = re.compile(
-    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|"
+    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|\[[EWIF]\d{3,4} |slurmstepd:|"
     r"\[?(?:INFO|WARNING|ERROR|rank)\b|Exception raised from|E\d{4} |W\d{4} |={8}|-{8}|wandb:|\s*\d+%\||[╭╰│])"
 )
 """What a line after an error begins with if it no longer belongs to the message."""
@@ -151,6 +151,11 @@ class LogError:
         return [NumberedLine(self.line, self.head), *further]
 
     @property
+    def step(self) -> int | None:
+        """The number of the last training step before it; None if the log does not name it."""
+        return step_number(self.before)
+
+    @property
     def text(self) -> str:
         """The message in one line."""
         return " ".join([self.head, *(line.text.strip() for line in self.lines[1:])])
@@ -198,6 +203,14 @@ class Scan:
     """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
     """Words of the first command of the log that started a training; none if it shows none."""
+    started: Ranks
+    """The ranks that launchers and libraries report."""
+
+
+def frame_of(line: NumberedLine) -> Frame | None:
+    """The frame of Python's traceback in a line; None for any other line."""
+    found = _FRAME.match(line.text.strip())
+    return None if found is None else Frame(line.number, found["file"], found["line"], found["name"])
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
@@ -225,6 +238,7 @@ class _Scanner:
         self._recent: deque[str] = deque(maxlen=_BEFORE)
         self._cut: LogLine | None = None
         self._command: tuple[str, ...] = ()
+        self._started = Ranks()
         self._ended = False
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
@@ -233,6 +247,7 @@ class _Scanner:
         for line in map(self._joined, self._reader):
             process = self._process(line)
             self._command = self._command or command_in(line.text)
+            self._started = self._started.joined(ranks_in(line.text))
             self._ended = self._ended or _ENDED in line.text
             self._read(line, process)
             process.last.append(line.text)
@@ -247,6 +262,7 @@ class _Scanner:
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
             ended=self._ended,
             command=self._command,
+            started=self._started,
         )
 
     def _joined(self, line: LogLine) -> LogLine:

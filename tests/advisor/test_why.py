@@ -285,7 +285,8 @@ def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys:
 
 
 def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each fits with a margin, the fastest first, and the first one is printed to paste. It stays one page."""
+    """Each fits with a margin, the first one, which is printed to paste, saves the most for the speed that it costs. It
+    stays one page."""
     code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
     assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
     assert "To paste, for a loss that does not store the logits:\n   use_liger_kernel=True\n" in text
@@ -336,8 +337,153 @@ def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.Captur
     assert [change["what"] for change in forecast["changes"]] == ["the optimizer on the GPUs"]
     assert all(change["host_bytes_per_node"] < forecast["ram_bytes_per_node"] for change in forecast["changes"])
     words = " ".join(_why(capsys, "train.log", "--config", "ds.json", *given)[1].replace("\\\n", "").split())
-    assert re.search(r"ds\.json is predicted to need [\d.]+ GiB of RAM per node, of [\d.]+ GiB\.", words)
+    assert re.search(r"ds\.json is predicted to need [\d. of]+ GiB per GPU .*? and [\d.]+ of [\d.]+ GiB of RAM", words)
+    assert "It fits the GPU, but not the RAM. With the error of the prediction, " in words
     assert words.endswith("--gpus 8x80GB --offline --ram 64GB -- COMMAND")
+
+
+def test_what_fits_the_ram_and_not_the_gpu_is_not_called_fitting(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a killed process; no change is proposed that fits one of the two alone."""
+    log.write_text("Loading checkpoint shards:  40%|####      | 2/5\nERROR:api:failed (exitcode: -9) local_rank: 1\n")
+    Path("ds.json").write_text(
+        json.dumps(CONFIG | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    )
+    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "4x24GB", "--offline"]
+    for ram, text in (("512GB", "It fits the RAM, but not the GPU. "), ("64GB", "It fits neither. ")):
+        words = " ".join(_why(capsys, "train.log", *given, "--ram", ram)[1].split())
+        assert text in words and "More RAM alone does not help" in words and "Single changes" not in words
+
+
+def test_the_change_follows_the_phase_of_the_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a plan that was predicted to fit: first the one that saves the most there for the speed that it costs."""
+    loss = (
+        '  File "/opt/torch/nn/functional.py", line 3494, in cross_entropy\n    return torch._C._nn.cross_entropy_loss('
+    )
+    step = '  File "/opt/torch/optim/adamw.py", line 243, in step\n    adamw('
+    found = {}
+    for name, frame in (("loss", loss), ("optimizer_step", step)):
+        log.write_text(f"Traceback (most recent call last):\n{frame}\n{FULL}")
+        words = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--offline", "--json"]
+        report = json.loads(_why(capsys, "train.log", *words)[1])
+        assert report["phase"]["name"] == name and report["forecast"]["fits"]
+        found[name] = [change["what"] for change in report["forecast"]["changes"]]
+    assert found["loss"][0] == "a loss that does not store the logits"
+    assert found["optimizer_step"][0] == "ZeRO stage 3"
+    assert not any("loss" in what or "micro batch" in what for what in found["optimizer_step"])
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("  25%|##5       | 1250/5000 [1:02:03<3:06:09,  2.98s/it]", "after step 1250"),
+        ("[INFO] [logging.py:107:log_dist] [Rank 0] step=1250, skipped=3, lr=[1e-05]", "after step 1250"),
+        ("steps: 1250 loss: 2.3012 iter time (s): 1.2", "after step 1250"),
+        (" iteration     1250/    5000 | lm loss: 2.1E+00", "after step 1250"),
+        ("  Total optimization steps = 5,000", ""),
+        ("Map:  25%|##5       | 1250/5000 [00:03<00:06, 298 examples/s]", ""),
+        ("{'loss': '1.2', 'epoch': '0.1'}", "after 1 logged step"),
+    ],
+)
+def test_the_step_is_the_one_that_the_log_names(
+    line: str, place: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(f"{line}\n{FRAMES}{FULL}")
+    where = next(each for each in _why(capsys, "train.log")[1].splitlines() if "--> train.log:" in each)
+    assert where.partition(", ")[2] == place
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("[INFO] [launch.py:168:main] nnodes=1, num_local_procs=4, node_rank=0", "4x80GB"),
+        ("[INFO] [launch.py:173:main] dist_world_size=4", "4x80GB"),
+        ("Num processes: 2", "2x80GB"),
+        ("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/8", "8x80GB"),
+        ("[rank7]: Some line with an Error", "8x80GB"),
+        ("[rank5]: Some line with an Error", "Nx80GB"),
+        ("WORLD_SIZE=32\nLOCAL_WORLD_SIZE=8", "4x8x80GB"),
+        ("WORLD_SIZE=32", "Nx80GB"),
+        ("nproc_per_node: 4\n+ torchrun --nproc_per_node 2 train.py --bf16", "2x80GB"),
+    ],
+)
+def test_the_gpus_are_those_that_the_log_shows(
+    line: str, gpus: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, else by what launchers and libraries print, else by the ranks in front of the lines."""
+    log.write_text(f"{line}\n{FRAMES}{FULL}")
+    assert f"ds-advise why train.log --gpus {gpus} -- " in _why(capsys, "train.log")[1]
+
+
+WORKER = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/ann/a-long-folder-of-experiments/instruction-tuning-2026/sft/train.py", line 88, in <module>
+[rank0]:     trainer.train()
+[rank0]:   File "/opt/lib/python3.11/site-packages/torch/_utils.py", line 733, in reraise
+[rank0]:     raise exception
+[rank0]: TYPE: Caught TYPE in DataLoader worker process 0.
+[rank0]: Original Traceback (most recent call last):
+[rank0]:   File "/opt/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 55, in fetch
+[rank0]:     return self.collate_fn(data)
+[rank0]:   File "/home/ann/a-long-folder-of-experiments/instruction-tuning-2026/sft/collate.py", line 17, in __call__
+[rank0]:     labels = stack(features)
+[rank0]: TYPE: MESSAGE
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "verdict"),
+    [
+        ("KeyError", "'labels'", "A sample has no column 'labels'."),
+        (
+            "RuntimeError",
+            "stack expects each tensor to be equal size, but got [512] at entry 0 and [498] at entry 1",
+            "The samples of a batch have unequal lengths: [512] and [498].",
+        ),
+        (
+            "ValueError",
+            "expected sequence of length 75 at dim 1 (got 81)",
+            "The samples of a batch have unequal lengths: 75 and 81.",
+        ),
+    ],
+)
+def test_an_error_of_a_loader_worker_names_its_column_or_lengths(
+    error: str, message: str, verdict: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it was raised in the worker. Of a long path the end stays, with line and function."""
+    log.write_text(WORKER.replace("TYPE", error).replace("MESSAGE", message))
+    text = _why(capsys, "train.log")[1]
+    assert text.splitlines()[0] == f" {verdict}" and "Also in the log" not in text
+    assert re.search(r"^   10 \| \.\.\..*/sft/collate\.py:17, in __call__$", text, re.MULTILINE)
+
+
+def test_a_rank_that_reports_no_timeout_is_in_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The watchdog's further lines are no other errors."""
+    waiting = "".join(WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}") for rank in (0, 1))
+    further = "[rank0]:[E123 ProcessGroupNCCL.cpp:744] [Rank 0] Some NCCL operations have failed or timed out.\n"
+    log.write_text(f"[rank2]: Error: a line of rank 2\n{waiting}{further}")
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert words.startswith("Ranks 0, 1 waited 30 minutes in ALLREDUCE 8841; rank 2 reported no timeout.")
+    assert "Find what rank 2 did" in words and "Some NCCL operations" not in words
+
+
+def test_the_agent_s_summary_alone_names_the_rank(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("E1129 api.py:882] failed (exitcode: 1) local_rank: 3 (pid: 4714) of binary: /bin/python\n")
+    code, text = _why(capsys, "train.log")
+    assert code == 1 and text.startswith(" Local rank 3 ended with exit code 1: its error is not in the log.\n Next:")
+
+
+def test_no_higher_stage_is_advised_under_zero_3(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = '  File "/opt/deepspeed/runtime/zero/FILE.py", line 2380, in step\n    self._optimizer_step(sub_group_id)\n'
+    for file, advised in (("stage_1_and_2", True), ("stage3", False)):
+        log.write_text(f"Traceback (most recent call last):\n{frame.replace('FILE', file)}{FULL}")
+        assert ("A higher ZeRO stage" in _why(capsys, "train.log")[1]) == advised
+
+
+def test_the_help_has_the_texts_of_this_command(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["why", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "lint" not in words and "strategies" not in words and "or auto. [default: auto]" in words
+    run(["lint", "--help"])
+    assert "or auto. [default: none]" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_training_that_ended_is_no_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,10 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.command_results import AnswerForCommand
 from ds_advise.advisor.render.command_advice import MOST_LINES
+from ds_advise.advisor.render.deliver import printed_text
+from ds_advise.advisor.render.why import why_document
 from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.probes.failures.diagnosis import diagnose_text
 
 from tests.helpers import SMALL_LLAMA, schema_errors
 from tests.probes.failures.test_diagnosis import FRAMES, FULL
@@ -297,6 +300,9 @@ def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
     unproved = str(replace(answer, recommended=None, proofs=(first,)))
     assert unproved.splitlines()[0] == " No plan could be proved." and "Nothing fits" not in unproved
     assert f"The script fails under {first.candidate.strategy}." in unproved and "\n> " not in unproved
+    failed = replace(answer, recommended=None, proofs=(first,))
+    why = printed_text(why_document("train.log", diagnose_text(FRAMES + FULL), None, failed))
+    assert "No plan could be proved." in why and f"Tried {first.candidate.strategy}, " in why
     fits = replace(answer, recommended=None, proofs=(first,), today=last.answer)
     assert str(fits).startswith(" Keep today's plan, ZeRO-3: ")
 

@@ -77,7 +77,9 @@ def test_the_first_error_of_the_first_rank_wins() -> None:
     failure = "".join(with_prefix(FRAMES + FULL, "[rank3]: "))
     assert found(failure + WATCHDOG) == found(WATCHDOG + failure) == "gpu-memory"
     diagnosis = diagnose_text(WATCHDOG)
-    assert found(WATCHDOG) == "timeout" and diagnosis.collective == (8841, "ALLREDUCE", 30.0)
+    waited = diagnosis.collective
+    assert found(WATCHDOG) == "timeout" and waited is not None and str(waited) == "ALLREDUCE 8841"
+    assert (waited.minutes, waited.ranks) == (30.0, (0,))
     assert diagnosis.first is not None and diagnosis.first.rank == 0
     launcher = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED\n"
     assert found(launcher + failure) == "gpu-memory"
