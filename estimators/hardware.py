@@ -416,7 +416,8 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _rows())
 
 
-def nearest_names(name: str) -> list[str]:
+def nearest_names(name: str, least: float = 0.0) -> list[str]:
+    """Return up to three names of GPUs, the most similar first. least: the share of equal characters."""
     from difflib import SequenceMatcher
 
     # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.
@@ -425,7 +426,7 @@ def nearest_names(name: str) -> list[str]:
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)
     }
-    return sorted(likeness, key=lambda known: -likeness[known])[:3]
+    return [known for known in sorted(likeness, key=lambda known: -likeness[known])[:3] if likeness[known] >= least]
 
 
 @lru_cache(maxsize=1)

@@ -94,8 +94,8 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
     The GPU is judged on device memory (never on allocated or reserved memory). The probability is the smaller of those
-    of GPU and host memory. Unknown host memory counts as `most_host_bytes_per_node`. NVMe is compared without an error margin,
-    and must be named by the user, since DeepSpeed cannot be configured without its path.
+    of GPU and host memory. Unknown host memory counts as `most_host_bytes_per_node`. NVMe is compared without an error
+    margin, and must be named by the user, since DeepSpeed cannot be configured without its path.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
     limit = cluster.ram_limit_bytes
