@@ -6,12 +6,12 @@ import csv
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import log2
+from math import inf, log2
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .errors import ClusterError
-from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, most_ram_bytes, named_host, pcie_bytes_per_s
+from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, named_host, pcie_bytes_per_s
 
 _PCIE3_BYTES_PER_S = pcie_bytes_per_s(3, 16)
 
@@ -160,8 +160,17 @@ class Cluster:
 
     @property
     def most_host_bytes_per_node(self) -> int:
-        """Largest host memory of a plan: the RAM of a node, or `MOST_HOST_BYTES` if unknown."""
-        return self.host_memory_bytes_per_node or MOST_HOST_BYTES
+        """Largest host memory of a plan: `ram_limit_bytes`, or `MOST_HOST_BYTES` if it is unknown."""
+        return self.ram_limit_bytes or MOST_HOST_BYTES
+
+    @property
+    def ram_limit_bytes(self) -> int | None:
+        """RAM of a node, or the largest that its processors are sold with (Grace); None if neither is known. A desktop
+        is no limit: another host takes its place (`node_with_ram`)."""
+        if self.host_memory_bytes_per_node is not None or is_desktop(self):
+            return self.host_memory_bytes_per_node
+        most = assumed_node_host(self).most_ram_bytes
+        return None if most == inf else int(most)
 
     @property
     def usual_host_bytes_per_node(self) -> int:
@@ -235,7 +244,8 @@ def node_with_ram(cluster: Cluster, ram_bytes: int) -> Cluster:
 
 
 def desktop_holds(ram_bytes: int) -> bool:
-    return ram_bytes <= most_ram_bytes("desktop")
+    host = named_host("desktop", 1)
+    return host is not None and ram_bytes <= host.most_ram_bytes
 
 
 def cpu_cores(cluster: Cluster) -> int:
@@ -406,7 +416,8 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _rows())
 
 
-def nearest_names(name: str) -> list[str]:
+def nearest_names(name: str, least: float = 0.0) -> list[str]:
+    """Return up to three names of GPUs, the most similar first. least: the share of equal characters."""
     from difflib import SequenceMatcher
 
     # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.
@@ -415,7 +426,7 @@ def nearest_names(name: str) -> list[str]:
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)
     }
-    return sorted(likeness, key=lambda known: -likeness[known])[:3]
+    return [known for known in sorted(likeness, key=lambda known: -likeness[known])[:3] if likeness[known] >= least]
 
 
 @lru_cache(maxsize=1)

@@ -34,6 +34,8 @@ class Host(NamedTuple):
     cores: int
     memory_bytes_per_s: float
     """Bandwidth that an optimizer step may use a share of (`SEVERAL_SOCKETS_BYTES_PER_S`)."""
+    most_ram_bytes: float = inf
+    """Largest RAM of the node; infinity if the table does not limit it."""
 
     @classmethod
     def of_sockets(cls, sockets: int, cores: int, memory_bytes_per_s: float) -> Host:
@@ -64,7 +66,8 @@ def named_host(name: str, gpus: int) -> Host | None:
         return None
     hosts = -(-gpus // int(row["gpus_per_host"] or gpus))
     cores, rate = int(row["cores"]), float(row["memory_gb_per_s"]) * 1e9
-    return Host.of_sockets(int(row["sockets"]), hosts * cores, hosts * rate)
+    most = int(row["most_ram_gb"]) * 2**30 if row["most_ram_gb"] else inf
+    return Host.of_sockets(int(row["sockets"]), hosts * cores, hosts * rate)._replace(most_ram_bytes=hosts * most)
 
 
 @cache
@@ -72,13 +75,6 @@ def assumed_host(gpu: str) -> str:
     """Return the name of the host that is assumed for a GPU, or for the architecture of a server's GPUs; "" if there is
     none."""
     return next((row["name"] for row in _rows("hosts") if gpu in row["assumed_for"].split("|")), "")
-
-
-@cache
-def most_ram_bytes(host: str) -> float:
-    """Return the largest RAM of a host with a name; infinity if the table does not limit it."""
-    row = _row("hosts", "name", host)
-    return int(row["most_ram_gb"]) * 2**30 if row is not None and row["most_ram_gb"] else inf
 
 
 def drive_names() -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def _fits_once_loaded(answer: Recommendation) -> Iterator[str]:
 def what_lacks(question: Question, missed: Candidate) -> str:
     """Return all shortages of the plan with the smallest shortage."""
     memory, cluster = missed.memory, question.cluster
-    have = cluster.host_memory_bytes_per_node
+    have = cluster.ram_limit_bytes
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
     text = (
         f"The closest plan, {missed.strategy}, needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "

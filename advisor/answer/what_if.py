@@ -333,7 +333,9 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
     for limit in ("host", "nvme"):
         need = attrgetter(f"memory.{limit}_bytes_per_node")
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
-        if not stopped:
+        cluster = question.cluster
+        fixed = limit == "host" and cluster.host_memory_bytes_per_node is None and cluster.ram_limit_bytes is not None
+        if not stopped or fixed:  # no more RAM than that can be bought
             continue
         best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
         shown = [best]

@@ -283,7 +283,6 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = _command(name)
-    known = mistakes.options_of(command)
     message, why, fix = error.format_message().rstrip("."), "", ""
     message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
@@ -292,7 +291,10 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             if error.option_name == "--lang":
                 why = "only the answer (ds-advise MODEL) and the page have it"
             elif not (fix := mistakes.divided_command(args, command)):
-                fix = mistakes.instead_of(error.option_name, args, known)
+                fix = mistakes.instead_of(error.option_name, args, command)
+            owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(_command(other))]
+            if owners and (not fix or fix.endswith("?")):
+                return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():

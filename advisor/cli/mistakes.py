@@ -16,9 +16,9 @@ from .model_argument import is_model
 from .options import CommandWithUsersCommand
 
 
-def instead_of(option: str, args: Sequence[str], known: Mapping[str, Sequence[str]]) -> str:
-    """Return what to type in place of an unknown option; "" if nobody knows. known: the options of the command with
-    their choices."""
+def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
+    """Return what to type in place of an unknown option; "" if nobody knows."""
+    known = options_of(command)
     own = option.replace("_", "-").lower()
     name, value = own.lstrip("-").replace("-", "_"), _value(option, args)
     if own in known:
@@ -26,6 +26,8 @@ def instead_of(option: str, args: Sequence[str], known: Mapping[str, Sequence[st
     written = other_name(name)
     target = written.partition(" ")[0]
     if target in known or (target == "--model" and "--gpus" in known):  # in place of the argument MODEL
+        if "{N}" in written and value and not re.fullmatch(r"[1-9]\d*[kKmM]?", value):
+            value = _example_number(next(each for each in command.params if target in each.opts))
         return f"write {_filled(written, value, known.get(target, ()))}"
     strategy = next((each for each in STRATEGIES if own.lstrip("-") in (each, each.replace("-", ""))), "")
     if advice := advice_for("strategy" if strategy else name):
@@ -45,7 +47,7 @@ def _value(option: str, args: Sequence[str]) -> str:
     """Return the value that an option was given; "" if none is."""
     for word, after in zip(args, [*args[1:], "-"], strict=True):
         if word == option:
-            return "" if after.startswith("-") else after
+            return "" if re.match(r"-\D", after) or after == "-" else after
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
     return ""
@@ -87,7 +89,8 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if word.lower() in ("yes", "true", "on", "1", "no", "false") and any(before in each.opts for each in flags):
         return f"write {before} without {word}"
     if "--gpus" in known and gpus and not re.match(r"\d+x", word):  # `--gpus H100 80GB`, `--gpus 2 x A100`
-        meant = (_gpus_meant(mark.join((gpus, *words))) for mark in ("-", "", "x"))
+        whole = re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
+        meant = (_gpus_meant(whole.replace(" ", mark)) for mark in ("-", "", "x"))
         if found := next(filter(None, meant), ""):
             return f"write --gpus {found}"
     if "--gpus" in known and (found := _gpus_meant(word)):
@@ -110,7 +113,7 @@ def _gpus_meant(text: str) -> str:
         build_cluster(fill_defaults({"gpus": text}))
     except DsAdviseError as error:
         found = re.match(r"write --gpus (\S+?),?(?: or |$)", error.fix)
-        return found[1] if found and not text.isdigit() else ""
+        return _gpus_meant(found[1]) if found and found[1] != text and not text.isdigit() else ""
     return text
 
 
@@ -184,8 +187,13 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
         return f"write {_filled(written, '', ())}"
     if choices:
         return f"write {name} {'|'.join(choices)}"
-    number = re.search(r"\[default: (?:about )?([\d.]+)", f"{option.help} [default: {option.default}]")
-    return f"write {name} {number[1] if number else 8}"
+    return f"write {name} {_example_number(option)}"
+
+
+def _example_number(option: click.Parameter) -> str:
+    """Return the default of an option that takes a number, or 8."""
+    found = re.search(r"\[default: (?:about )?([\d.]+)", f"{getattr(option, 'help', '')} [default: {option.default}]")
+    return found[1] if found else "8"
 
 
 def other_command(name: str) -> str:

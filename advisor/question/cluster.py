@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster, Gpu, assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.hardware import (
+    KERNEL_MEMORY_SHARE,
+    Cluster,
+    Gpu,
+    assumes_sxm,
+    find_gpu,
+    gpu_of_memory,
+    nearest_names,
+)
 from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
 from ..text.units import counted_noun
 from .machine_parts import NETWORK, drive_rates, parse_rate, with_host, with_links
@@ -42,6 +51,8 @@ _OTHER_ORDER = re.compile(
 RTX9090 is not parsed as a separator."""
 
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
+
+_SIZE_FIRST = re.compile(r"[\d.]+[KMGTP]i?B?:", re.IGNORECASE)
 
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
 """Words that other tools have for the GPUs of this machine."""
@@ -141,8 +152,10 @@ def parse_cluster(
         place, at, rates = nvme.rpartition("@") if "@" in nvme.rpartition(":")[2] else (nvme, "", "")
         path, colon, size = place.rpartition(":")
         if "/" in size or (colon and not size):
-            folder = place.removesuffix(":")
-            raise ClusterError(f"{folder[:40]} has no size", fix=f"write --nvme {folder[:40]}:2TB")
+            folder, drive = place.removesuffix(":"), "2TB"
+            if _SIZE_FIRST.match(folder):
+                drive, _, folder = folder.partition(":")
+            raise ClusterError(f"--nvme {nvme[:40]} is not PATH:SIZE", fix=f"write --nvme {folder[:40]}:{drive}")
         cluster = replace(
             cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
         )
@@ -245,13 +258,14 @@ def _described(gpus: str) -> Cluster:
         raise ClusterError(
             f"--gpus {gpus[:40]!r} has no kind of GPU",
             why="memory and speed depend on it",
-            fix=_GRAMMAR,
+            fix=f"write --gpus {gpus.strip()}24GB, or a name: {gpus.strip()}A100-80GB" if first else _GRAMMAR,
         )
     if not 0 < nodes <= MOST_NODES or per_node < 1:
+        node_count = f"{min(max(1, abs(nodes)), MOST_NODES)}x" if second else ""
         raise ClusterError(
             f"--gpus {gpus[:40]!r}",
             why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed",
-            fix=_GRAMMAR,
+            fix=f"write --gpus {node_count}{max(1, abs(per_node))}x{kind}",
         )
     if per_node > MOST_GPUS_PER_NODE:
         write = f"nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
@@ -300,6 +314,15 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             raise ClusterError(f"--gpus {gpus!r} is not GPUs x kind", fix=f"write --gpus {count}x{kind}") from None
         if (one := _one_of_name(kind)) != kind:
             fix = f"write --gpus {gpus.removesuffix(kind)}{one} or another of them"
+            raise ClusterError(error.what, why=error.why, fix=fix) from None
+        if (part := re.fullmatch(r"(\d*[.,]\d+)\s*x\s*(.+)", kind.strip())) is not None:
+            number = ceil(float(part[1].replace(",", ".")))
+            what = f"--gpus {gpus[:40]!r}: {part[1]} is not a whole number of GPUs"
+            raise ClusterError(what, fix=f"write --gpus {number}x{part[2]}") from None
+        if error.fix.startswith("nearest: ") and (near := nearest_names(kind, least=0.65)):
+            counts = gpus.removesuffix(kind)
+            named = (f"{counts}{name.replace(' ', '-')}" for name in near)
+            fix = f"write --gpus {', '.join(named)}, or {counts}24GB for the memory alone"
             raise ClusterError(error.what, why=error.why, fix=fix) from None
         raise
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ..answer.recommendation import Recommendation
 from ..document.blocks import Cell, Figure, Look, Row, Table
-from ..search.candidate import NEEDS_RAM, Candidate
+from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, Candidate
 from ..text.labels import batch_label, checkpointing_label, device_label, shape_label
-from ..text.units import gib, rate
+from ..text.units import gib, rate, whole_gib
 
-_FIGURES = 4
-"""Columns of figures that every plan has; the speed follows them."""
+_CHECKPOINTING, _BATCH, _RAM, _SPEED = 2, 1, 4, 5
+"""Columns of the table."""
 
 
 class _Column(NamedTuple):
@@ -81,9 +81,8 @@ def ladder_table(
             )
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
-    checkpointing, batch, ram = 2, 1, _FIGURES
     legend = " batch: micro x accum" if any(plan and "x" in batch_label(plan.plan) for _, plan, _ in steps) else ""
-    head, optional = ["strategy", *titles, ""], (checkpointing, batch, ram)
+    head, optional = ["strategy", *titles, ""], (_CHECKPOINTING, _BATCH, _RAM)
     return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend)
 
 
@@ -93,9 +92,9 @@ def _is_shown_as(today: Candidate, best: Candidate, recommended: Candidate | Non
 
 
 def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_chosen: bool, mark: str) -> Row:
-    """Return a row. The verdict of a plan without a speed extends over its column."""
-    shown = columns if plan.fit.gpu_likely_suffices else columns[:_FIGURES]
-    figures: list[Cell] = [Figure(column.text(plan), column.value(plan)) for column in shown]
+    figures: list[Cell] = [Figure(column.text(plan), column.value(plan)) for column in columns]
+    if not plan.fit.gpu_likely_suffices and len(figures) == _SPEED:
+        figures[-1] = ""
     verdict = plan.fit.reason.replace("likely fits", "likely")
     if plan.fit.fits and plan.memory.nvme_bytes_per_node:
         verdict += f", NVMe {gib(plan.memory.nvme_bytes_per_node)} GiB"
@@ -119,6 +118,9 @@ def ladder_notes(answer: Recommendation, *, all_candidates: bool, details: bool)
         yield f"batch: micro batch / {device_label(cluster)}s that share it x accumulation; RAM, NVMe: per node"
     elif details:
         yield "batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"
+    if any(plan.fit.reason == IF_RAM_ALLOWS for plan in shown):
+        assumed = whole_gib(cluster.usual_host_bytes_per_node)
+        yield f"if RAM allows: needs, with a margin, more than the assumed {assumed:,} GiB (--ram)"
     if any(plan.fit.reason.startswith(NEEDS_RAM) for plan in shown):
         most = gib(cluster.most_host_bytes_per_node)
         yield f"needs --ram: pass it if a host has more than {most} GiB"

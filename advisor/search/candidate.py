@@ -40,8 +40,11 @@ _JUST_TOO_LARGE = 1.01
 RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs even more", "failed"
 """Reasons from probes: the plan ran out of memory, needs more than one that did, or failed for another reason."""
 
+IF_RAM_ALLOWS = "if RAM allows"
+"""Reason for a plan that fits the GPU and needs more RAM than `usual_host_bytes_per_node` if the RAM is unknown."""
+
 NEEDS_RAM = "needs --ram"
-"""Reason for a plan that needs more than `MOST_HOST_BYTES` if the RAM is unknown."""
+"""Reason for a plan that needs more than `MOST_HOST_BYTES` if no limit of the RAM is known."""
 
 
 class Fit(NamedTuple):
@@ -52,7 +55,7 @@ class Fit(NamedTuple):
     gpu_probability: float
     """Probability that the GPU's memory suffices, regardless of host and NVMe."""
     reason: str
-    """A short phrase for a table ("needs 1.2 x the memory", "likely fits, 84 %", "fits")."""
+    """A short phrase for a table ("needs 1.2 x the VRAM", "likely fits, 84 %", "fits")."""
     utilization: float
     """Largest ratio of need to available amount over GPU, host and NVMe."""
     limit: str
@@ -91,10 +94,11 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     """Compare a plan's predicted needs with the cluster.
 
     The GPU is judged on device memory (never on allocated or reserved memory). The probability is the smaller of those
-    of GPU and host memory. Unknown host memory counts as `MOST_HOST_BYTES`. NVMe is compared without an error margin,
-    and must be named by the user, since DeepSpeed cannot be configured without its path.
+    of GPU and host memory. Unknown host memory counts as `most_host_bytes_per_node`. NVMe is compared without an error
+    margin, and must be named by the user, since DeepSpeed cannot be configured without its path.
     """
     known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
+    limit = cluster.ram_limit_bytes
     host = _share(memory.host_bytes_per_node, cluster.most_host_bytes_per_node)
     disk = _share(memory.nvme_bytes_per_node, nvme or None)
     probability = fit_probability(memory, cluster)
@@ -105,9 +109,10 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
-        reason = f"needs {times(host)} the RAM" if known else NEEDS_RAM
+        limited = limit is not None
+        reason = f"needs {times(host)} the RAM" if limited else NEEDS_RAM
         if memory.nvme_bytes_per_node and not nvme:
-            reason = f"{'needs RAM' if known else NEEDS_RAM}, --nvme"
+            reason = f"{'needs RAM' if limited else NEEDS_RAM}, --nvme"
         return refused._replace(reason=reason, limit="host")
     if memory.nvme_bytes_per_node and not nvme:
         utilization = max(on_gpu.utilization, 1.0)
@@ -115,13 +120,13 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     if disk > 1:
         return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
     needed = host_bytes_to_fit(memory.host_bytes_per_node)
-    if known is None and needed > cluster.usual_host_bytes_per_node:
+    if known is None and cluster.usual_host_bytes_per_node < needed <= (limit or needed):
         conditional = on_gpu._replace(assumed_host_bytes=needed)
-        return conditional._replace(reason="if RAM allows") if on_gpu.fits else conditional
+        return conditional._replace(reason=IF_RAM_ALLOWS) if on_gpu.fits else conditional
     # On the CPU, the ranks' memory is that of the host: `fit_probability` has its error.
-    if known is None or needed <= known or cluster.gpu.is_cpu:
+    if limit is None or needed <= limit or cluster.gpu.is_cpu:
         return on_gpu
-    probability = min(probability, host_fit_probability(memory.host_bytes_per_node, known))
+    probability = min(probability, host_fit_probability(memory.host_bytes_per_node, limit))
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     return on_gpu._replace(probability=probability, reason=reason, limit=on_gpu.limit or "host")
 
@@ -144,7 +149,7 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
         return Fit(probability, probability, reason="fits", utilization=utilization, limit="")
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
-        reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'memory'}"
+        reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'VRAM'}"
     return Fit(probability, probability, reason=reason, utilization=utilization, limit="gpu")
 
 

@@ -161,7 +161,7 @@ def node_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pl
 def has_room_for_pinned(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> bool:
     """Return whether a plan's offload fits a node's RAM if it is page-locked. Raises as `estimate_memory`."""
     need = node_bytes(model, workload, cluster, plan.replace_fields(pin_memory=True))
-    known = cluster.host_memory_bytes_per_node is not None and not cluster.gpu.is_cpu
+    known = cluster.ram_limit_bytes is not None and not cluster.gpu.is_cpu
     return (host_bytes_to_fit(need) if known else need) <= cluster.most_host_bytes_per_node
 
 

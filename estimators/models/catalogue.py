@@ -11,6 +11,8 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,20 +113,27 @@ def nearest_phrase(name: str) -> str:
 
 
 def nearest(name: str, n: int, *, least: float) -> list[str]:
-    """Return the hub ids of the most similar names. least: the share of equal characters that they need."""
+    """Return the hub ids of the most similar names, the nearest size first among those that differ in it alone. least:
+    the share of equal characters that they need."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
-    wanted = _keys([_pieces(name.rpartition("/")[2])])[0][:100]  # the comparison takes quadratic time
+    pieces = _pieces(name.rpartition("/")[2][:100])  # the comparison takes quadratic time
+    wanted, (family, size) = _keys([pieces])[0], _family_and_size(pieces)
+    found = list[tuple[float, float, str]]()
+    for known in _names():
+        likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
+        if likeness >= least:
+            distance = abs(log(size / own_size)) if own == family and size and own_size else inf
+            found.append((distance, -likeness, _entries()[known.entry]["id"]))
+    return list(dict.fromkeys(hub_id for *_, hub_id in sorted(found)))[:n]
 
-    def likeness(known: _Name) -> float:
-        return SequenceMatcher(None, wanted, known.key).ratio()
 
-    best: list[str] = []
-    for known in sorted(_names(), key=likeness, reverse=True):
-        hub_id = _entries()[known.entry]["id"]
-        if hub_id not in best and likeness(known) >= least:
-            best.append(hub_id)
-    return best[:n]
+def _family_and_size(pieces: list[str]) -> tuple[str, float]:
+    """Return a name without its size and the words for variants, and the size in millions of parameters; 0 without."""
+    for at, (number, unit) in enumerate(pairwise(pieces)):
+        if unit in ("b", "m") and number[0].isdigit():
+            return _stripped([*pieces[:at], *pieces[at + 2 :]]), float(number) * (1000 if unit == "b" else 1)
+    return _stripped(pieces), 0.0
 
 
 def names() -> list[str]:

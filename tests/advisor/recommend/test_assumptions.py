@@ -246,3 +246,19 @@ def test_an_assumed_host_holds_the_ram_of_its_plan() -> None:
 def test_on_one_gpu_plans_that_partition_nothing_are_not_close() -> None:
     """Each has the work of DDP and more. Where GPUs share the states, an order may be open."""
     assert not ask("gpt2", "RTX4090").doubts and ask("gpt2", "4xRTX4090").doubts
+
+
+def test_no_plan_is_given_more_ram_than_its_processors_hold() -> None:
+    """A Grace processor has at most 480 GB, so neither a plan nor a change asks for more."""
+    answer = ask("Llama-3.1-70B", "2xGH200")
+    shown = [step.candidate for step in answer.ladder if step.candidate is not None]
+    assert any(plan.fit.reason.endswith(" x the RAM") for plan in shown)
+    assert max(plan.fit.assumed_host_bytes for plan in shown) <= 2 * 480 * GIB
+    assert not any(change.flags.startswith("--ram") and " --nvme" not in change.flags for change in answer.changes)
+
+
+def test_the_assumed_ram_stands_below_the_plans_that_exceed_it() -> None:
+    """Rows of one table fit and fit under a condition, which the RAM of usual machines divides."""
+    text = printed(ask("Qwen2.5-7B", "2xA100-80GB"), width=80)
+    assert re.search(r"if RAM allows: .* more than the assumed 159 GiB", text)
+    assert "if RAM allows" not in printed(ask("Qwen2.5-7B", "2xA100-80GB", ram="1TB"), width=80)
