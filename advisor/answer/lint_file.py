@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...ds_configs.read import optimizer_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
@@ -78,8 +77,6 @@ class LintAnswer:
     """Copy of the original file; None if nothing was corrected."""
     corrected: int
     """Number of findings that were corrected."""
-    unknown_optimizer: str = ""
-    """The file's optimizer if it is unknown and a model is given; memory is then not checked."""
 
 
 def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
@@ -125,7 +122,6 @@ def lint_file(
             f"checkpointing {'on' if batch.gradient_checkpointing else 'off'} (--method, --precision, --seq-len, "
             "--loss, --gradient-checkpointing)"
         )
-    unchecked = known["model"] is not None and known["workload"] is None
     return LintAnswer(
         path=path,
         report=report,
@@ -135,5 +131,4 @@ def lint_file(
         text=apply(file.document, report.edits)[0] if correction == "diff" else file.document.text,
         copy=copy,
         corrected=0 if copy is None else fixable,
-        unknown_optimizer=optimizer_in(file.document.value) or "" if unchecked else "",
     )

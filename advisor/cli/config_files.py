@@ -128,9 +128,6 @@ def lint(
 
     correction: Correction = "diff" if diff else "fix" if fix else "none"
     answer = lint_file(Path(config_file), correction=correction, say=output.say, **question)
-    if answer.unknown_optimizer:
-        name = repr(answer.unknown_optimizer)
-        output.say(f"memory and speed are not checked: the optimizer {name} is unknown")
     show_document(lambda: lint_document(answer), output)
     return int(answer.report.count("error") > 0 or (diff and answer.text != answer.old_text))
 

@@ -203,7 +203,7 @@ def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Blo
         yield doc.Sentence(capitalised(ended(printable(fault))), "bad")
     if answer.report is None or answer.run.deepspeed is None:
         return
-    part, report = answer.run.deepspeed, answer.report
+    part, report = answer.run.deepspeed, replace(answer.report, prediction="")  # the table has the figures
     name = printable(str(part.path or part.name))
     errors = tuple(each for each in report.findings if each.severity == "error")
     hidden = len(report.findings) - len(errors)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
+from ...validate.lint.linted_config import NO_GPUS, Situation
 from ..answer.lint_file import LintAnswer
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
-from ..text.units import counted_noun, ended, printable
+from ..text.labels import device_label
+from ..text.units import counted_noun, ended, gib, printable, rate
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
@@ -40,6 +42,17 @@ class FindingFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictionFigures:
+    """Predicted figures of the configuration."""
+
+    device_bytes_per_gpu: int
+    host_bytes_per_node: int
+    tokens_per_second: float
+    fit_probability: float
+    """The smaller one of those of the GPUs and of the RAM."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LintFigures:
     """A checked configuration; after --fix, the corrected one."""
 
@@ -56,6 +69,10 @@ class LintFigures:
     advice: int
     more: int
     """Number of findings that are not listed."""
+    prediction: PredictionFigures | None
+    """None without a model and GPUs, or if the configuration cannot be predicted."""
+    not_predicted: str
+    """Why a model's figures are not predicted; "" otherwise."""
     written: str | None
     copy: str | None
     findings: tuple[FindingFigures, ...]
@@ -74,9 +91,23 @@ def lint_figures(answer: LintAnswer) -> LintFigures:
         errors=report.count("error"),
         warnings=report.count("warning"),
         advice=report.count("advice"),
+        prediction=_prediction(report),
+        not_predicted=report.prediction if isinstance(report.prediction, str) else "",
         written=str(answer.path) if answer.copy else None,
         copy=str(answer.copy) if answer.copy else None,
         findings=tuple(map(finding_figures, report.findings)),
+    )
+
+
+def _prediction(report: LintReport) -> PredictionFigures | None:
+    found = report.prediction
+    if isinstance(found, str):
+        return None
+    return from_attributes(
+        PredictionFigures,
+        found.memory(),
+        tokens_per_second=found.tokens_per_s(),
+        fit_probability=min(found.fit_probability(), found.host_fit_probability()),
     )
 
 
@@ -89,7 +120,7 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     """Return the changes of `--fix`, then the findings; for `--diff` only the changes."""
     name, report = shown_name(answer.path), answer.report
     changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
-    nothing = doc.Sentence("Nothing can be corrected without changing the training.")
+    nothing = doc.Sentence(_not_corrected(len(report.findings)))
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
         would = f"--fix would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}."
@@ -104,6 +135,13 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     elif report.fixable:
         blocks += [doc.Gap(), doc.Sentence(f" {report.fixable} fixable with --fix.", mark="[*]", mark_style="good")]
     return doc.Document(subject=name, verdict="", tone=None, blocks=blocks, data=lint_figures(answer))
+
+
+def _not_corrected(findings: int) -> str:
+    if not findings:
+        return "Nothing is found, so --fix has nothing to correct."
+    which = "the finding" if findings == 1 else f"any of the {findings} findings"
+    return f"--fix cannot correct {which} without changing the training; each names its fix."
 
 
 def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> list[doc.Block]:
@@ -122,17 +160,32 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
         doc.Sentence(f"{printable(name)}: {found}.", "bold" if report.findings else "good"),
         doc.Sentence(f"DeepSpeed {version}, read by {reader}.", "dim"),
     ]
-    if basis is not None:
-        blocks.append(doc.Sentence(f"Predicted for {basis}.", "dim"))
+    if isinstance(report.prediction, Situation):
+        blocks.append(doc.Sentence(f"Predicted: {_figures(report.prediction)}."))
+    elif report.prediction:
+        is_known = report.prediction != NO_GPUS and report.count("error")
+        why = "the file has errors" if is_known else report.prediction
+        blocks.append(doc.Sentence(f"Memory and speed are not predicted: {why}.", "unsure"))
+    if basis is not None and isinstance(report.prediction, Situation):
+        blocks.append(doc.Sentence(f"For {basis}.", "dim"))
     if report.batch.words:
         blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
-    explained: set[str] = set()
+    explained: set[tuple[str, str]] = set()
     for finding in report.findings:
-        blocks += [doc.Gap(), *_finding(finding, name, report.document, why=finding.code not in explained)]
-        explained.add(finding.code)
+        reason = finding.code, finding.why
+        blocks += [doc.Gap(), *_finding(finding, name, report.document, why=reason not in explained)]
+        explained.add(reason)
     if report.more:
         blocks += [doc.Gap(), doc.Sentence(f"{report.more} more are not shown.")]
     return blocks
+
+
+def _figures(situation: Situation) -> str:
+    memory, cluster = situation.memory(), situation.cluster
+    ram = cluster.host_memory_bytes_per_node
+    host = f"{gib(memory.host_bytes_per_node)} {f'of {gib(ram)} ' if ram else ''}GiB of RAM per node"
+    device = f"{gib(memory.device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
+    return f"{device}, {host}, {rate(situation.tokens_per_s())} tokens/s"
 
 
 def _counts(report: LintReport) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
-from .document import COMMENT, FIX, MAX_BYTES, Document, KeyPath, Member, read_document
+from .document import COMMENT, FIX, MAX_BYTES, Document, Extension, KeyPath, Member, read_document
 
 STANDARD_INPUT = Path("-")
 
@@ -36,8 +36,13 @@ class Replace(NamedTuple):
     value: Any
 
 
-Edit = Remove | Rename | Replace
-"""A change of a key: remove it, give it another name in its place, or replace its value."""
+class WritePlainJson(NamedTuple):
+    path: KeyPath = ()
+
+
+Edit = Remove | Rename | Replace | WritePlainJson
+"""A change of a key: remove it, give it another name in its place, or replace its value; or, of the whole text, JSON
+without the extensions of Hjson."""
 
 
 def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
@@ -61,8 +66,17 @@ def can_be_made(document: Document, edits: Sequence[Edit]) -> bool:
     return bool(edits) and _span(document, edits[0]) is not None
 
 
+def comment_in_the_way(document: Document, edits: Sequence[Edit]) -> Extension | None:
+    """The comment that the first edit of a finding would remove, for which it is not made."""
+    removed = edits[0] if edits else None
+    member = document.member(removed.path) if isinstance(removed, Remove) else None
+    return None if member is None else _comment(document, *_removal(document, member, member.path[:-1]))
+
+
 def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     """(start, end, new text) of an edit."""
+    if isinstance(edit, WritePlainJson):
+        return 0, len(document.text), document.plain_text()
     member, owner = document.member(edit.path), edit.path[:-1]
     if member is None:
         return None
@@ -72,8 +86,13 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     if isinstance(edit, Replace):
         return member.value_start, member.value_end, json.dumps(edit.value)
     start, end = _removal(document, member, owner)
-    commented = any(start < found.end and found.start < end for found in document.extensions if found.kind == COMMENT)
-    return None if commented else (start, end, "")
+    return None if _comment(document, start, end) else (start, end, "")
+
+
+def _comment(document: Document, start: int, end: int) -> Extension | None:
+    """The first comment in a span."""
+    found = (each for each in document.extensions if each.kind == COMMENT and start < each.end and each.start < end)
+    return next(found, None)
 
 
 def _removal(document: Document, member: Member, owner: KeyPath) -> tuple[int, int]:

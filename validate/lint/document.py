@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -51,11 +51,12 @@ KeyPath = tuple[str, ...]
 
 
 class Extension(NamedTuple):
-    """Syntax beyond JSON: its kind ("a comment", "a missing comma", ...) and place."""
+    """Syntax beyond JSON: its kind ("a comment", "a missing comma", ...) and place, and what replaces it in JSON."""
 
     kind: str
     start: int
     end: int
+    plain: str = ""
 
 
 class Member(NamedTuple):
@@ -101,6 +102,31 @@ class Document:
             if member.path in seen:
                 yield member
             seen.add(member.path)
+
+    def renamed(self, old: KeyPath, name: str) -> Document:
+        """The document as if a key had another name; the text and its places stay."""
+        new, depth = (*old[:-1], name), len(old)
+        members = (
+            member._replace(path=new + member.path[depth:]) if member.path[:depth] == old else member
+            for member in self.members
+        )
+        return replace(self, members=tuple(members))
+
+    def plain_text(self) -> str:
+        """The text as plain JSON: without comments, whole lines of them included, and with quotes and commas."""
+        text = self.text
+        for found in sorted(self.extensions, key=lambda each: each.start, reverse=True):
+            if found.kind == BYTE_ORDER_MARK or found.kind in NON_FINITE:
+                continue
+            before, after = text[: found.start], text[found.end :]
+            if found.kind == COMMENT:
+                bare = before.rstrip(" \t")
+                if not bare or bare.endswith("\n"):
+                    before, after = bare, after.removeprefix("\r").removeprefix("\n")
+                elif after.startswith(("\r", "\n")):
+                    before = bare
+            text = before + found.plain + after
+        return text
 
     @property
     def has_byte_order_mark(self) -> bool:
@@ -155,8 +181,8 @@ class _Reader:
         column = offset - self.text.rfind("\n", 0, offset)
         raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
 
-    def _note(self, kind: str, start: int, end: int) -> None:
-        self.extensions.append(Extension(kind, start, end))
+    def _note(self, kind: str, start: int, end: int, plain: str = "") -> None:
+        self.extensions.append(Extension(kind, start, end, plain))
 
     def _skip(self, at: int) -> int:
         text = self.text
@@ -199,8 +225,9 @@ class _Reader:
             self._fail(f"{python[1]} is Python; json.dump writes the dict as JSON", at)
         bare = _BARE_STRING.match(text, at)
         assert bare is not None
-        self._note("text without quotes", at, bare.end())
-        return bare[0].strip(), at + len(bare[0].rstrip())
+        end = at + len(bare[0].rstrip())
+        self._note("text without quotes", at, end, json.dumps(bare[0].strip(), ensure_ascii=False))
+        return bare[0].strip(), end
 
     def _string(self, at: int) -> tuple[str, int]:
         quote = self.text[at]
@@ -209,8 +236,8 @@ class _Reader:
             self._fail("the string has no end, or a line break or control character in it", at)
         inner = match[1]
         if quote == "'":
-            self._note("single quotes", at, match.end())
             inner = inner.replace("\\'", "'").replace('"', '\\"')
+            self._note("single quotes", at, match.end(), f'"{inner}"')
         try:
             return json.loads(f'"{inner}"'), match.end()
         except ValueError:
@@ -222,7 +249,7 @@ class _Reader:
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
             self._fail("a key is missing" if at < len(self.text) else "the closing } is missing", at)
-        self._note("a key without quotes", at, bare.end())
+        self._note("a key without quotes", at, bare.end(), json.dumps(bare[0], ensure_ascii=False))
         return bare[0], bare.end()
 
     def _object(self, at: int, path: KeyPath) -> tuple[dict[str, Any], int]:
@@ -268,5 +295,5 @@ class _Reader:
         if found != closing:
             if "\n" not in self.text[at:comma]:
                 self._fail(f"a comma or {closing} is missing", comma)
-            self._note("a missing comma", at, at)
+            self._note("a missing comma", at, at, ",")
         return comma

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,17 +11,17 @@ from ...ds_configs.record import without_record
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
-from .config_file import Edit, Remove, can_be_made
+from .config_file import Edit, Remove, can_be_made, comment_in_the_way
 from .document import Document, KeyPath
 from .facts import DeepSpeedFacts
-from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig
+from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
-from .rules_file import FILE_RULES, KEY_RULES
+from .rules_file import FILE_RULES, KEY_RULES, with_right_names
 from .rules_offload import OFFLOAD_RULES
 from .rules_optimizer import EXPERT_RULES, LOGGING_RULES, OPTIMIZER_RULES
 from .rules_precision import PRECISION_RULES
-from .rules_resources import RESOURCE_RULES
+from .rules_resources import PROPOSALS, RESOURCE_RULES
 from .rules_types import TYPE_RULES
 from .rules_zero import ZERO_RULES
 
@@ -78,6 +79,8 @@ class LintReport:
     framework_is_assumed: bool
     batch: FilledBatch = NOTHING_FILLED
     """Values assumed for an `auto` batch, for memory and speed."""
+    prediction: Situation | str = ""
+    """The plan with its model and GPUs, or why its memory and speed are not predicted; "" without a model."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
@@ -113,7 +116,7 @@ def lint(
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     chosen: Framework = "hf" if by_trainer else "deepspeed"
-    config = LintedConfig(
+    written = LintedConfig(
         document=document,
         values=_first_candidates(_as_parsed(without_record(document.value), chosen)),
         facts=facts,
@@ -123,14 +126,18 @@ def lint(
         workload=workload,
         batch=batch,
         advise=advise,
+        framework_is_assumed=framework is None,
     )
+    config = with_right_names(written)
     found = [
-        _finding(document, rule, violation)
+        _finding(document, config, rule, violation)
         for rule in RULES
         if rule.holds_for(facts)
         for violation in islice(rule.check(config), MAX_FINDINGS + 1)
     ]
-    found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
+    found = _without_contradictions(found, config)
+    blocks = {path for path, *_ in config.misspelled if isinstance(written.get(".".join(path)), dict)}
+    found.sort(key=lambda each: (each.path not in blocks, _ORDER[each.severity], each.line, each.column, each.code))
     return LintReport(
         document=document,
         findings=tuple(found[:MAX_FINDINGS]),
@@ -139,18 +146,36 @@ def lint(
         framework=chosen,
         framework_is_assumed=framework is None,
         batch=batch,
+        prediction=config.prediction,
     )
 
 
-def _finding(document: Document, rule: Rule, violation: Violation) -> LintFinding:
-    start, end = document.start, document.start + 1
+def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
+    """The findings that can be followed together: without advice on a key that has a more serious finding, and without
+    advice that the proposed stage and offload make needless."""
+    serious = {each.path for each in found if each.severity != "advice"}
+    kept = [each for each in found if each.severity != "advice" or each.path not in serious]
+    advised = {each.code for each in kept if each.severity == "advice"} - {*PROPOSALS}
+    if config.faster is None or not advised:
+        return kept
+    rules = [rule for rule in RULES if rule.code in advised]
+    still = {(rule.code, each.path) for rule in rules for each in rule.check(config.faster.config)}
+    return [each for each in kept if each.code not in advised or (each.code, each.path) in still]
+
+
+def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Violation) -> LintFinding:
+    """The finding of a violation. written: the document without the right names of misspelled keys."""
+    start, end = written.start, written.start + 1
     for depth in range(1, len(violation.path) + 1):  # the key, or the innermost of its blocks that exists
-        if member := document.member(violation.path[:depth]):
+        path = violation.path[:depth]
+        if member := config.document.member(path):
             start, end = member.start, member.end
     start, end = violation.span or (start, end)
-    line, column = document.place(start)
+    line, column = written.place(start)
     fix = violation.fix or rule.fix
     edits = violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ())
+    if comment := comment_in_the_way(written, edits):
+        fix += "; --fix does not, because of the comment at line {}, column {}".format(*written.place(comment.start))
     return LintFinding(
         code=rule.code,
         severity=violation.severity or rule.severity,
@@ -160,11 +185,11 @@ def _finding(document: Document, rule: Rule, violation: Violation) -> LintFindin
         column=column,
         length=end - start,
         what=violation.what,
-        why=rule.why,
+        why=violation.why or rule.why,
         fix=fix,
         versions=rule.versions,
         source=rule.source,
-        edits=edits if can_be_made(document, edits) else (),
+        edits=edits if can_be_made(written, edits) else (),
     )
 
 

@@ -7,16 +7,16 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...ds_configs.read import is_true, plan_from_ds_config
 from ...estimators.errors import ConfigFileError
-from ...estimators.estimate import MemoryEstimate
+from ...estimators.estimate import MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
-from ...estimators.memory.fit_probability import FIT_THRESHOLD, fit_probability
+from ...estimators.memory.fit_probability import FIT_THRESHOLD, fit_probability, host_fit_probability
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OptimizerSpec, deepspeed_optimizer
@@ -25,7 +25,7 @@ from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import DEFAULT, Framework, Software, Workload
 from .. import parse_version
-from .document import Document
+from .document import Document, KeyPath
 from .facts import DeepSpeedFacts
 from .values import TRUTHS
 
@@ -35,6 +35,10 @@ GAIN = 1.10
 _MISSING = object()
 
 ADVISE = "ds-advise MODEL --gpus SPEC"
+
+
+NO_GPUS = "--gpus is missing"
+"""Why nothing is predicted for a model without GPUs."""
 
 
 class FilledBatch(NamedTuple):
@@ -79,21 +83,52 @@ class Situation:
     def memory(self) -> MemoryEstimate:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
 
+    def time(self) -> TimeEstimate:
+        return estimate_time(self.model, self.workload, self.cluster, self.plan)
+
     def fit_probability(self) -> float:
+        """The probability that it fits the GPUs."""
         return fit_probability(self.memory(), self.cluster)
+
+    def host_fit_probability(self) -> float:
+        """The probability that it fits the RAM; 1 if that is unknown."""
+        ram = self.cluster.host_memory_bytes_per_node
+        return host_fit_probability(self.memory().host_bytes_per_node, ram) if ram else 1.0
+
+    def tokens_per_s(self) -> float:
+        time = self.time()
+        return time.tokens_per_step / time.step_s
 
     def gain(self, other_plan: Plan) -> float:
         """The speedup of another plan in tokens per second; 0 if it does not fit or gains less than `GAIN`."""
         if unsupported(self.model, self.workload, other_plan, self.cluster):
             return 0.0
         other = replace(self, plan=other_plan)
-        gain = other._rate() / self._rate() if other.fit_probability() >= FIT_THRESHOLD else 0.0
+        if min(other.fit_probability(), other.host_fit_probability()) < FIT_THRESHOLD:
+            return 0.0
+        gain = other.tokens_per_s() / self.tokens_per_s()
         return gain if gain >= GAIN else 0.0
 
-    def _rate(self) -> float:
-        """The speed of a plan in micro batches per second."""
-        step_s = estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
-        return self.plan.gradient_accumulation_steps / step_s
+
+class FasterConfig(NamedTuple):
+    """A change of the stage or the offload that fits and is faster."""
+
+    removed: tuple[str, ...]
+    """The offload blocks that it removes."""
+    stage: int | None
+    """The new stage; None if it stays."""
+    gain: float
+    config: LintedConfig
+    """The changed configuration."""
+
+
+class Misspelled(NamedTuple):
+    """A key that DeepSpeed does not know, whose right name the other rules take for it."""
+
+    path: KeyPath
+    name: str
+    span: tuple[int, int]
+    """Its place in the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +148,11 @@ class LintedConfig:
     """The values for `auto`."""
     advise: str = ADVISE
     """The command that finds a plan for this model and these GPUs."""
+    framework_is_assumed: bool = False
+    misspelled: tuple[Misspelled, ...] = ()
+    """Keys that have their right names in `values`."""
+    written: LintedConfig | None = None
+    """The configuration with the misspelled keys."""
 
     def _find(self, path: str) -> Any:
         node: Any = self.values
@@ -244,19 +284,54 @@ class LintedConfig:
     def world_size(self) -> int | None:
         return self.cluster.world_size if self.cluster is not None else None
 
-    @cached_property
+    @property
     def situation(self) -> Situation | None:
-        """The plan of the configuration on this cluster; None if the context is unknown, or if the plan is invalid or
-        cannot be predicted."""
+        """The plan of the configuration on this cluster; None if it is not predicted."""
+        return None if isinstance(self.prediction, str) else self.prediction
+
+    @cached_property
+    def prediction(self) -> Situation | str:
+        """The plan of the configuration on this cluster, or why it is not predicted; "" without a model."""
         model, workload, cluster = self.model, self.workload, self.cluster
-        if model is None or workload is None or cluster is None:
-            return None
+        if model is None:
+            return ""
+        if workload is None:
+            return f"the optimizer {self.text('optimizer.type')!r} is unknown"
+        if cluster is None:
+            return NO_GPUS
         software = replace(workload.software, deepspeed=parse_version(self.facts.version).release)
         workload = replace(workload, software=software)
         try:
             plan = self.batch.plan(self.values, model, cluster, software)
-        except ConfigFileError:
-            return None
-        if unsupported(model, workload, plan, cluster):
-            return None
+        except ConfigFileError as error:
+            return error.what
+        if obstacle := unsupported(model, workload, plan, cluster):
+            return obstacle
         return Situation(model=model, workload=workload, cluster=cluster, plan=plan)
+
+    @cached_property
+    def faster(self) -> FasterConfig | None:
+        """The fastest of the changes that DS903 and DS904 propose; of those within the error of the time model, the
+        smallest."""
+        if self.situation is None:
+            return None
+        plan, found = self.situation.plan, list[FasterConfig]()
+        blocks = tuple(f"offload_{name}" for name in ("optimizer", "param") if self.offload(name) != "none")
+        removals = [(), *([blocks[1:]] if len(blocks) == 2 else []), *([blocks] if blocks else [])]
+        for stage in (None, 2) if plan.zero_stage == 3 else (None,):
+            for removed in removals:
+                left = {*blocks} - {*removed}
+                if stage == 2 and ("offload_param" in left or (plan.offload_optimizer == "nvme" and left)):
+                    continue
+                changed = self._changed(removed, stage)
+                if changed.situation is not None and (gain := self.situation.gain(changed.situation.plan)):
+                    found.append(FasterConfig(removed, stage, gain, changed))
+        best = max((each.gain for each in found), default=0.0)
+        return next((each for each in found if each.gain * GAIN > best), None)
+
+    def _changed(self, removed: Iterable[str], stage: int | None) -> LintedConfig:
+        old_names = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
+        dropped = {*removed, *(old_names[name] for name in removed)}
+        zero = {name: value for name, value in self.block("zero_optimization").items() if name not in dropped}
+        zero |= {} if stage is None else {"stage": stage}
+        return replace(self, values={**self.values, "zero_optimization": zero})

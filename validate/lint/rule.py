@@ -31,6 +31,8 @@ class Violation:
     """The path of the key; a missing key is reported at the line of its block."""
     what: str
     """The effect, as a sentence with the values of this configuration."""
+    why: str = ""
+    """The part of the rule's `why` that holds for this file, if the rule has several cases; else ""."""
     fix: str = ""
     """The fix if it depends on the values; else ""."""
     severity: Severity | None = None
@@ -51,18 +53,12 @@ def violation(path: str, what: str, **options: Any) -> Violation:
 
 
 def unknown_name(
-    path: KeyPath,
-    what: str,
-    known: Iterable[str],
-    *,
-    cutoff: float = 0.6,
-    fix: str = "",
-    is_safe: Callable[[str], bool] = lambda _: False,
+    path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "", is_safe: bool = False
 ) -> Violation:
-    """A violation for an unknown name. The fix is the closest known name, which `--fix` writes if `is_safe` of it, or
-    `fix` if none is close."""
+    """A violation for an unknown name. The fix is the closest known name, which `--fix` writes if `is_safe`, or `fix`
+    if none is close."""
     near = nearest(path[-1], known, cutoff=cutoff)
-    edits = (Rename(path, near),) if near and is_safe(near) else ()
+    edits = (Rename(path, near),) if near and is_safe else ()
     return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix, edits=edits)
 
 

@@ -25,18 +25,23 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     # accelerate writes 1 into a file without the key (1.15, utils/dataclasses.py DeepSpeedPlugin.__post_init__)
     assumed = config.framework == "hf" and not config.has(STEPS)
     steps = 1 if assumed else config.positive(STEPS)
-    factors = {f"micro batch {micro}": micro, f"{steps} accumulation steps": steps, f"{ranks} GPUs": ranks}
+    samples, passes = f"{micro} sample{'s' * (micro != 1)} per GPU", f"{steps} accumulation step{'s' * (steps != 1)}"
+    factors = {samples: micro, passes: steps}
+    gpus = "GPUs" if ranks == config.world_size else "groups of GPUs"
+    factors[f"{ranks} {gpus}" if ranks > 1 else "1 GPU"] = ranks
     known = {words: size for words, size in factors.items() if size}
     product = prod(known.values())
     if not total or (total == product if len(known) == 3 else total % product == 0):
         return
-    factors_text = " x ".join(known)
-    what = f"{total} is not a multiple of {factors_text}"
+    what = f"{TOTAL} is {total}, which is not a multiple of {' x '.join(known)}"
+    if len(known) > 1:
+        what += f" = {product}"
     if len(known) == 3:
-        what = f"{total} is not {factors_text}, which is {product}"
+        what = f"{TOTAL} is {total}, but {' x '.join(known)} are {product}"
     if assumed:
-        what += f"; accelerate sets an absent {STEPS} to 1"
-    yield violation(TOTAL, what)
+        what += f" (accelerate sets {STEPS} to 1, because the file lacks it)"
+    fix = f"write {product}" if len(known) == 3 else f"write a multiple of {product}"
+    yield violation(TOTAL, what, fix=f"{fix}, or remove it: DeepSpeed computes it" if micro else fix)
 
 
 def _data_parallel_ranks(config: LintedConfig) -> int:
@@ -62,8 +67,7 @@ BATCH_RULES = section(
     error_rule(
         "DS101 contradictory batch sizes",
         _contradiction,
-        why="train_batch_size must be the micro batch x accumulation steps x GPUs; otherwise DeepSpeed raises an error",
-        fix="remove train_batch_size: it follows from the others",
+        why=f"{TOTAL} must be {MICRO} x {STEPS} x the number of GPUs; otherwise DeepSpeed raises an error",
         source=_SOURCE,
     ),
     error_rule(
@@ -75,7 +79,13 @@ BATCH_RULES = section(
     ),
     error_rule(
         "DS106 a group size that does not divide the number of GPUs",
-        at("sequence_parallel_size", when.splits_ranks_unevenly, _uneven, severity="warning"),
+        at(
+            "sequence_parallel_size",
+            when.splits_ranks_unevenly,
+            _uneven,
+            severity="warning",
+            why="DeepSpeed continues with a fraction of a group",
+        ),
         at(_HPZ, when.stages(3) & when.splits_ranks_unevenly & _within_ranks, _uneven),
         at("tensor_parallel.autotp_size", when.splits_ranks_unevenly, _uneven),
         at("expert_parallel.autoep_size", when.is_on("expert_parallel.enabled") & when.splits_ranks_unevenly, _uneven),
@@ -117,7 +127,8 @@ def _unfilled(config: LintedConfig) -> Iterator[Violation]:
     if config.framework == "hf":
         for path in _autos(config.values):
             if not _filled(path):
-                yield Violation(path=path, what='neither the Trainer nor accelerate replaces "auto" here')
+                what = 'neither the Trainer nor accelerate replaces "auto" here'
+                yield Violation(path=path, what=what, why='accelerate raises an error for an "auto" that is left')
         return
     used = [path for path, (_, condition) in CODE_TYPES.items() if condition.holds(config, path)]
     used.remove("data_types.keep_in_fp32_modules")  # has an "auto" of its own
@@ -125,7 +136,8 @@ def _unfilled(config: LintedConfig) -> Iterator[Violation]:
         used += [f"{block}.{name}" for name in config.block(block)]
     for each in dict.fromkeys(used):
         if config.is_auto(each):
-            yield violation(each, 'plain DeepSpeed does not replace "auto" here')
+            why = "DeepSpeed computes with the text, and raises an error"
+            yield violation(each, 'plain DeepSpeed does not replace "auto" here', why=why)
 
 
 def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:

@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from .config_file import Edit, Remove, Rename, Replace
-from .document import NON_FINITE, KeyPath
+from .config_file import Edit, Remove, Rename, Replace, WritePlainJson
+from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE, KeyPath
 from .facts import ConfigBlock, ConfigField
-from .linted_config import LintedConfig
+from .linted_config import LintedConfig, Misspelled
 from .rule import Severity, Violation, error_rule, section, unknown_name, violation, warning_rule
-from .values import find_problem
+from .values import find_problem, nearest
 
 _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     extensions = [found for found in config.document.extensions if found.kind not in NON_FINITE]
-    if config.framework == "hf" and extensions:
-        first = extensions[0]
-        kinds = " and ".join(dict.fromkeys(found.kind for found in extensions))
-        before = [member.path for member in config.document.members if member.start <= first.start]
-        path = before[-1] if before else ()
-        yield Violation(path=path, what=f"the file is not plain JSON: it has {kinds}", span=(first.start, first.end))
+    by_trainer = config.framework == "hf"
+    if not extensions or not (by_trainer or config.framework_is_assumed):
+        return
+    first = extensions[0]
+    kinds = [*dict.fromkeys(found.kind for found in extensions)]
+    before = [member.path for member in config.document.members if member.start <= first.start]
+    edits, fix = (WritePlainJson(),), "write plain JSON"
+    if kinds == [BYTE_ORDER_MARK]:
+        edits, fix = (), "save it as UTF-8 without a byte order mark, as --fix does"
+    elif COMMENT in kinds and by_trainer:
+        fix = "write plain JSON; --fix also removes the comments, which stay in the copy of the file"
+    elif COMMENT in kinds:
+        edits, fix = (), "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
+    yield Violation(
+        path=before[-1] if before else (),
+        what=f"the file is not plain JSON: it has {' and '.join(kinds)}",
+        why="" if by_trainer else "DeepSpeed reads it, but the Trainer and accelerate, which use Python's json, do not",
+        fix=fix,
+        severity=None if by_trainer else "advice",
+        edits=edits,
+        span=(first.start, first.end),
+    )
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
     for member in config.document.duplicates():
         what = f"{member.path[-1]!r} is repeated here"
-        severity: Severity | None = "warning" if config.framework == "hf" else None
-        yield Violation(path=member.path, what=what, severity=severity, span=(member.start, member.end))
+        by_trainer = config.framework == "hf"
+        severity: Severity | None = "warning" if by_trainer else None
+        why = "the Trainer and accelerate use the last value, without a message" if by_trainer else _REJECTS_REPEATED
+        yield Violation(path=member.path, what=what, why=why, severity=severity, span=(member.start, member.end))
+
+
+_REJECTS_REPEATED = "DeepSpeed rejects the file"
 
 
 FILE_RULES = section(
@@ -41,52 +62,105 @@ FILE_RULES = section(
         _more_than_json,
         why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json, which raises an "
         "error",
-        fix="write plain JSON in UTF-8 without a byte order mark, or pass the file to deepspeed.initialize",
         source="accelerate/utils/deepspeed.py HfDeepSpeedConfig",
     ),
     error_rule(
         "DS004 a repeated key",
         _duplicates,
-        why="DeepSpeed rejects the file; the Trainer and accelerate use the last value without a message",
+        why=f"{_REJECTS_REPEATED}; the Trainer and accelerate use the last value, without a message",
         fix="remove one of them",
         source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
     ),
 )
 
 
+def with_right_names(config: LintedConfig) -> LintedConfig:
+    """The configuration in which misspelled keys have their right names, so that the other rules judge what is meant.
+
+    They are keys of blocks that DeepSpeed validates, for which it rejects the file, and whole blocks, which it ignores.
+    A single key that it ignores stays ignored: without it the file may lack a value that it needs.
+    """
+    found = config
+    while wrong := next(_misspelled(found), None):
+        values, (path, name, _) = deepcopy(found.values), wrong
+        owner: Any = values
+        for key in path[:-1]:
+            owner = owner[key]
+        owner[name] = owner.pop(path[-1])
+        document = found.document.renamed(path, name)
+        found = replace(found, values=values, document=document, misspelled=(*found.misspelled, wrong), written=config)
+    return found
+
+
+def _misspelled(config: LintedConfig) -> Iterator[Misspelled]:
+    for path, block, place in _unknown(config):
+        value, field = config.get(".".join(path)), None
+        name = nearest(path[-1], block.names(), cutoff=_CUTOFF)
+        if place or not name or config.has(block.qualified_path(name)):
+            continue
+        if block.strict:
+            field = block.field(name)
+            assert field is not None, "it is one of the block's names"
+            takes = value != "auto" and find_problem(field.type, value) is None
+            fits = takes and not any(config.has(block.qualified_path(each)) for each in field.names)
+        else:
+            fits = isinstance(value, dict) and config.facts.block(block.qualified_path(name)) is not None
+        if fits:
+            member = config.document.member(path)
+            assert member is not None, "the file has the key"
+            yield Misspelled(path, name, (member.start, member.end))
+
+
 def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
-            value = config.get(".".join(path))
-            dropped = value == "auto"  # DeepSpeedConfigModel.__init__ drops these first
+            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
+            found = _no_such_key(path, block, fix="remove it")
+            yield replace(found, severity="warning") if dropped else found
+    for path, _, span in config.misspelled:
+        block = config.facts.block(".".join(path[:-1]))
+        if block is not None and block.strict:
             # No training has a file that is rejected, so a rename cannot change one.
-            is_safe = partial(_takes, config, block, value)
-            found = _no_such_key(path, block, fix="remove it", is_safe=is_safe)
-            yield replace(found, severity="warning", edits=()) if dropped else found
-
-
-def _takes(config: LintedConfig, block: ConfigBlock, value: Any, name: str) -> bool:
-    """Whether the block has this key, the file does not, and it takes the value."""
-    field = block.field(name)
-    if field is None or any(config.has(block.qualified_path(each)) for each in field.names):
-        return False
-    return find_problem(field.type, value) is None
+            yield replace(_no_such_key(path, block, is_safe=True), span=span)
 
 
 def _ignored(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if not block.strict and not place:
             yield _no_such_key(path, block, fix="remove it, unless the training script reads it")
+    for path, name, span in config.misspelled:
+        block = config.facts.block(".".join(path[:-1]))
+        if block is None or block.strict:
+            continue
+        found, written = _no_such_key(path, block), config.written
+        assert written is not None, "a key is misspelled"
+        effect = "the whole block is ignored"
+        if written.stage != config.stage:
+            effect += f", so ZeRO has stage {written.stage} instead of {config.stage}"
+        elif written.model_type != config.model_type:
+            effect += f", so the training is in {written.model_type} instead of {config.model_type}"
+        is_refused = name == "zero_optimization" and config.framework == "hf"
+        refused = "accelerate rejects a configuration without zero_optimization"
+        yield replace(
+            found,
+            what=f"{found.what}: {effect}",
+            why=refused if is_refused else "DeepSpeed never reads it, and there is no message",
+            fix=f"{found.fix}; the other findings and the figures are those of the renamed block",
+            severity="error" if is_refused else None,
+            span=span,
+        )
 
 
 def _misplaced(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if place:
+            is_rejected = block.strict and config.get(".".join(path)) != "auto"
             yield Violation(
                 path=path,
                 what=f"{path[-1]} belongs in {place}",
+                why=f"DeepSpeed reads it from there: here it is {'rejected' if is_rejected else 'ignored'}",
                 fix=f"move it into {place}",
-                severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
+                severity="error" if is_rejected else None,
             )
 
 
@@ -136,7 +210,9 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
         if other and not config.is_auto(path):
             same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
             fix = "remove it" if same else ""
-            yield violation(path, f"{field.name} and {other} are the same setting", fix=fix)
+            relation = "is the successor of" if field.deprecated and other != field.alias else "is an alias of"
+            why = f"{other} {relation} {field.name}; DeepSpeed accepts one of them"
+            yield violation(path, f"{field.name} and {other} are the same setting", why=why, fix=fix)
 
 
 KEY_RULES = section(
@@ -212,10 +288,13 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
+_CUTOFF = 0.75
+
+
 def _no_such_key(path: KeyPath, block: ConfigBlock, **options: Any) -> Violation:
     key = repr(path[-1][:_LONGEST_NAME])
     what = f"{block.path or 'DeepSpeed'} has no key {key}"
-    return unknown_name(path, what, block.names(), cutoff=0.75, **options)
+    return unknown_name(path, what, block.names(), cutoff=_CUTOFF, **options)
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:

@@ -70,7 +70,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         for name in params if taken is not None else ():
             if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
                 what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
-                yield unknown_name((block, "params", name), what, names, cutoff=0.5, is_safe=lambda _: True)
+                yield unknown_name((block, "params", name), what, names, cutoff=0.5, is_safe=True)
         if block == "scheduler" and taken is not None:
             missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
             fix = f"add {missing}"

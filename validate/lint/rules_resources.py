@@ -9,54 +9,54 @@ from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from ...estimators.units import gib
 from .key_effects import unpredicted
 from .linted_config import LintedConfig
-from .rule import Severity, Violation, advice_rule, section, violation, warning_rule
+from .rule import Violation, advice_rule, error_rule, section, violation
 
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
 
 def _too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
-    if situation is None or (probability := situation.fit_probability()) >= FIT_THRESHOLD:
+    if situation is None:
         return
     memory, available = situation.memory(), gib(situation.cluster.gpu.memory_bytes)
     time = " at the first evaluation" if memory.peak.name == "evaluation" else ""
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
-    if probability >= 1 - FIT_THRESHOLD:
-        what += f": it fits with a probability of {probability:.0%}"
-    severity: Severity | None = "error" if probability < 1 - FIT_THRESHOLD else None
-    yield violation("zero_optimization", what, fix=f"`{config.advise}` finds a plan that fits", severity=severity)
+    why = "a GPU that runs out of memory ends the training"
+    fix = f"`{config.advise}` finds a plan that fits"
+    yield from _may_not_fit(what, situation.fit_probability(), why=why, fix=fix)
 
 
 def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
-    if situation and ram and (need := situation.memory().host_bytes_per_node) > ram:
-        what = f"it needs about {gib(need)} GiB of RAM per node, which has {gib(ram)} GiB"
-        yield violation("zero_optimization", what)
+    if situation and ram:
+        why = "a process that the system kills because RAM runs out leaves no message"
+        need = gib(situation.memory().host_bytes_per_node)
+        what = f"it needs about {need} GiB of RAM per node, which has {gib(ram)} GiB"
+        yield from _may_not_fit(what, situation.host_fit_probability(), why=why)
+
+
+def _may_not_fit(what: str, probability: float, **words: str) -> Iterator[Violation]:
+    """An error if it cannot be expected to fit, a warning if it may."""
+    if probability < 1 - FIT_THRESHOLD:
+        yield violation("zero_optimization", what, severity="error", **words)
+    elif probability < FIT_THRESHOLD:
+        chance = f"it fits with a probability of {probability:.0%}, because the prediction has an error"
+        yield violation("zero_optimization", f"{what}: {chance}", severity="warning", **words)
 
 
 def _unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
-    situation = config.situation
-    if situation is None:
-        return
-    plan = situation.plan
-    for name, other in (
-        ("offload_optimizer", plan.replace_fields(offload_optimizer="none", offload_param="none")),
-        ("offload_param", plan.replace_fields(offload_param="none")),
-    ):
-        if getattr(plan, name) != "none" and (gain := situation.gain(other)):
-            what = f"without it the model fits, and is predicted {gain:.1f} x as fast"
-            yield violation(f"zero_optimization.{name}", what)
-            return
+    if (faster := config.faster) and faster.removed:
+        names = " and ".join(faster.removed)
+        at_stage = "" if faster.stage is None else f" at stage {faster.stage}"
+        what = f"without {names} the model fits{at_stage}, and is predicted {faster.gain:.1f} x as fast"
+        fix = f"remove {names}" + ("" if faster.stage is None else f', and write "stage": {faster.stage}')
+        yield violation(f"zero_optimization.{faster.removed[0]}", what, fix=fix)
 
 
 def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
-    situation = config.situation
-    if situation is None or situation.plan.zero_stage != 3 or situation.plan.offload_param != "none":
-        return
-    lower = situation.plan.replace_fields(zero_stage=2)
-    if lower.offload_optimizer != "nvme" and (gain := situation.gain(lower)):
-        what = f"stage 2 fits, and is predicted {gain:.1f} x as fast"
+    if (faster := config.faster) and not faster.removed:
+        what = f"at stage {faster.stage} it fits, and is predicted {faster.gain:.1f} x as fast"
         yield violation("zero_optimization.stage", what)
 
 
@@ -82,18 +82,25 @@ def _temporaries(config: LintedConfig) -> Iterator[Violation]:
         yield violation("zero_optimization", what)
 
 
+PROPOSALS = ("DS903", "DS904")
+"""Rules that propose another stage or offload."""
+
+_MAY_FIT = (
+    f"a warning if the probability that it fits is between {100 * (1 - FIT_THRESHOLD):g} and {100 * FIT_THRESHOLD:g} %"
+)
+
 RESOURCE_RULES = section(
     "Model and GPUs",
-    warning_rule(
+    error_rule(
         "DS901 a training that does not fit the GPUs",
         _too_large,
-        why="the predicted memory exceeds that of the GPU; where a probability is given, it may, within its error",
+        why=f"a GPU that runs out of memory ends the training; {_MAY_FIT}",
         source=_SOURCE,
     ),
-    warning_rule(
+    error_rule(
         "DS902 a training that does not fit the RAM",
         _too_much_ram,
-        why="a process that the system kills because RAM runs out leaves no message",
+        why="a process that the system kills because RAM runs out leaves no message; " + _MAY_FIT,
         fix="offload less, or use a machine with more RAM",
         source=_SOURCE,
     ),
@@ -101,14 +108,13 @@ RESOURCE_RULES = section(
         "DS903 an offload that is not needed",
         _unneeded_offload,
         why="a model that fits the GPUs runs faster there: nothing waits for the CPU's optimizer or copies over PCIe",
-        fix="remove it",
         source=_SOURCE,
     ),
     advice_rule(
         "DS904 a higher stage than needed",
         _lower_stage,
         why="stage 3 gathers the weights for every forward and backward pass; a lower stage communicates less",
-        fix="use stage 2",
+        fix='write "stage": 2',
         source=_SOURCE,
     ),
     advice_rule(

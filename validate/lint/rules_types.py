@@ -159,7 +159,12 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         else:
             fix = f"write {wrong.wanted}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        yield violation(path, f"{key_name(path)} {wrong.what}", fix=fix, edits=edits)
+        why = _CLASS_REJECTS if by_class else _CODE_FAILS
+        yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
+
+
+_CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
+_CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"
 
 
 def _converted_text(config: LintedConfig) -> Iterator[Violation]:
@@ -168,7 +173,9 @@ def _converted_text(config: LintedConfig) -> Iterator[Violation]:
         if by_class and plain is not None and find_problem(kind, value) is None:
             edit = Replace(tuple(path.split(".")), plain)
             what = f"{key_name(path)} is the text {json_text(value)}"
-            yield violation(path, what, fix=f"write {json_text(plain)}", edits=(edit,))
+            meant = "is not true" if plain is True else "is true" if plain is False else f"is not {json_text(plain)}"
+            why = f"DeepSpeed converts it; to the Trainer and accelerate, which do not, the text {meant}"
+            yield violation(path, what, why=why, fix=f"write {json_text(plain)}", edits=(edit,))
 
 
 def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
@@ -190,16 +197,14 @@ TYPE_RULES = section(
     error_rule(
         "DS020 a value of the wrong type or out of range",
         _wrong_values,
-        why="the pydantic class rejects it, or, for keys without a class, the code that uses it raises an error, often "
-        "one that does not name the key",
+        why=f"{_CLASS_REJECTS}; or {_CODE_FAILS}",
         source="runtime/zero/config.py and the other classes of DeepSpeedConfigModel; runtime/config.py, "
         "runtime/engine.py, runtime/lr_schedules.py, csrc/adam",
     ),
     warning_rule(
         "DS022 a number or truth value written as text",
         _converted_text,
-        why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" '
-        "is not stage 3 to them",
+        why='DeepSpeed converts it; the Trainer and accelerate do not: a stage "3" is not stage 3 to them',
         source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
     ),
     warning_rule(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.hardware import gpus
 from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
-from .linted_config import LintedConfig
+from .linted_config import GAIN, LintedConfig
 from .rule import STAGE_3, STAGE_12, Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import at, key_name, that
 
@@ -65,9 +66,33 @@ def _large_buckets(config: LintedConfig) -> Iterator[Violation]:
     available = max(gpu.memory_bytes for gpu in (gpus() if config.cluster is None else [config.cluster.gpu]))
     if needed >= available:
         whose = "the largest GPU" if config.cluster is None else "the GPU"
-        yield violation(path, f"{what}; {whose} has {gib(available)} GiB", severity="error")
+        why = _WHOLE if buckets == 1 else ""
+        yield violation(path, f"{what}; {whose} has {gib(available)} GiB", why=why, severity="error")
     elif buckets == 2 and elements >= 2e8:
         yield violation(path, what)
+
+
+_WHOLE = "a bucket is allocated whole"
+_TWO = "at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated"
+
+
+def _small_buckets(config: LintedConfig) -> Iterator[Violation]:
+    path, situation = "zero_optimization.reduce_bucket_size", config.situation
+    filled, elements = config.framework == "hf" and config.is_auto(path), config.zero_number("reduce_bucket_size")
+    if not config.stage or filled or not 0 < elements < _USUAL_BUCKET or config.world_size == 1:
+        return
+    what, is_tiny = f"a bucket holds {elements:,} elements", elements < _MATRIX
+    if is_tiny:
+        what += ": every larger gradient is reduced alone"
+    if situation is not None:
+        usual = replace(situation, plan=situation.plan.replace_fields(reduce_bucket_size=_USUAL_BUCKET))
+        own_s, usual_s = situation.time().step_s, usual.time().step_s
+        if own_s / usual_s < (_NOTICEABLE if is_tiny else GAIN):
+            return
+        what += f"; a step is predicted to take {own_s / usual_s:.2f} x as long as with {_USUAL_BUCKET:,}"
+    elif not is_tiny:
+        return
+    yield violation(path, what)
 
 
 def _saves_shards(config: LintedConfig) -> bool:
@@ -97,6 +122,12 @@ _GATHERS = (
     "zero_optimization.gather_16bit_weights_on_model_save",
 )
 """Both names of the key."""
+_USUAL_BUCKET = 50_000_000
+"""Elements of a bucket that DS314 and DS318 propose."""
+_MATRIX = 1_000_000
+"""Elements of a small model's weight matrix: a smaller bucket holds no whole one."""
+_NOTICEABLE = 1.01
+"""Least ratio of step times at which a bucket smaller than a matrix is reported."""
 _averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
 _scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
 _params_on_nvme = that(lambda config: config.offload("param") == "nvme")
@@ -166,9 +197,8 @@ ZERO_RULES = section(
     advice_rule(
         "DS314 large reduce buckets",
         _large_buckets,
-        why="a bucket is allocated whole; at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, "
-        "so both are allocated",
-        fix="write a smaller reduce_bucket_size, such as 50000000",
+        why=f"{_WHOLE}; {_TWO}",
+        fix=f"write a smaller reduce_bucket_size, such as {_USUAL_BUCKET}",
         source=STAGE_12 + " setup_buckets; " + STAGE_3 + " _setup_for_real_optimizer",
     ),
     advice_rule(
@@ -191,6 +221,13 @@ ZERO_RULES = section(
         why="saving gathers all 16-bit weights in the first rank's RAM",
         fix='set "stage3_gather_16bit_weights_on_model_save": false',
         source="runtime/engine.py save_16bit_model",
+    ),
+    advice_rule(
+        "DS318 small reduce buckets",
+        _small_buckets,
+        why="each bucket is a collective of its own, which takes a latency on every GPU however little it sends",
+        fix=f"write {_USUAL_BUCKET}",
+        source=STAGE_12 + " reduce_independent_p_g_buckets_and_remove_grads; estimators/time/collective_time.py",
     ),
     error_rule(
         "DS355 hpZ with parameters on NVMe",

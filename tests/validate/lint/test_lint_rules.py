@@ -226,7 +226,7 @@ def test_memory_that_the_version_does_not_pin_by_itself_is_named_with_what_it_co
         "fp16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
     }
-    context = {"model": "Qwen2.5-7B", "gpus": "1xH100", "ram": "500GB"}
+    context = {"model": "Qwen2.5-14B", "gpus": "1xRTX4090", "ram": "500GB"}
     found = {finding.code: finding.what for finding in judged(config, older, **context).findings}
     assert re.search(r"not pinned: copies at most \d.* pinned it is predicted 1\.\d x as fast", found["DS415"])
     assert re.search(r"bf16 is predicted \d\.\d x as fast", found["DS416"])

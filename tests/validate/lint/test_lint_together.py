@@ -1,0 +1,132 @@
+"""Findings of one file agree with each other, with its figures and with what is meant by a misspelled key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli.main import run
+from ds_advise.validate.lint import apply
+
+from .lint_cases import codes, judged
+
+MODEL = {"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB", "ram": "500GB"}
+CPU = {"device": "cpu"}
+
+
+def _config(**zero: Any) -> dict[str, Any]:
+    return {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **zero}}
+
+
+@pytest.mark.parametrize("offloads", [{}, {"offload_optimizer": CPU}, {"offload_optimizer": CPU, "offload_param": CPU}])
+def test_one_change_of_stage_and_offload_is_proposed_and_its_gain_is_that_of_the_change(offloads: Any) -> None:
+    """The proposed file has the predicted speed, and no further advice on stage, offload or what it no longer uses."""
+    report = judged(_config(**offloads), **MODEL)
+    proposed = [each for each in report.findings if each.code in ("DS903", "DS904")]
+    assert len(proposed) == 1 and not proposed[0].edits
+    assert not {"DS307", "DS308", "DS415"} & codes(report), "settings of stage 3 or of the removed offload"
+    stage = 2 if '"stage": 2' in proposed[0].fix else 3
+    after = judged(_config() | {"zero_optimization": {"stage": stage}}, **MODEL)
+    assert not {"DS903", "DS904"} & codes(after)
+    assert not isinstance(report.prediction, str) and not isinstance(after.prediction, str)
+    gain = after.prediction.tokens_per_s() / report.prediction.tokens_per_s()
+    assert f"predicted {gain:.1f} x as fast" in proposed[0].what
+    assert all(name in proposed[0].fix for name in offloads)
+
+
+def test_a_misspelled_block_is_first_and_the_others_judge_what_is_meant() -> None:
+    """Figures and findings are those of the renamed block, at its keys in the text."""
+    wrong = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+    wrong["zero_optimisation"] = {"stage": 3, "overlap_com": True, "offload_optimizer": {"device": "gpu"}}
+    report = judged(wrong, model="Qwen2.5-7B", gpus="4xH100")
+    first, *others = report.findings
+    assert first.path == ("zero_optimisation",) and "stage 0 instead of 3" in first.what
+    assert first.severity == "warning" and {"DS010", "DS020"} == codes(report, "error")
+    lines = report.document.text.splitlines()
+    assert all(each.path[-1] in lines[each.line - 1] for each in others if each.severity == "error")
+    by_trainer = judged(wrong, framework="hf")
+    assert by_trainer.findings[0].severity == "error" and "DS153" not in codes(by_trainer)
+    right = _config(sub_group_size=100_000_000)
+    misspelled = {"zero_optimisation" if key == "zero_optimization" else key: value for key, value in right.items()}
+    figures = [judged(each, model="Qwen2.5-7B", gpus="4xH100").prediction for each in (right, misspelled)]
+    assert figures[0] == figures[1] and not isinstance(figures[0], str)
+
+
+def test_a_key_with_an_error_has_no_advice_that_contradicts_it() -> None:
+    total = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+    found = [each.code for each in judged(total, framework="hf").findings if each.path == ("train_batch_size",)]
+    assert found == ["DS101"]
+
+
+@pytest.mark.parametrize(("ram", "severity"), [("60GB", "error"), ("144GB", "warning"), ("300GB", None)])
+def test_ram_has_the_severities_of_gpu_memory(ram: str, severity: str | None) -> None:
+    """An error below a probability of 2.5 %, a warning below 97.5 %."""
+    report = judged(_config(offload_optimizer=CPU), model="Qwen2.5-7B", gpus="2xH100", ram=ram)
+    assert [each.severity for each in report.findings if each.code == "DS902"] == [severity] * bool(severity)
+    assert not isinstance(report.prediction, str)
+    chance = report.prediction.host_fit_probability()
+    assert {"error": chance < 0.025, "warning": 0.025 <= chance < 0.975, None: chance >= 0.975}[severity]
+
+
+HJSON = """{
+  # batch
+  train_micro_batch_size_per_gpu: auto
+  "bf16": {'enabled': "auto"}, // the Trainer's
+  "zero_optimization": {"stage": 2, "note": "a # in text",},
+}
+"""
+
+
+def test_fix_writes_plain_json_for_the_trainer_and_keeps_the_values() -> None:
+    report = judged(HJSON)
+    (finding,) = [each for each in report.findings if each.code == "DS001"]
+    assert finding.edits and (finding.line, finding.column) == (2, 3)
+    text, _ = apply(report.document, finding.edits)
+    assert json.loads(text) == report.document.value and len(text.splitlines()) == 5
+
+
+def test_a_trailing_comma_is_reported_and_corrected_unless_deepspeed_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DeepSpeed reads it, so it is advice. Comments are kept for DeepSpeed, and named where they are in the way."""
+    text = '{"train_batch_size": 8, "bf16": {"enabled": true},}'
+    assert "DS001" in codes(judged(text), "advice") and "DS001" not in codes(judged(text, framework="deepspeed"))
+    Path("comma.json").write_text(text)
+    assert run(["lint", "comma.json", "--diff"]) == 1
+    assert run(["lint", "comma.json", "--fix"]) == 0
+    assert json.loads(Path("comma.json").read_text())
+    commented = '{"train_batch_size": 8,\n "bf16": {"loss_scale": 0, /* why */ "enabled": true}}'
+    (removal,) = [each for each in judged(commented).findings if each.code not in ("DS001", "DS203")]
+    assert not removal.edits and "the comment at line 2, column 28" in removal.fix
+    Path("plain.json").write_text('{"train_batch_size": 8, "bf16": {"enabled": true}}')
+    capsys.readouterr()
+    assert run(["lint", "plain.json", "--diff"]) == 0
+    assert "Nothing is found" in capsys.readouterr().out
+
+
+def test_the_figures_of_a_model_are_printed_or_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("good.json").write_text(json.dumps(_config()))
+    asked = ["lint", "good.json", "--model", "Qwen2.5-7B", "--offline"]
+    assert run(asked) == 0 and "not predicted: --gpus is missing" in capsys.readouterr().out
+    assert run([*asked, "--gpus", "4xH100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["prediction"]
+    assert run([*asked, "--gpus", "4xH100"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Predicted: {found['device_bytes_per_gpu'] / 2**30:.1f} of 79.1 GiB per GPU" in out
+
+
+@pytest.mark.parametrize(("elements", "found"), [(1000, True), (50_000_000, False)])
+def test_small_buckets_are_reported_with_what_they_cost(elements: int, found: bool) -> None:
+    config = _config(reduce_bucket_size=elements)
+    config["zero_optimization"]["stage"] = 2
+    words = [each.what for each in judged(config, **MODEL).findings if each.code == "DS318"]
+    assert bool(words) == found and all("x as long" in each for each in words)
+
+
+def test_a_reason_is_about_the_case_of_the_file() -> None:
+    config = {"train_batch_size": 8, "gradient_clipping": "one", "zero_optimization": {"stage": 2, "overlap_comm": 5}}
+    reasons = {each.path[-1]: each.why for each in judged(config).findings if each.code == "DS020"}
+    assert "class" in reasons["overlap_comm"] and "no class" in reasons["gradient_clipping"]
+    assert "no class" not in reasons["overlap_comm"]
