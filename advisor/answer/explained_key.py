@@ -32,6 +32,8 @@ class KeyCost:
     is_the_plans: bool
     """Whether the recommended plan has this value."""
     device_bytes_per_gpu: int
+    peak: str
+    """The moment of a step at which GPU memory peaks."""
     host_bytes_per_node: int
     tokens_per_s: float
 
@@ -155,8 +157,20 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, answer: Recommendation | No
 def _rules(path: str) -> Iterator[str]:
     for rule in (each for each in RULES if not each.code.startswith("DS0")):  # those are about any key
         bad, good, _ = rule.example
-        if (mistake := _value_at(path, bad)) is not None and mistake != _value_at(path, good):
+        mistake, mended = _value_at(path, bad), _value_at(path, good)
+        if mistake != mended and (mistake is not None or len(_leaves(good) - _leaves(bad)) <= _FEW):
             yield f"{rule.code} {rule.title}"
+
+
+_FEW = 2
+"""Keys that the correction of a mistake adds, if the mistake is that they are missing."""
+
+
+def _leaves(config: Any) -> set[str]:
+    """Return every value with its path."""
+    if not isinstance(config, dict):
+        return {f"={config!r}"}
+    return {f"{key}.{leaf}" for key, value in config.items() for leaf in _leaves(value)}
 
 
 def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
@@ -242,11 +256,15 @@ def _costs(path: str, answer: Recommendation | None) -> tuple[str, tuple[KeyCost
         return title, (), reason
     costs, own = [], getattr(plan, known.field)
     model, workload, cluster = question.model, question.workload, question.cluster
-    for value in _alternatives(known.field, own, known.lowest):
+    default = ConfigSettings({"zero_optimization": {"stage": plan.zero_stage}}, load_facts()).default(path).value
+    for value in _alternatives(known.field, own, known.lowest, default):
         other = plan.replace_fields(**{known.field: value})
         if value == own or not unsupported(model, workload, other, cluster):
             found = estimate_plan(model, workload, cluster, other)
-            costs.append(from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=other == plan))
+            is_own, peak = other == plan, found.memory.peak.name
+            costs.append(
+                from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=is_own, peak=peak)
+            )
     return title, tuple(costs), "" if len(costs) > 1 else "no other value can be predicted with this plan"
 
 
@@ -283,8 +301,9 @@ def without_effect(paths: Iterable[str], plan: Plan) -> Iterator[str]:
             yield f"{path}: {reason}"
 
 
-def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:
-    """Return the value and alternatives: all values of a choice; half, twice and four times a number."""
+def _alternatives(field: str, value: Any, lowest: int, default: Any) -> list[Any]:
+    """Return the value and alternatives: all values of a choice; half, twice and four times a number, and DeepSpeed's
+    default."""
     kind = get_type_hints(Plan)[field]
     if kind is bool:
         return [False, True]
@@ -293,4 +312,6 @@ def _alternatives(field: str, value: Any, lowest: int) -> list[Any]:
     if kind is str:
         return [value]
     numbers = {value, kind(value / 2), value * 2, value * 4} if kind is int else {value, value / 2, 1.0}
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        numbers.add(kind(default))
     return sorted(number for number in numbers if number >= max(lowest, 1 if kind is int else 0))

@@ -186,11 +186,12 @@ def term_size(term: Term) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A plan's sections. cluster: its machines, of which the rates are, if known."""
+    """A plan's sections. cluster, workload: its machines, whose rates these are, and its training, if known."""
 
     candidate: Candidate
     sections: tuple[Section, ...]
     cluster: Cluster | None = None
+    workload: Workload | None = None
     rates: tuple[RateOrigin, ...] = ()
 
     @property
@@ -268,4 +269,4 @@ def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload:
     )
     rates = () if cluster is None or workload is None else rate_origins(time.terms, candidate.node(cluster), workload)
     found = tuple(section for section in sections if section.terms)
-    return Explanation(candidate=candidate, sections=found, cluster=cluster, rates=rates)
+    return Explanation(candidate=candidate, sections=found, cluster=cluster, workload=workload, rates=rates)

@@ -43,6 +43,7 @@ from ..text.labels import (
     component_title,
     device_label,
     memory_family,
+    method_title,
     phase_title,
     plan_title,
     resource_title,
@@ -80,6 +81,9 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
     likely = chance(candidate.fit.probability)
+    if (training := explanation.workload) is not None:
+        length = f"sequence {training.seq_len}, {training.loss} loss"
+        yield Sentence(f"{capitalised(method_title(training))} in {training.precision}, {length}.")
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         if section.name == "gpu_cache":  # one part, which is not in the peak
@@ -160,6 +164,8 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Gap()
     formulas, remarks = _formulas(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
+    if len(part.terms) > 1:
+        yield Sentence(f"  {_sum(part)}")
     inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
     rows = []
     for meaning, symbol, value in inputs:
@@ -268,6 +274,14 @@ def _by_symbol(rates: Sequence[RateOrigin]) -> _Rates:
     return {(rate.symbol, rate.value): rate for rate in rates}
 
 
+def _sum(part: Part) -> str:
+    """Return `1.3 s + 1.3 s - 1.2 s (overlapped) = 1.4 s`."""
+    is_time, hidden = bool(_resource(part)), sum(map(_hidden_s, part.terms))
+    text = " + ".join(_figure(term_size(term) + _hidden_s(term), is_time).text for term in part.terms)
+    overlapped = f" - {seconds(hidden)} (overlapped)" if hidden else ""
+    return f"{text}{overlapped} = {_figure(part.size, is_time).text}"
+
+
 def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
     """Return (the formulas in words and with their numbers, source and limits). Formulas of one form are there once,
     with the numbers of each pass."""
@@ -338,6 +352,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         yield Sentence(ended(title) if key.no_cost else title, "bold")
         if len(key.costs) > 1:
             yield _costs(key)
+            if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
+                yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
     else:
         yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")

@@ -193,7 +193,7 @@ def shape_label(plan: Any) -> str:
 MEMORY_FAMILIES: Final[Mapping[str, str]] = {
     "weights": "weights",
     "gradients": "gradients",
-    "optimizer": "optimizer states",
+    "optimizer": "optimizer",
     "loss": "logits and loss",
     "activations": "activations",
     "generation": "generation",

@@ -28,7 +28,7 @@ SYMBOLS: Mapping[str, str] = {
     "Pn": "trainable parameters that one node's ranks update",
     "weights": "bytes of all weights as stage 3 gathers them",
     "bytes": "bytes moved by the operations of a micro batch, forward and backward",
-    "passes": "times that all weights are gathered in a step",
+    "passes": "times that all weights are gathered in the forward or the backward passes of a step",
     "copies": "times that a gradient is read or written for its reduction",
     "reductions": "micro batches whose gradients are reduced",
     "d": "head size of queries and keys",

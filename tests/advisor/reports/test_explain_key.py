@@ -95,7 +95,8 @@ def test_the_cost_is_predicted_by_value() -> None:
     found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
     need = [cost.device_bytes_per_gpu for cost in found.costs]
     # In between, a gradient larger than the bucket stays until the next one comes.
-    assert len(need) == 4 and min(need) == need[0] < need[-1] == max(need)
+    assert len(need) == 5 and min(need) == need[0] < need[-1] == max(need)
+    assert str(found.costs[-1].value) == found.default == "500000000", "DeepSpeed's default is among the values"
     (own,) = [cost for cost in found.costs if cost.is_the_plans]
     assert own.tokens_per_s == pytest.approx(answer.recommended.tokens_per_s)
     assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)
@@ -122,7 +123,9 @@ def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended
 
 
 def test_the_rules_of_lint_about_a_key_are_named() -> None:
-    assert [rule[:5] for rule in explain_key("sub_group_size", facts=facts()).rules] == ["DS306"]
+    assert [rule[:5] for rule in explain_key("sub_group_size", facts=facts()).rules] == ["DS306", "DS307"]
+    missing = explain_key("stage3_gather_16bit_weights_on_model_save", facts=facts()).rules
+    assert "DS316 ZeRO-3 that saves only shards" in missing, "the mistake is that the key is left out"
 
 
 def test_a_key_after_a_model_has_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
