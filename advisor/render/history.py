@@ -28,6 +28,7 @@ from .record import (
     plan_of,
     record_document,
     repeat,
+    subject_of,
 )
 from .runs import next_command
 
@@ -79,10 +80,10 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
         how = "simulated" if record.kind == "dry-run" else "measured"
         rows.append(Row([number, when, record.kind, gpus_of(record), how, *_result(record)]))
-    titles = ["id", "when", "kind", "GPUs", "figures", "model", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
+    titles = ["id", "when", "kind", "GPUs", "figures", "training", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     words = (
         "A dry run simulates its GPUs; the other figures are measured. GPU GiB: device memory of the fullest GPU, or "
-        "what a dry run needs of each. RAM GiB: host memory of all ranks of a node. plan: the strategy, and micro "
+        "what a dry run needs of each. training: the script of a command, or the model. plan: the strategy, and micro "
         "batch x accumulation steps."
     )
     blocks: list[doc.Block] = [
@@ -129,7 +130,7 @@ def _result(record: Record) -> list[Cell]:
         speeds = [f"products {amount(product, 'flop/s')}"] if product else []
         speeds += [f"memory {amount(memory, 'B/s')}"] if memory else []
         return [", ".join(speeds)]
-    name, plan = record.model_name.rpartition("/")[2], plan_of(record)
+    name, plan = subject_of(record), plan_of(record)
     config = config_of(record)
     batch = batch_label(plan) if config.get(MICRO_BATCH, "auto") != "auto" else ""
     strategy = plan.strategy if config else "-"
@@ -138,7 +139,10 @@ def _result(record: Record) -> list[Cell]:
         return [*cells, failure]
     figures = figures_of(record)
     sizes = (make_figure(each, gib) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
-    return [*cells, make_figure(figures.tokens_per_s, rate), *sizes]
+    speed = make_figure(figures.tokens_per_s, rate)
+    if figures.samples_per_s is not None:
+        speed = make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
+    return [*cells, speed, *sizes]
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:

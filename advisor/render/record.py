@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,6 +33,8 @@ class Figures:
     """The figures of a record, measured or of a dry run or a prediction; None if unknown."""
 
     tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    """Of a network without tokens."""
     step_s: float | None = None
     needed_bytes: int | None = None
     """What a dry run needs of each GPU, without cached blocks that the allocator can return."""
@@ -44,6 +48,7 @@ class Figures:
 
 _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens_per_s": ("tokens/s", rate),
+    "samples_per_s": ("samples/s", rate),
     "step_s": ("step", seconds),
     "needed_bytes": ("GPU GiB, needed", gib),
     "device_bytes": ("GPU GiB, device", gib),
@@ -71,7 +76,7 @@ def figures_of(record: Record) -> Figures:
         peak = result["peak"] if has_gpu else {}
         needed = result.get("required_device_bytes_per_gpu", peak.get("device_bytes_per_gpu"))
         return Figures(
-            tokens_per_s=result.get("tokens_per_s"),
+            **_rate_of(result, result.get("tokens_per_s")),
             step_s=result.get("step_s"),
             needed_bytes=needed if has_gpu else None,
             allocated_bytes=peak.get("allocated_bytes_per_gpu"),
@@ -85,11 +90,15 @@ def figures_of(record: Record) -> Figures:
         for name in ("device_bytes", "reserved_bytes", "allocated_bytes")
     }
     return Figures(
-        tokens_per_s=tokens / step_s if tokens and step_s else None,
+        **_rate_of(result, tokens / step_s if tokens and step_s else None),
         step_s=step_s,
         host_bytes=result.get("host_peak_bytes") or sum(rank["host_peak_bytes"] for rank in ranks) or None,
         **highest,
     )
+
+
+def _rate_of(result: Mapping[str, Any], per_s: float | None) -> dict[str, float | None]:
+    return {"samples_per_s" if result.get("unit") == "samples" else "tokens_per_s": per_s}
 
 
 def _read(values: Mapping[str, Any]) -> Figures:
@@ -106,6 +115,13 @@ def gpus_of(record: Record) -> str:
     if not spec:  # of a benchmark, or stored by an earlier version
         spec = machine_spec(record.machine, ranks) if record.ran_on_gpus else counted_noun(ranks, "CPU rank")
     return f"one rank of {spec}" if result.get("solo") else spec
+
+
+def subject_of(record: Record) -> str:
+    """Return the script of a command, else the model."""
+    words = shlex.split(str(record.workload.get("command", "")))
+    script = next((Path(word).name for word in words if word.endswith(".py")), "")
+    return script or record.model_name.rpartition("/")[2] or "a module"
 
 
 def config_of(record: Record) -> Mapping[str, Any]:
@@ -145,10 +161,11 @@ def record_document(record: Record, data: Any) -> doc.Document:
         tone = "bad" if need and have and need > have else "good"
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
+        speed += [f"{rate(figures.samples_per_s)} samples/s"] if figures.samples_per_s else []
         speed += [f"{seconds(figures.step_s)} a step"] if figures.step_s else []
         how = "Stopped on request" if record.result.get("status") == "stopped" else "It ran"
         verdict = f"{how}: {', '.join(speed)}." if speed else f"{how}."
-    title = f"{_KINDS[record.kind]} {record.id} of {record.model_name or 'a module'} on {gpus_of(record)}"
+    title = f"{_KINDS[record.kind]} {record.id} of {subject_of(record)} on {gpus_of(record)}"
     title += ", simulated" if record.kind == "dry-run" else ""
     blocks: list[doc.Block] = [
         doc.Sentence(title, "bold"),
@@ -181,6 +198,10 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "date", made(record)
     yield "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
+    if conditions.get("observed_seq_len"):
+        yield "sequence", f"{conditions['observed_seq_len']:,} tokens"
+    if record.model_name != subject_of(record):
+        yield "model", record.model_name
     workload = Workload()
     names = {each.name for each in fields(Workload)}
     workload = from_json(Workload, {name: value for name, value in conditions.items() if name in names})

@@ -61,7 +61,7 @@ def next_command(title: str, command: str) -> list[doc.Block]:
 
 
 def _speed(result: ProbeResult) -> str:
-    tokens = f"{rate(result.tokens_per_s)} tokens/s, " if result.tokens_per_s else ""
+    tokens = f"{rate(result.tokens_per_s)} {result.unit}/s, " if result.tokens_per_s else ""
     return f"It runs: {tokens}{seconds(result.step_s)} a step."
 
 
@@ -137,6 +137,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
     "s": seconds,
     "tokens/s": rate,
+    "samples/s": rate,
 }
 """Format of a figure by its unit."""
 

@@ -82,7 +82,8 @@ def dry_run_once(
 def keep_command(answer: CommandAnswer) -> None:
     """Keep the dry run of a command, without the operations of its schedule: it is listed, and not used again."""
     kept = replace(answer.result, schedule=None, timeline=()).to_json() | answer.stored_figures()
-    _keep_dry_run(kept, answer.run, command=shlex.join(answer.words))
+    length = answer.training.seq_len
+    _keep_dry_run(kept | {"unit": answer.unit}, answer.run, command=shlex.join(answer.words), observed_seq_len=length)
 
 
 def _keep_dry_run(kept: Mapping[str, Any], run: Run, **conditions: Any) -> None:

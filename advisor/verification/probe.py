@@ -80,7 +80,7 @@ class ProbeAnswer:
             *(self._cpu_memory() if result.device == "cpu" else self._cuda_memory()),
             *self._phases(),
             _figure("step", result.step_s, *seconds, unit="s"),
-            _figure("tokens/s", result.tokens_per_s, *rates, unit="tokens/s"),
+            _figure(f"{result.unit}/s", result.tokens_per_s, *rates, unit=f"{result.unit}/s"),
         )
 
     def to_json(self) -> dict[str, Any]:

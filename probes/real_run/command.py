@@ -104,6 +104,7 @@ def probe_command(
         device=probe.device,
         solo=probe.solo is not None,
         tokens_per_step=_tokens_per_step(ranks, first),
+        unit="tokens" if any(rank.latest.get("tokens") for rank in ranks) else "samples",
         ranks=tuple(
             rank_report(rank, probe.device, waits=probe.device == "cpu" and probe.solo is None)
             for rank in ranks

@@ -107,6 +107,7 @@ class ProbeResult:
     device: str
     solo: bool
     tokens_per_step: int
+    """Of all ranks; samples where the batch has no tokens."""
     ranks: tuple[RankReport, ...]
     failure: RankFailure | None
     versions: dict[str, str]
@@ -119,6 +120,8 @@ class ProbeResult:
     """Peak memory of all processes on the fullest GPU; None without a GPU."""
     host_peak_bytes: int | None = None
     """Peak anonymous and shared memory of all processes of the probe; None in one of an earlier version."""
+    unit: Literal["tokens", "samples"] = "tokens"
+    """What `tokens_per_step` counts."""
 
     @property
     def step_s(self) -> float:
