@@ -170,6 +170,14 @@ class RentAdvice:
         return next((offer for offer in self.offers if offer.figures.meets_limits), None)
 
     @property
+    def most_for_best_value(self) -> float | None:
+        """The upper end of the cheapest offer's cost: a dearer one may cost as little. None without an offer within the
+        limits."""
+        within = [offer for offer in self.offers if offer.figures.meets_limits]
+        cheapest = next((offer for offer in within if not offer.figures.is_conditional), next(iter(within), None))
+        return None if cheapest is None else cheapest.figures.cost_high or cheapest.figures.cost
+
+    @property
     def recommended(self) -> Offer | None:
         """The best offer within the limits, or with a budget alone the fastest, conditional only if all are. None if no
         offer is within the limits."""
@@ -177,8 +185,8 @@ class RentAdvice:
         choices = [offer for offer in within if not offer.figures.is_conditional] or within
         if not choices or (self.deadline_s is None and self.budget is not None):
             return min(choices, key=lambda offer: offer.figures.duration_s, default=None)
-        cheapest = choices[0].figures
-        most = cheapest.cost_high or cheapest.cost
+        most = self.most_for_best_value
+        assert most is not None, "there are choices"
         equal = [offer for offer in choices if offer.figures.cost <= most]
         return min(equal, key=lambda offer: offer.figures.cost * offer.figures.duration_s)
 

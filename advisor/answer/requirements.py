@@ -80,8 +80,9 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     name, report = file.name, lint_question(file, load_facts())
     errors = [finding for finding in report.findings if finding.severity == "error"]
     found = [f"{each.code} line {each.line}, {each.what}" for each in errors]
-    warnings = report.count("warning")
+    warnings, advice = report.count("warning"), report.count("advice")
     clean = "no errors, 1 warning" if warnings == 1 else f"no errors, {warnings} warnings"
+    clean += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
     detail = "; ".join(found) if found else clean
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None or errors:  # a refused configuration has no memory or speed

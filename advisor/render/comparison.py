@@ -210,9 +210,9 @@ def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], S
     for name in dict.fromkeys([*first, *second]):
         pair = first.get(name, 0), second.get(name, 0)
         figures = cells(*pair)
-        small = pair[0] < least[0] and pair[1] < least[1]
-        if small or figures[2].text == "=":
-            title = "other" if small else "the same in both"
+        is_equal = figures[2].text == "="
+        if is_equal or (pair[0] < least[0] and pair[1] < least[1]):
+            title = "the same in both" if is_equal else "other"
             sums[title] = sums[title][0] + pair[0], sums[title][1] + pair[1]
         else:
             shown.append((max(pair), _less_is_better(component_title(name), figures)))

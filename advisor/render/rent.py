@@ -196,7 +196,11 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
     if _kind(advice) == _BEST_VALUE:
-        yield "Best value: the least cost times hours, of the machines that cost about as little as the cheapest."
+        most = money(advice.most_for_best_value or 0, table.currency)
+        yield (
+            f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
+            "cheapest's interval."
+        )
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:
