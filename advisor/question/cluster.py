@@ -321,8 +321,8 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             raise ClusterError(what, fix=f"write --gpus {number}x{part[2]}") from None
         if error.fix.startswith("nearest: ") and (near := nearest_names(kind, least=0.65)):
             counts = gpus.removesuffix(kind)
-            named = (f"{counts}{name.replace(' ', '-')}" for name in near)
-            fix = f"write --gpus {', '.join(named)}, or {counts}24GB for the memory alone"
+            names = ", ".join(f"{counts}{name.replace(' ', '-')}" for name in near)
+            fix = f"write --gpus {names}, or {counts}24GB for the memory alone"
             raise ClusterError(error.what, why=error.why, fix=fix) from None
         raise
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())

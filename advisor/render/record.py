@@ -97,7 +97,7 @@ def figures_of(record: Record) -> Figures:
     )
 
 
-def _rate_of(result: Mapping[str, Any], per_s: float | None) -> dict[str, float | None]:
+def _rate_of(result: Mapping[str, Any], per_s: float | None) -> dict[str, Any]:
     return {"samples_per_s" if result.get("unit") == "samples" else "tokens_per_s": per_s}
 
 

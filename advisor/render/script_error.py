@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 
 from ...probes.failures.diagnosis import diagnose_text
@@ -16,5 +18,5 @@ def print_script_error(traceback: str) -> None:
     """Print the place of the exception with its message on stderr, and its cause and fix if they are known."""
     console = Console(stderr=True, highlight=False)
     found = diagnose_text(traceback)
-    with ignore_closed_pipe(console.file, OSError):
+    with ignore_closed_pipe(sys.stderr, OSError):
         print_blocks([*error_place(found), *cause_and_fix(found, ADVISE)], console)

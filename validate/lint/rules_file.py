@@ -25,7 +25,8 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     first = extensions[0]
     kinds = [*dict.fromkeys(found.kind for found in extensions)]
     before = [member.path for member in config.document.members if member.start <= first.start]
-    edits, fix = (WritePlainJson(),), "write plain JSON"
+    edits: tuple[WritePlainJson, ...] = (WritePlainJson(),)
+    fix = "write plain JSON"
     if kinds == [BYTE_ORDER_MARK]:
         edits, fix = (), "save it as UTF-8 without a byte order mark, as --fix does"
     elif COMMENT in kinds and by_trainer:
@@ -118,10 +119,10 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
             found = _no_such_key(path, block, fix="remove it")
             yield replace(found, severity="warning") if dropped else found
     for path, _, span in config.misspelled:
-        block = config.facts.block(".".join(path[:-1]))
-        if block is not None and block.strict:
+        parent = config.facts.block(".".join(path[:-1]))
+        if parent is not None and parent.strict:
             # No training has a file that is rejected, so a rename cannot change one.
-            yield replace(_no_such_key(path, block, is_safe=True), span=span)
+            yield replace(_no_such_key(path, parent, is_safe=True), span=span)
 
 
 def _ignored(config: LintedConfig) -> Iterator[Violation]:
@@ -129,10 +130,10 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
         if not block.strict and not place:
             yield _no_such_key(path, block, fix="remove it, unless the training script reads it")
     for path, name, span in config.misspelled:
-        block = config.facts.block(".".join(path[:-1]))
-        if block is None or block.strict:
+        parent = config.facts.block(".".join(path[:-1]))
+        if parent is None or parent.strict:
             continue
-        found, written = _no_such_key(path, block), config.written
+        found, written = _no_such_key(path, parent), config.written
         assert written is not None, "a key is misspelled"
         effect = "the whole block is ignored"
         if written.stage != config.stage:
