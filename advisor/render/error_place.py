@@ -33,7 +33,9 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
         return
     rank = "" if first.rank is None else f", rank {first.rank}"
     step, steps = first.error.step, counted_noun(first.error.steps, "logged step")
-    after = f", after step {step}" if step is not None else f", after {steps}" if first.error.steps else ""
+    after = f", after {steps}" if first.error.steps else ""
+    if step is not None:
+        after = f", after step {step}" if step else ", before the end of the first step"
     yield doc.Sentence(f"--> {printable(log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)
     if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
