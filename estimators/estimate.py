@@ -232,6 +232,8 @@ class TimeTerm(NamedTuple):
     """Meanings of the symbols; may include unused ones."""
     not_covered: str = ""
     """Contributions that the term omits, as a phrase."""
+    passes: str = ""
+    """"forward passes" or "backward passes" if the other ones have a term of this name too."""
 
     def __repr__(self) -> str:
         return f"TimeTerm({self.name!r}, seconds={self.seconds!r})"

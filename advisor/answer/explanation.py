@@ -105,6 +105,8 @@ class TimeTermFigures(TermFigures):
     """Seconds overlapped with other work, which do not lengthen the step."""
     resource: str
     """The resource that the component keeps busy."""
+    passes: str
+    """"forward passes" or "backward passes" if the other ones have a term of this name too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ...estimators.hardware import (
 )
 from ...estimators.workload import Workload
 from ..text.labels import resource_title
-from ..text.units import amount, percent
+from ..text.units import amount, percent, times
 
 _UNITS = {"bytes per second": "B/s", "operations per second": "FLOP/s"}
 """Start of the meaning of a rate's symbol -> its unit."""
@@ -56,7 +56,9 @@ def rate_origins(terms: Iterable[TimeTerm], cluster: Cluster, workload: Workload
 def _origin(value: float, base: _Base, unit: str) -> str:
     if not base.value:
         return base.known
-    return f"{percent(value / base.value)} of {base.name}, {amount(base.value, unit)} ({base.known})"
+    ratio = value / base.value
+    share = f"{percent(ratio)} of" if ratio <= 1 else times(ratio)
+    return f"{share} {base.name}, {amount(base.value, unit)} ({base.known})"
 
 
 def _base(symbol: str, term: TimeTerm, cluster: Cluster, workload: Workload) -> _Base:
@@ -66,8 +68,7 @@ def _base(symbol: str, term: TimeTerm, cluster: Cluster, workload: Workload) -> 
             peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "tf32": gpu.tf32_flops_per_s}
             precision = workload.matmul_precision
             peak = peaks.get(precision) or gpu.fp32_flops_per_s
-            # GeForce cards run above the clock that their data sheets state the peak for.
-            clock = " at its stated clock" * gpu.is_half_rate
+            clock = " at the data sheet's clock, which GeForce cards exceed" * gpu.is_half_rate
             return _Base(peak, f"the peak in {precision}{clock}", _known(cluster, "matrix products"))
         case "W":
             return _Base(gpu.memory_bytes_per_s, "the memory's bandwidth", _known(cluster, "device memory"))

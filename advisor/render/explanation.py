@@ -158,7 +158,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     """Yield the share of a part in its section, its formulas, the meaning of their numbers, and the source."""
     rates = _by_symbol(explanation.rates)
     size, total = (_figure(each, section.name == "time").text for each in (part.size, section.total))
-    share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "less than 1 %"
+    share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "<1 %"
     yield Sentence(f"{component_title(part.name)}: {size}", "bold")
     yield Sentence(", ".join([f"{share} of {total} ({SECTIONS[section.name]})", *_occupied(part)]))
     yield Gap()
@@ -215,7 +215,7 @@ def _summary(section: Section, *, details: bool) -> Table:
 
 
 def _percent(share: int) -> Figure:
-    return Figure(f"{share} %", share / 100)
+    return Figure(f"{share} %" if share else "<1 %", share / 100)
 
 
 def _resource(part: Part) -> str:
@@ -291,7 +291,9 @@ def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
             formulas.append(words)
         if numbers := _numbers(term, rates):
             size = _figure(term_size(term) + _hidden_s(term), bool(_resource(part))).text
-            formulas.append(f"{numbers} = {size}" if len(part.terms) > 1 and numbers.startswith("=") else numbers)
+            passes = "" if isinstance(term, MemoryTerm) or not term.passes else f" ({term.passes})"
+            is_part = len(part.terms) > 1 and numbers.startswith("=")
+            formulas.append(f"{numbers} = {size}{passes}" if is_part else numbers)
     sources = dict.fromkeys(f"source: {term.source}" for term in part.terms if term.source)
     limits = dict.fromkeys(f"not covered: {term.not_covered}" for term in part.terms if term.not_covered)
     return formulas, [*sources, *limits]

@@ -280,13 +280,15 @@ def gather_forward(step: Step, transfers: Transfers) -> None:
         second_copy_share=1 - trained / n,
         reads=step.gathers[0] + n * for_head,
         first=first,
+        of="forward passes",
     )
 
 
 def gather_backward(step: Step, transfers: Transfers) -> None:
     """Add the gathers of backward passes. Weights read for a layer's recomputation are then still in host memory."""
     passes = step.gathers[1]
-    _gather(step, transfers, passes, second_copy_share=_second_copy_share(step), reads=min(step.micro_batches, passes))
+    reads = min(step.micro_batches, passes)
+    _gather(step, transfers, passes, second_copy_share=_second_copy_share(step), reads=reads, of="backward passes")
 
 
 def _second_copy_share(step: Step) -> float:
@@ -299,10 +301,17 @@ def _second_copy_share(step: Step) -> float:
 
 
 def _gather(
-    step: Step, transfers: Transfers, passes: float, *, second_copy_share: float, reads: float, first: float = 0.0
+    step: Step,
+    transfers: Transfers,
+    passes: float,
+    *,
+    second_copy_share: float,
+    reads: float,
+    first: float = 0.0,
+    of: str,
 ) -> None:
     """Add `passes` gathers of all weights and `reads` reads from NVMe. second_copy_share: share that reads hpZ's second
-    copy. first: share that is gathered before any computation."""
+    copy. first: share that is gathered before any computation. of: the passes."""
     plan, tensors = step.plan, step.tensors
     size = step.gathered_bytes
     calls, expert_calls = collective.gather_calls(tensors, plan)
@@ -342,15 +351,16 @@ def _gather(
         # DeepSpeed's host waits for each copy before it launches concurrent work (`_all_gather_dtype`); FSDP's does
         # not (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
         from_host = step.host_link_term("weights from host", per_rank, formula, **inputs)
-        (transfers.exposed if step.zero3 else overlappable).append(from_host)
+        (transfers.exposed if step.zero3 else overlappable).append(from_host._replace(passes=of))
     # Nothing computes while the first bucket is gathered.
-    transfers.add_overlappable(overlappable, max(first, 1 / calls))
+    transfers.add_overlappable([each._replace(passes=of) for each in overlappable], max(first, 1 / calls))
     on_nvme = collective.weights_on_nvme(tensors, plan, step.replicas)
     if on_nvme:
         reads *= on_nvme
         seconds, formula = reads * (size / step.cluster.nodes / step.values["read"]), "passes weights / M / read"
         inputs = {"passes": reads, "weights": size}
-        transfers.exposed.append(step.term("weights from NVMe", "nvme", seconds, formula, **inputs))
+        from_nvme = step.term("weights from NVMe", "nvme", seconds, formula, **inputs)
+        transfers.exposed.append(from_nvme._replace(passes=of))
 
 
 def _group_gathering(step: Step, passes: float, size: float, calls: int) -> TimeTerm:

@@ -196,3 +196,15 @@ def test_impossible_explanations_are_one_line(
     assert run(["explain", *question, *option]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_passes_of_a_part_are_labelled_and_no_share_of_a_part_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]
+    assert run([*asked, "weight gathering"]) == 0
+    gathering = capsys.readouterr().out
+    assert gathering.count("(forward passes)") == gathering.count("(backward passes)") == 1
+    assert run([*asked, "--details"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert " <1 %" in out and not re.search(r" 0 %", out)
+    assert re.search(r"1\.\d+ x the peak in bf16 at the data sheet's clock", out), "GeForce cards exceed the clock"
+    assert not re.search(r"1\d\d % of the peak", out)
