@@ -186,7 +186,10 @@ def text_of(comparison: Comparison) -> str:
 def test_no_side_is_better_where_the_printed_figures_are_equal() -> None:
     """On one GPU, stage 1 takes 0.01 GiB less than stage 0, and both are printed as 11.7."""
     context = comparison_context("Qwen2.5-0.5B", gpus="A100-80GB", micro_batch=1, offline=True)
-    assert re.search(r"^ GPU GiB +(\S+) +\1 +=$", text_of(compare("ddp", "zero1", context)), re.MULTILINE)
+    text = text_of(compare("ddp", "zero1", context))
+    assert re.search(r"^ GPU GiB +(\S+) +\1 +=$", text, re.MULTILINE)
+    equal = re.findall(r"^ (\S.*?)  .* =$", text, re.MULTILINE)
+    assert "the same in both" in equal and "other" not in equal
 
 
 def test_verdicts(files: dict[str, str]) -> None:

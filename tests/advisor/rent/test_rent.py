@@ -105,6 +105,9 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     lines = capsys.readouterr().out.splitlines()
     printed = " ".join(" ".join(lines).split())
     assert printed.startswith("The best value: 1 x H100-SXM5.")
+    cost = re.search(r"H100-SXM5\. .*?: \$([\d,.]+) \(", printed)
+    most = re.search(r"of the machines that cost at most ([\d,.]+) USD", printed)
+    assert cost is not None and most is not None and float(cost[1]) <= float(most[1])
     assert re.search(
         r"The cheapest, 1 x RTX 3090, takes \d+ h and costs \$[\d.]+, if it has [\d.]+ GiB of RAM\.", printed
     )

@@ -99,10 +99,11 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
         ("probe", PROBE.result, "2xL4", ["a-model-with-~", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
         ("probe", FAILED, "2 CPU ranks", ["out", "of", "memory"]),
         ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
+        ("dry-run", {"peak": {}, "unit": "samples", **NEED}, "2x24GB", ["4x2", "96,300", "samples", "6.0", "16.0"]),
         ("dry-run", {"peak": {"device_bytes_per_gpu": 2**32}}, "2x24GB", ["4x2", "-", "4.0", "-"]),
         ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, "", ["500", "-", "3.0"]),
     ],
-    ids=["training", "probe", "failed", "dry run", "dry run of an earlier version", "on the CPU"],
+    ids=["training", "probe", "failed", "dry run", "without tokens", "dry run of an earlier version", "on the CPU"],
 )
 def test_a_record_is_one_line(
     kind: Any,
@@ -119,6 +120,18 @@ def test_a_record_is_one_line(
     run(["history"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1"]]
     assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
+
+
+def test_the_training_of_a_command_has_the_name_of_its_script(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the list and on the page, which also has the model and the sequence that were observed."""
+    command = {"command": "torchrun --nproc_per_node 2 src/train.py --bf16", "observed_seq_len": 4096}
+    Store().add(replace(PROBE, workload={"gpus": "2xL4", **command}))
+    run(["history"])
+    assert " train.py " in capsys.readouterr().out
+    run(["history", "1"])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Probe 1 of train.py on 2xL4" in page
+    assert "sequence 4,096 tokens model some/a-model-with-a-long-name" in page
 
 
 def test_a_wide_terminal_says_which_figures_are_simulated(
