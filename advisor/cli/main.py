@@ -288,9 +288,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     match error:
         case click.NoSuchOption():
             message = f"no such option {error.option_name}"
-            if error.option_name == "--lang":
-                why = "only the answer (ds-advise MODEL) and the page have it"
-            elif not (fix := mistakes.divided_command(args, command)):
+            if not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, command)
             owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(_command(other))]
             if owners and (not fix or fix.endswith("?")):

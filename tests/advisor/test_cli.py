@@ -339,7 +339,7 @@ def test_a_misspelled_command_is_corrected(capsys: pytest.CaptureFixture[str], w
 
 def test_the_commands_with_a_language_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["lint", "ds_config.json", "--lang", "zh"]) == 2
-    error = "no such option --lang: only the answer (ds-advise MODEL) and the page have it; see ds-advise lint --help"
+    error = "no such option --lang: it is one of ds-advise advise, page; see ds-advise advise --help"
     assert capsys.readouterr().err == f"ds-advise: {error}\n"
 
 
