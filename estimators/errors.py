@@ -21,6 +21,11 @@ class DsAdviseError(Exception):
     def __str__(self) -> str:
         return error_line(self.what, self.why, self.fix)
 
+    @property
+    def reason(self) -> str:
+        """`what: why`, without the fix."""
+        return error_line(self.what, self.why)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 

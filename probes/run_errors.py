@@ -50,12 +50,10 @@ class NoEngineError(CommandFailedError):
 _ROOTS = (f"{Path(__file__).parents[1]}/", f"{Path(__file__).resolve().parents[1]}/")
 """This package's folder, and where a link to it leads."""
 
-_PACKAGES = ("site-packages", "dist-packages")
-
 
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """FILE:LINE of the innermost frame in the user's code; "" if there is none."""
-    libraries = (*_PACKAGES, str(Path(os.__file__).parent))
+    libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in frames
@@ -66,8 +64,8 @@ def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
 
 def _is_internal(file: str) -> bool:
     """Whether a file is this package's, or no file. A checkout may hold the environment with the libraries."""
-    roots = [root for root in _ROOTS if file.startswith(root)]
-    return file.startswith("<") or any(not any(part in file[len(root) :] for part in _PACKAGES) for root in roots)
+    inside = [file.removeprefix(root) for root in _ROOTS if file.startswith(root)]
+    return file.startswith("<") or any("-packages/" not in path for path in inside)
 
 
 def script_traceback(error: BaseException) -> str:

@@ -283,16 +283,17 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = _command(name)
-    message, why, fix = error.format_message().rstrip("."), "", ""
+    message, fix = error.format_message().rstrip("."), ""
     message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
         case click.NoSuchOption():
             message = f"no such option {error.option_name}"
             if not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, command)
-            owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(_command(other))]
-            if owners and (not fix or fix.endswith("?")):
-                return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
+            if not fix or fix.endswith("?"):
+                owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(_command(other))]
+                if owners:
+                    return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
@@ -310,9 +311,9 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             message = "no command that trains"
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
-        return f"{message}; {fix}", why, _help_hint(args)
+        return f"{message}; {fix}", "", _help_hint(args)
     is_exact = fix.startswith(("write", "leave")) or "; write " in message
-    return message, why, fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
+    return message, "", fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
 
 
 def _help_hint(args: Sequence[str]) -> str:

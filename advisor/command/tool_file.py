@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.errors import DsAdviseError, error_line
+from ...estimators.errors import DsAdviseError
 from ...probes.command.words import peel
 from ...probes.machine import search_path
 from ...probes.worker_process import OnProgress
@@ -76,7 +76,7 @@ def run_by_tool(
             on_task=on_task,
         )
     except DsAdviseError as error:
-        return ToolRun(answer=read, advice=None, not_run=f"{shlex.join(words)}: {error_line(error.what, error.why)}")
+        return ToolRun(answer=read, advice=None, not_run=f"{shlex.join(words)}: {error.reason}")
     answer = replace(read, run=_observed(read.run, advice), figures=_figures(advice), obstacle=None, command=words)
     return ToolRun(answer=complete_answer(answer, destination), advice=advice, not_run="")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...ds_configs.files import free_bytes
 from ...ds_configs.read import saves_model
-from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError, error_line
+from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
 from ...probes.command.observed import ObservedArguments
@@ -103,7 +103,7 @@ def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchReq
         try:
             request, _ = observe(request, output)  # it also decides the launcher, and names smaller plans
         except DryRunError as error:
-            output.say(f"no dry run: {error_line(error.what, error.why)}")
+            output.say(f"no dry run: {error.reason}")
         found = _by_probe(request, output)
     return request, [*found, *disk_objections(request, output.say), *_resumption(request, output.say)]
 

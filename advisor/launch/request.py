@@ -10,6 +10,7 @@ from typing import Literal
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
 from ...probes.command.training_command import TrainingCommand, read_command
+from ...probes.command.words import script_in
 from ...probes.run import Device, Run
 from ..answer.command_answer import CommandAnswer
 from ..importers.script_arguments import ScriptArguments
@@ -89,7 +90,7 @@ class LaunchRequest:
         command = self.command
         if command.program is not None:
             return command.program.target
-        return next((word for word in command.words if word.endswith(".py")), command.words[0])
+        return script_in(command.words) or command.words[0]
 
     @property
     def options(self) -> ScriptArguments:

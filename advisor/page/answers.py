@@ -185,8 +185,7 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
-    reason = f"{error.what}: {error.why}" if error.why else error.what
-    sentence = " ".join(ended(capitalised(text)) for text in (reason, error.fix) if text)
+    sentence = " ".join(ended(capitalised(text)) for text in (error.reason, error.fix) if text)
     return {"part": "error", "sentence": sentence, "names": error_options(error, state)}
 
 

@@ -15,6 +15,7 @@ from ...ds_configs.read import offload_device_in
 from ...estimators.json_form import from_json
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
+from ...probes.command.words import script_in
 from ...probes.machine import Machine
 from ...probes.store import Record
 from ..document import blocks as doc
@@ -119,9 +120,8 @@ def gpus_of(record: Record) -> str:
 
 def subject_of(record: Record) -> str:
     """Return the script of a command, else the model."""
-    words = shlex.split(str(record.workload.get("command", "")))
-    script = next((Path(word).name for word in words if word.endswith(".py")), "")
-    return script or record.model_name.rpartition("/")[2] or "a module"
+    script = script_in(shlex.split(str(record.workload.get("command", ""))))
+    return Path(script).name or record.model_name.rpartition("/")[2] or "a module"
 
 
 def config_of(record: Record) -> Mapping[str, Any]:

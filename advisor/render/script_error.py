@@ -7,7 +7,6 @@ import sys
 from rich.console import Console
 
 from ...probes.failures.diagnosis import diagnose_text
-from ...validate.lint.linted_config import ADVISE
 from ..document.terminal import print_blocks
 from ..text.output import ignore_closed_pipe
 from .error_place import error_place
@@ -19,4 +18,4 @@ def print_script_error(traceback: str) -> None:
     console = Console(stderr=True, highlight=False)
     found = diagnose_text(traceback)
     with ignore_closed_pipe(sys.stderr, OSError):
-        print_blocks([*error_place(found), *cause_and_fix(found, ADVISE)], console)
+        print_blocks([*error_place(found), *cause_and_fix(found)], console)

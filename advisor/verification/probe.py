@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...estimators.errors import ClusterError, error_line
+from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.workload import Workload
 from ...probes.command.request import CommandRequest
+from ...probes.command.words import script_in
 from ...probes.dry_run.run import DryRunError, NeedsValuesError, dry_run
 from ...probes.real_run.command import CommandProbe, probe_command
 from ...probes.real_run.result import ProbeResult
@@ -188,11 +189,11 @@ def compared_command_probe(
             with output.progress("dry run") as show:
                 answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=show)
         except DryRunError as error:
-            output.say(f"no dry run for comparison: {error_line(error.what, error.why)}")
+            output.say(f"no dry run for comparison: {error.reason}")
     prediction = by_dry_run(answer) if answer else None
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
         result = probe_command(probe, on_progress=on_progress, **settings)
-    name = next((Path(word).name for word in probe.words if word.endswith(".py")), probe.words[0])
+    name = Path(script_in(probe.words)).name or probe.words[0]
     config = result.config or (answer.run.config if answer else given)
     run = Run(config=config, model={}, cluster=cluster, workload=Workload(), model_name=name)
     keep_probe(
@@ -233,7 +234,7 @@ def compared_probe(run: Run, *, rank: int, steps: int, dry: bool, output: Output
             with output.progress("dry run") as show:
                 dry_result = dry_run(run, rank=rank, iterations=steps, on_progress=show)
         except NeedsValuesError as error:  # the model's code needs real values, which the probe has
-            output.say(f"no dry run for comparison: {error_line(error.what, error.why)}")
+            output.say(f"no dry run for comparison: {error.reason}")
     folder = Path(run.model_name)
     has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
     predicted = None if settings.get("solo") else run.estimate()

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -245,6 +245,11 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
                 command.append(os.path.expandvars(token))
 
 
+def script_in(words: Iterable[str]) -> str:
+    """The script among the words of a command; "" without one. No launcher has an option whose value is a .py file."""
+    return next((word for word in words if word.endswith(".py") and not word.startswith("-")), "")
+
+
 def check_script(words: Sequence[str], folder: Path) -> None:
     """Errors: the script that a command names, itself or behind a launcher, is not in `folder`."""
     while layer := peel(words):
@@ -253,8 +258,7 @@ def check_script(words: Sequence[str], folder: Path) -> None:
     target = program.target
     is_script = is_python(words[0]) or target.endswith(".py") or os.sep in target
     if launcher := launcher_of(program):
-        # No launcher has an option whose value is a .py file.
-        target = next((word for word in launcher[1] if word.endswith(".py") and word[:1] != "-"), "")
+        target = script_in(launcher[1])
         is_script = {"-m", "--module", "--no-python", "--no_python"}.isdisjoint(launcher[1])
     elif program.is_module:
         return

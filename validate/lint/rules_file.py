@@ -49,11 +49,12 @@ def _duplicates(config: LintedConfig) -> Iterator[Violation]:
         what = f"{member.path[-1]!r} is repeated here"
         by_trainer = config.framework == "hf"
         severity: Severity | None = "warning" if by_trainer else None
-        why = "the Trainer and accelerate use the last value, without a message" if by_trainer else _REJECTS_REPEATED
+        why = _TAKE_THE_LAST if by_trainer else _REJECTS_REPEATED
         yield Violation(path=member.path, what=what, why=why, severity=severity, span=(member.start, member.end))
 
 
 _REJECTS_REPEATED = "DeepSpeed rejects the file"
+_TAKE_THE_LAST = "the Trainer and accelerate use the last value, without a message"
 
 
 FILE_RULES = section(
@@ -68,7 +69,7 @@ FILE_RULES = section(
     error_rule(
         "DS004 a repeated key",
         _duplicates,
-        why=f"{_REJECTS_REPEATED}; the Trainer and accelerate use the last value, without a message",
+        why=f"{_REJECTS_REPEATED}; {_TAKE_THE_LAST}",
         fix="remove one of them",
         source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
     ),

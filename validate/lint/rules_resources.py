@@ -13,6 +13,9 @@ from .rule import Violation, advice_rule, error_rule, section, violation
 
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
+_GPU_RUNS_OUT = "a GPU that runs out of memory ends the training"
+_RAM_RUNS_OUT = "a process that the system kills because RAM runs out leaves no message"
+
 
 def _too_large(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
@@ -21,19 +24,17 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
     memory, available = situation.memory(), gib(situation.cluster.gpu.memory_bytes)
     time = " at the first evaluation" if memory.peak.name == "evaluation" else ""
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
-    why = "a GPU that runs out of memory ends the training"
     fix = f"`{config.advise}` finds a plan that fits"
-    yield from _may_not_fit(what, situation.fit_probability(), why=why, fix=fix)
+    yield from _may_not_fit(what, situation.fit_probability(), why=_GPU_RUNS_OUT, fix=fix)
 
 
 def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     situation = config.situation
     ram = situation.cluster.host_memory_bytes_per_node if situation else None
     if situation and ram:
-        why = "a process that the system kills because RAM runs out leaves no message"
         need = gib(situation.memory().host_bytes_per_node)
         what = f"it needs about {need} GiB of RAM per node, which has {gib(ram)} GiB"
-        yield from _may_not_fit(what, situation.host_fit_probability(), why=why)
+        yield from _may_not_fit(what, situation.host_fit_probability(), why=_RAM_RUNS_OUT)
 
 
 def _may_not_fit(what: str, probability: float, **words: str) -> Iterator[Violation]:
@@ -94,13 +95,13 @@ RESOURCE_RULES = section(
     error_rule(
         "DS901 a training that does not fit the GPUs",
         _too_large,
-        why=f"a GPU that runs out of memory ends the training; {_MAY_FIT}",
+        why=f"{_GPU_RUNS_OUT}; {_MAY_FIT}",
         source=_SOURCE,
     ),
     error_rule(
         "DS902 a training that does not fit the RAM",
         _too_much_ram,
-        why="a process that the system kills because RAM runs out leaves no message; " + _MAY_FIT,
+        why=f"{_RAM_RUNS_OUT}; {_MAY_FIT}",
         fix="offload less, or use a machine with more RAM",
         source=_SOURCE,
     ),
