@@ -370,6 +370,20 @@ def test_the_change_follows_the_phase_of_the_log(log: Path, capsys: pytest.Captu
     assert found["loss"][0] == "a loss that does not store the logits"
     assert found["optimizer_step"][0] == "ZeRO stage 3"
     assert not any("loss" in what or "micro batch" in what for what in found["optimizer_step"])
+    smaller = [
+        "--config",
+        "ds.json",
+        "--model",
+        "Qwen2.5-3B",
+        "--gpus",
+        "4x48GB",
+        "--ram",
+        "1TB",
+        "--offline",
+        "--json",
+    ]
+    first, *others = json.loads(_why(capsys, "train.log", *smaller)[1])["forecast"]["changes"]
+    assert max(each["speed"] for each in others) > first["speed"], "the fastest saves less of the optimizer's states"
 
 
 @pytest.mark.parametrize(

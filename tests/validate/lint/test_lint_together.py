@@ -130,3 +130,12 @@ def test_a_reason_is_about_the_case_of_the_file() -> None:
     reasons = {each.path[-1]: each.why for each in judged(config).findings if each.code == "DS020"}
     assert "class" in reasons["overlap_comm"] and "no class" in reasons["gradient_clipping"]
     assert "no class" not in reasons["overlap_comm"]
+
+
+def test_without_a_model_only_a_bucket_that_holds_no_matrix_is_found() -> None:
+    """What a larger one costs depends on the model."""
+    found = {
+        size: [each.what for each in judged(_config(reduce_bucket_size=size)).findings if each.code == "DS318"]
+        for size in (1000, 10_000_000)
+    }
+    assert found == {1000: ["a bucket holds 1,000 elements: every larger gradient is reduced alone"], 10_000_000: []}
