@@ -219,6 +219,12 @@ def offload_device_in(config: Mapping[str, Any], block: str = "offload_optimizer
     return _block(_block(config, "zero_optimization"), block).get("device", "none")
 
 
+def reduce_bucket_size_in(config: Mapping[str, Any]) -> int:
+    """Elements of a reduction bucket: the engine's default if the configuration names no number."""
+    size = _zero_block(config).get("reduce_bucket_size")
+    return int(size) if isinstance(size, int | float) else PLAN_FIELDS["reduce_bucket_size"].default
+
+
 def is_true(value: Any) -> bool:
     """Whether DeepSpeed's pydantic classes read a value as true."""
     if isinstance(value, str):

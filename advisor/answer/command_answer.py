@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...ds_configs.read import offload_device_in
+from ...ds_configs.presets import BUCKET
+from ...ds_configs.read import offload_device_in, reduce_bucket_size_in
 from ...estimators.json_form import to_json
 from ...estimators.objectives import LIGER_LAYERS_ALONE
 from ...probes.command.observed import CommandResult, Observed, ObservedArguments, ObservedEngine, ObservedTraining
@@ -27,6 +28,8 @@ class Change:
 
     what: str
     saved_bytes: int
+    is_free: bool = False
+    """Whether it costs no speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,10 @@ class CommandAnswer(DryRunAnswer):
             share = (activations + logits) * (engine.micro_batch_size - 1) // engine.micro_batch_size
             steps = engine.gradient_accumulation_steps * engine.micro_batch_size
             yield Change(f"micro batch 1 with {steps} accumulation steps", share)
+        buckets, size = parts.get("buckets", 0), reduce_bucket_size_in(engine.config)
+        usual = min(BUCKET, engine.trainable_parameters)
+        if engine.zero_stage and buckets and size > usual:
+            yield Change(f"reduce_bucket_size {usual}", buckets * (size - usual) // size, is_free=True)
         for stage, categories in _SHARDED_BY_STAGE.items():
             whole, ranks = sum(parts.get(name, 0) for name in categories), engine.data_parallel_size
             if stage > engine.zero_stage and ranks > 1 and whole:

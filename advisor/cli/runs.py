@@ -149,7 +149,8 @@ def dry_run(
 
     The training is your own command behind `--`, unmodified, DS_CONFIG with a --model, or the recommended plan of a
     MODEL. It needs no GPU, weights or download: the tensors are fake, the code is real. Shows the bytes on GPU, host
-    and NVMe by phase, and the tensors at the peak.
+    and NVMe by phase, and the tensors at the peak. With a command, DS_CONFIG is for one that names no DeepSpeed
+    configuration.
 
     \b
     ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --bf16

@@ -20,7 +20,7 @@ from ..answer.advice import Advice, build_advice
 from ..answer.reasons import doubts
 from ..answer.recommendation import Recommendation
 from ..search.candidate import predict
-from ..search.choice import SAME_SPEED, other_taken_plans
+from ..search.choice import LEAST_GAIN, other_taken_plans
 from .changes import ChangedCommand
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class CommandAdvice(Recommendation):
     """The recommendation for the training of a command. `verifications` holds its proof."""
 
     words: tuple[str, ...]
+    """The command, with the number of ranks of the question's GPUs."""
+    typed_words: tuple[str, ...]
     today: CommandAnswer
     """The dry run of the command as it is."""
     proofs: tuple[Proof, ...] = ()
@@ -231,8 +233,8 @@ class CommandAdvice(Recommendation):
 
     @property
     def is_needless(self) -> bool:
-        """Whether today's training runs DeepSpeed and fits, and no other is known to be faster beyond the error."""
-        is_faster = self.recommended is not None and (self.speedup or math.inf) > 1 + SAME_SPEED
+        """Whether today's training runs DeepSpeed and fits, and no other is so much faster that a change pays."""
+        is_faster = self.recommended is not None and (self.speedup or math.inf) > 1 + LEAST_GAIN
         return self.runs_deepspeed and self.today.fit.fits and not is_faster
 
     @property

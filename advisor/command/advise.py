@@ -21,6 +21,7 @@ from ...estimators.errors import DsAdviseError, WorkloadError
 from ...estimators.plan import Plan
 from ...probes.command.request import CommandRequest
 from ...probes.command.run import CommandFailedError, NoEngineError
+from ...probes.command.training_command import read_command
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..advise import predicted
@@ -30,6 +31,7 @@ from ..question.cluster import build_cluster
 from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate
+from ..text.units import capitalised, counted_noun, ended
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
 from .advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice, Proof, observed_candidate
@@ -92,15 +94,20 @@ def advise_command(
         name = f"--{refused[0].replace('_', '-')}"
         raise WorkloadError(f"{name} does not apply to a command", why="it is simulated on the GPUs of --gpus")
     folder = (folder or Path.cwd()).absolute()
+    cluster = build_cluster(given)
+    typed, words = tuple(words), read_command(words).replace_counts(cluster.nodes, cluster.gpus_per_node)
     request = CommandRequest(
-        words=tuple(words),
+        words=words,
         folder=folder,
-        cluster=build_cluster(given),
+        cluster=cluster,
         config_file=config_file and config_file.absolute(),
         offline=bool(given.get("offline", False)),
         **settings,
     )
     remarks = list[str]()
+    if words != typed:
+        ranks = counted_noun(cluster.world_size, "rank")
+        remarks.append(f"The command starts another number of ranks than --gpus has; this answer is for {ranks}.")
     try:
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
     except NoEngineError:
@@ -124,7 +131,8 @@ def advise_command(
         answer = predicted(question)
         return CommandAdvice(
             **{field.name: getattr(answer, field.name) for field in fields_of(Recommendation)},
-            words=tuple(words),
+            words=words,
+            typed_words=typed,
             today=today,
             remarks=(*remarks, *_differences(question, seen)),
             runs_deepspeed=not request.files,
@@ -146,8 +154,8 @@ def _free_name(folder: Path) -> str:
 
 
 def _differences(question: Question, today: CommandAnswer) -> list[str]:
-    """What the question does not describe of the training."""
-    engine, remarks = today.engine, list[str]()
+    """What the dry run remarks, and what the question does not describe of the training."""
+    engine, remarks = today.engine, [ended(capitalised(remark)) for remark in today.observed.remarks]
     trained = question.trainable_parameters
     if abs(trained - engine.trainable_parameters) > 0.001 * engine.trainable_parameters:
         remarks.append(

@@ -23,6 +23,9 @@ _ROLLOUTS = ("num_generations", "max_completion_length", "beta", "num_iterations
 """Settings of rollouts that TRL's configurations and a question name alike."""
 
 
+_LIBRARIES = ("transformers", "deepspeed", "trl")
+"""Libraries whose version changes memory or time."""
+
 _WHOLE = 0.98
 """Share of a model's bytes from which on a rank has the whole model; what a script frees or ties may lack."""
 
@@ -124,9 +127,10 @@ def _software(found: CommandResult) -> dict[str, Any]:
     """The differences from current software that the command shows."""
     training = found.training
     engine = found.observed.engines[0]
+    used = ("deepspeed",) if training.framework == "deepspeed" and not training.model else _LIBRARIES
     software: dict[str, Any] = {
         name: ".".join(version.split(".")[:2])
-        for name in ("transformers", "deepspeed", "trl")
+        for name in used
         if (version := training.versions.get(name))
     }
     software["padding_mask"] = training.has_padding_mask

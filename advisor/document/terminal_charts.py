@@ -191,7 +191,7 @@ def _bar(sizes: Mapping[str, float], scale: float, columns: int, limit: Limit | 
 
 def _draw_areas(chart: Lines, pen: _Pen) -> None:
     """Print the first panel: in each column the position with the largest sum of its interval, with the names of the
-    stretches below. A family has its name in its area if there is room, else in the legend if it is drawn."""
+    stretches below. The legend has every family that is drawn; its name is also in its area if there is room."""
     (panel, *_), console = chart.panels, pen.console
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES))
     positions = [*zip(*panel.layers.values(), strict=True)]
@@ -215,27 +215,27 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
     ]
     drawn = {cell for line in grid for cell in line}
     styles = {style for _, style in drawn if pen.is_solid and style}  # a thin layer has no whole cell
-    unnamed = {
+    shown = {
         ink: title
         for ink, title in chart.families.items()
-        if ink in fills
-        and (fills[ink] in drawn or fills[ink][1] in styles)
-        and not _write_into(grid, f" {title} ", fills[ink], pen)
+        if ink in fills and (fills[ink] in drawn or fills[ink][1] in styles)
     }
+    for ink, title in shown.items():
+        _write_into(grid, f" {title} ", fills[ink], pen)
     for level, line in reversed([*enumerate(grid)]):
         text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
         text.rstrip()
         row(console, text)
     names_below, words = _stretch_names(chart, columns)
-    for shown in names_below:
-        row(console, " " * (axis + 3) + shown, style="dim")
+    for line_below in names_below:
+        row(console, " " * (axis + 3) + line_below, style="dim")
     if words:
         sentence(console, "  ".join(f"{initial} {word}" for initial, word in words.items()), style="dim")
-    pen.legend(unnamed)
+    pen.legend(shown)
 
 
-def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, str], pen: _Pen) -> bool:
-    """Write a name into the widest stretch of an area, the middle one of several. Returns whether it has the room."""
+def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, str], pen: _Pen) -> None:
+    """Write a name into the widest stretch of an area, the middle one of several, if there is room."""
     stretches = list[tuple[int, int, int]]()
     for level, line in enumerate(grid):
         end = 0
@@ -245,13 +245,12 @@ def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, s
                 stretches.append((end - begin, level, begin))
     columns, widest = cell_len(name), max(stretches, default=(0, 0, 0))[0]
     if columns > widest:
-        return False
+        return
     equal = [stretch for stretch in stretches if stretch[0] == widest]
     _, level, begin = equal[len(equal) // 2]
     begin += (widest - columns) // 2
     style = f"reverse {fill[1]}" if pen.is_solid else "bold"
     grid[level][begin : begin + columns] = [(name, style), *[("", "")] * (columns - 1)]
-    return True
 
 
 def _highest(xs: Sequence[float], sums: Sequence[float], columns: int) -> list[int]:

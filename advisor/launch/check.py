@@ -13,7 +13,6 @@ from ...ds_configs.read import saves_model
 from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
-from ...probes.command.observed import ObservedArguments
 from ...probes.command.request import CommandRequest
 from ...probes.real_run.command import CommandProbe
 from ...probes.real_run.torchrun import free_port
@@ -25,12 +24,11 @@ from ..advise import answer
 from ..answer.command_answer import CommandAnswer
 from ..command.question import command_question
 from ..question.question import Question, script_constraints
-from ..question.run import read_ds_config
 from ..search.candidate import LIKELY, Candidate, chance, judge_fit
 from ..text.labels import checkpointing_title, plan_title
 from ..text.output import Output
 from ..text.units import counted_noun, gib
-from ..verification.command import command_answer
+from ..verification.command import check_config, command_answer
 from ..verification.past_results import PastProbe, PastProbes
 from ..verification.probe import compared_command_probe
 from ..verification.probe_order import measured_estimate
@@ -115,6 +113,7 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         folder=Path.cwd(),
         cluster=request.run.cluster,
         config_file=request.config_path and request.config_path.absolute(),
+        is_default_config=not request.is_config_given,
         offline=request.offline,
     )
     try:
@@ -128,13 +127,12 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         output.say(remark)
     run = _observed_run(request.run, found)
     check_device(run, request.device)
-    try:
-        check_config(request.config_path, found.arguments)
-    except ConfigFileError as error:
-        if request.is_config_given:
-            raise
-        output.say(error.what)
-        request = replace(request, config_path=None)
+    if request.config_path is not None:
+        try:
+            check_config(request.config_path, found.arguments)
+        except ConfigFileError as error:
+            output.say(error.what)
+            request = replace(request, config_path=None)
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
     return request, memory_objections(found, output.say)
 
@@ -155,20 +153,6 @@ def _observed_run(described: Run, found: CommandAnswer) -> Run:
             question = command_question(found.found, {"gpus": run.cluster})
             run = replace(run, shape=question.model, workload=question.workload, model_name=question.model.name)
     return run
-
-
-def check_config(file: Path | None, seen: ObservedArguments | None) -> None:
-    """Raise ConfigFileError if the script trained with another configuration than the one that was passed."""
-    if file is None or seen is None:
-        return
-    own = Path(seen.ds_config) if seen.ds_config else None
-    if own is not None and own.is_file() and read_ds_config(own) == read_ds_config(file):
-        return
-    raise ConfigFileError(
-        f"the command trains with {own or 'a configuration of its own'}, not with {file.name}",
-        why="a configuration in front of -- is for a command that names none",
-        fix=f"leave {file.name} out, or leave its own out of the command",
-    )
 
 
 def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[Objection]:

@@ -10,7 +10,7 @@ from ...ds_configs.read import offload_device_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
-from ..text.units import gib
+from ..text.units import capitalised, ended, gib
 from .dry_run import dry_run_document
 
 _ENDINGS = {
@@ -34,7 +34,7 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
     rows = [doc.Row([name, text]) for name, text in _facts(answer) if text]
     yield doc.Table(["", ""], rows)
     for remark in observed.remarks:
-        yield doc.Sentence(f"{remark[:1].upper()}{remark[1:]}.", "yellow")
+        yield doc.Sentence(ended(capitalised(remark)), "yellow")
     if answer.engine.checkpointing and not observed.in_training_mode:
         text = (
             "Gradient checkpointing is enabled but does not run: the model is in evaluation mode. Call model.train()."
@@ -59,8 +59,9 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     if (device := offload_device_in(engine.config)) != "none":
         stage += f", optimizer on {device}"
     yield "engine", stage
-    yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in _largest(observed))
-    yield "lengths", _lengths(observed)
+    tensors = ((f"batch[{name}]" if name.isdigit() else name, shape) for name, shape in _largest(observed))
+    yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in tensors)
+    yield "lengths", _lengths(observed) if answer.training.seq_len else ""
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", _attention(answer)
     yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
@@ -79,7 +80,7 @@ def _attention(answer: CommandAnswer) -> str:
     """Return transformers' name of the attention with the kernels that ran: `sdpa (flash kernel)`."""
     kernels, name = " and ".join(answer.observed.attention), answer.training.attention
     if not kernels:
-        return "math (all scores in memory)"
+        return "math (all scores in memory)" if name else ""
     return f"{name} ({kernels} kernel{'s' * (len(answer.observed.attention) > 1)})" if name else kernels
 
 

@@ -21,6 +21,7 @@ from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAd
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
 from ..search.candidate import fits_sentence, plan_words
+from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times
@@ -89,9 +90,19 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
-    """Yield how much faster the advised plan is."""
-    if not answer.is_needless and answer.speedup is not None:
-        yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
+    """Yield how much faster the advised plan is; of a plan to keep, the gain that another would bring."""
+    best, change = answer.recommended, answer.today.best_change
+    if not answer.is_needless:
+        if answer.speedup is not None:
+            yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
+        return
+    if best is not None and answer.speedup is not None and answer.speedup > 1 + SAME_SPEED:
+        least = times(1 + LEAST_GAIN)
+        gained = times(answer.speedup)
+        yield doc.Sentence(f"{plan_title(best.plan)} is {gained} as fast; a change is advised from {least}.")
+    if change is not None and change.is_free:
+        saved = gib(change.saved_bytes)
+        yield doc.Sentence(f"{change.what} takes {saved} GiB off the peak.")
 
 
 def _headline(answer: CommandAdvice, verdict: Verdict) -> str:
@@ -175,7 +186,7 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     words = answer.start
     if changed.gives_config:
         words = ["ds-advise", "launch", next(iter(changed.files)), "--", *changed.words]
-    stays = tuple(words) == answer.words
+    stays = tuple(words) == answer.typed_words
     yield doc.Sentence("The command stays as it is:" if stays else "Then the command is:")
     yield doc.Commands([*(f"export {setting}" for setting, _ in start_settings(answer, chosen)), shell_line(words)])
 
@@ -205,7 +216,8 @@ def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:
     yield doc.Heading("Evidence", "evidence", printed=False)
     yield from failed_proofs(answer)
     if answer.proof is not None and answer.proof.answer is not None:
-        text = "Evidence: dry runs of the command as it is and as advised; the other plans are predicted."
+        other = f"under {answer.proof.candidate.strategy}" if answer.is_needless else "as advised"
+        text = f"Evidence: dry runs of the command as it is and {other}; the other plans are predicted."
     else:
         text = "Evidence: a dry run of the command as it is; the plans are predicted."
     yield doc.Sentence(text, "dim")

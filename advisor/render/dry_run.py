@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from ...ds_configs.files import CONFIG_NAME
@@ -48,6 +49,9 @@ _SMALL_BYTES = GIB_BYTES // 10
 _MODULES, _TENSORS = 10, 20
 """Largest number of modules and tensors that are listed."""
 
+_LEAST_SHARE = 0.01
+"""Share of the peak below which a module or tensor is not listed."""
+
 _PHASE_COLUMNS = {
     "GPU peak": "gpu_peak_bytes",
     "GPU live": "gpu_live_bytes",
@@ -84,7 +88,7 @@ def dry_run_document(
     ]
     if result.timeline:
         timeline = _timeline(answer)
-        title = "Memory over the run"
+        title = "Tensors over the run"
         if timeline.panels[0].limit is None:
             title = f"{title}, of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
         blocks += [doc.Heading(title, "memory"), doc.Chart(timeline, printed=timeline)]
@@ -203,7 +207,7 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
         text = f"{memory}: that before the training; then {size} GiB are allocated."
     name, need = _other_allocator(answer)
     other = (
-        f"{name.capitalize()} expandable_segments it needs {gib(need)}." if name and not any(_allocator(answer)) else ""
+        f"{name.capitalize()} expandable_segments it needs {gib(need)} GiB." if name and not any(_allocator(answer)) else ""
     )
     yield " ".join(filter(None, (text, _cached(answer), other)))
     processes, cluster = total_bytes(process_terms(answer.run.cluster)), answer.run.cluster
@@ -274,7 +278,7 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
         previous, own_number, repeated = key, iteration, 0
         number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
         for phase in own:
-            sizes = (doc.make_figure(getattr(phase, name), unit.figure) for name in shown.values())
+            sizes = (doc.make_figure(getattr(phase, name), partial(_figure, unit)) for name in shown.values())
             shown_row = doc.Row([doc.Figure(number), phase.phase, *sizes])
             if not rows or rows[-1] != shown_row:  # a Trainer saves the model, and then the engine's states
                 rows.append(shown_row)
@@ -336,7 +340,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         families=MEMORY_FAMILIES,
     )
     size = unit.figure(peak.allocated_bytes_per_gpu)
-    title = f"{size} {unit.title} of tensors at the peak (iteration {peak.iteration}, {peak.phase})"
+    title = f"{size} {unit.title} allocated at the peak (iteration {peak.iteration}, {peak.phase})"
     printed = memory_bar(peak.by_category, unit=unit)
     memory = chart_with_table(chart, by_phase, unit.title, unit.figure)._replace(printed=printed)
     times = list[doc.Block]()
@@ -346,12 +350,14 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
         times = [doc.Sentence(f"Step time, {seconds(step_s)}", "bold"), doc.Chart(bar, printed=bar)]
     yield doc.Heading("The peak and the step", "peak", printed=False)
     yield doc.Beside([doc.Sentence(title, "bold"), memory], times)
-    modules = sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:_MODULES]
+    least = _LEAST_SHARE * peak.allocated_bytes_per_gpu
+    modules = [pair for pair in sorted(peak.by_module.items(), key=lambda pair: -pair[1]) if pair[1] >= least]
     tensors = (
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
         for each in peak.largest[:_TENSORS]
+        if each.size_bytes >= least
     )
-    module_rows = [_sized(unit, size, name or "(no module)") for name, size in modules]
+    module_rows = [_sized(unit, size, name or "(no module)") for name, size in modules[:_MODULES]]
     tensor_rows = [_sized(unit, *each) for each in tensors]
     for name, table in (
         ("Largest modules at the peak", doc.Table([unit.title, "module"], module_rows)),
@@ -362,6 +368,12 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
 
 def _unit(largest_bytes: int) -> Unit:
     return MIB if largest_bytes < _SMALL_BYTES else GIB
+
+
+def _figure(unit: Unit, size_bytes: float) -> str:
+    """Return a size of which a part that is shown as 0 is distinct from nothing."""
+    smallest = 0.01 * unit.size
+    return "0" if not size_bytes else "<0.01" if size_bytes < smallest / 2 else unit.figure(size_bytes)
 
 
 def _sized(unit: Unit, size_bytes: int, *words: str) -> doc.Row:

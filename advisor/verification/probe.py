@@ -190,6 +190,9 @@ def compared_command_probe(
                 answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=show)
         except DryRunError as error:
             output.say(f"no dry run for comparison: {error.reason}")
+        else:
+            for remark in answer.observed.remarks:
+                output.say(remark)
     prediction = by_dry_run(answer) if answer else None
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
         result = probe_command(probe, on_progress=on_progress, **settings)

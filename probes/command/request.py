@@ -34,6 +34,8 @@ class CommandRequest:
     cluster: Cluster
     config_file: Path | None = None
     """A DeepSpeed configuration for a script that names none."""
+    is_default_config: bool = False
+    """Whether the user did not name `config_file`: a script that names another one is then no error."""
     rank: int | None = None
     """None for the rank with the fullest GPU."""
     iterations: int = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...ds_configs.launch_commands import COUNTS
 from .words import Program, is_assignment, is_python, launcher_of, peel, program_of
 
 
@@ -36,6 +37,24 @@ class TrainingCommand(NamedTuple):
     def arguments(self) -> tuple[str, ...]:
         """The arguments of the script, without those of a launcher in front."""
         return self.words[self._script :]
+
+    def replace_counts(self, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+        """The command with this number of ranks where another is typed for its launcher. A command for another number
+        of nodes stays as it is: its rendezvous is that of its nodes."""
+        words = list(self.words)
+        wanted = {option: nodes * gpus_per_node if of_all else gpus_per_node for _, option, of_all in COUNTS.values()}
+        nodes_options = {counts.nodes for counts in COUNTS.values()}
+        for place in range(self._script if self.launcher else 0):
+            flag, equals, typed = words[place].partition("=")
+            name, at = flag.lstrip("-").replace("-", "_"), place if equals else place + 1
+            value = typed if equals else words[at] if at < len(words) else ""
+            if not value.isdigit() or not flag.startswith("--"):
+                continue
+            if name in nodes_options and int(value) != nodes:
+                return (*self.prefix, *self.words)
+            if name in wanted:
+                words[at] = f"{flag}={wanted[name]}" if equals else str(wanted[name])
+        return (*self.prefix, *words)
 
     def replace_arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """The command with other arguments of the script."""

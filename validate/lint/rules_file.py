@@ -217,6 +217,9 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, f"{field.name} and {other} are the same setting", why=why, fix=fix)
 
 
+IGNORED_KEYS = ("DS011", "DS012")
+"""Codes of the rules on keys that DeepSpeed does not read, without an error or a message."""
+
 KEY_RULES = section(
     "Keys",
     error_rule(
