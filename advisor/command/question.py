@@ -129,9 +129,7 @@ def _software(found: CommandResult) -> dict[str, Any]:
     engine = found.observed.engines[0]
     used = ("deepspeed",) if training.framework == "deepspeed" and not training.model else _LIBRARIES
     software: dict[str, Any] = {
-        name: ".".join(version.split(".")[:2])
-        for name in used
-        if (version := training.versions.get(name))
+        name: ".".join(version.split(".")[:2]) for name in used if (version := training.versions.get(name))
     }
     software["padding_mask"] = training.has_padding_mask
     software["reentrant"] = training.reentrant

@@ -207,7 +207,9 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
         text = f"{memory}: that before the training; then {size} GiB are allocated."
     name, need = _other_allocator(answer)
     other = (
-        f"{name.capitalize()} expandable_segments it needs {gib(need)} GiB." if name and not any(_allocator(answer)) else ""
+        f"{name.capitalize()} expandable_segments it needs {gib(need)} GiB."
+        if name and not any(_allocator(answer))
+        else ""
     )
     yield " ".join(filter(None, (text, _cached(answer), other)))
     processes, cluster = total_bytes(process_terms(answer.run.cluster)), answer.run.cluster

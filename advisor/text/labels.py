@@ -142,7 +142,9 @@ def component_title(name: str) -> str:
     phase, _, part = name.partition(": ")
     if part:  # a part of a recorded step
         return f"{phase}: {component_title(part)}"
-    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL", "buckets": "reduction buckets"}.get(name, name.replace("_", " "))
+    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL", "buckets": "reduction buckets"}.get(
+        name, name.replace("_", " ")
+    )
 
 
 def resource_title(name: str) -> str:

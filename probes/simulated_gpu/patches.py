@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -44,6 +44,38 @@ def after_deepspeed() -> None:
     function: Any = importlib.import_module("torch.autograd.function")
     # torch inspects the signature of `forward` at every call of `apply`.
     function.inspect = SimpleNamespace(signature=cache(inspect.signature))
+
+
+def count_written_buckets() -> None:
+    """Count of a reduction bucket what is written: at most all trained elements, since it has each of them once between
+    two reductions. On a CPU a page of `torch.empty` takes memory only after it is written. A bucket of that size is
+    reduced at the same elements as a larger one. To be called after DeepSpeed is imported."""
+    for name, owner_name in (
+        ("stage_1_and_2", "DeepSpeedZeroOptimizer"),
+        ("stage3", "DeepSpeedZeroOptimizer_Stage3"),
+    ):
+        owner: Any = getattr(importlib.import_module(f"deepspeed.runtime.zero.{name}"), owner_name)
+        owner.__init__ = _with_written_bucket(owner.__init__)
+
+
+def _with_written_bucket(init: Any) -> Any:
+    signature = inspect.signature(init)
+
+    @wraps(init)
+    def made(*arguments: Any, **options: Any) -> None:
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        trained = [
+            getattr(each, "ds_numel", each.numel())
+            for group in given.arguments["init_optimizer"].param_groups
+            for each in group["params"]
+            if each.requires_grad
+        ]
+        size = int(given.arguments["reduce_bucket_size"])
+        given.arguments["reduce_bucket_size"] = min(size, sum(trained) or size)
+        init(*given.args, **given.kwargs)
+
+    return made
 
 
 def _not_compiled(model: Any = None, **_: Any) -> Any:

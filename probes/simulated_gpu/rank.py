@@ -46,6 +46,8 @@ def simulate(cluster: Cluster, rank: int, ledger: Ledger, schedule: ScheduleReco
     import deepspeed
 
     patches.after_deepspeed()
+    if cluster.gpu.is_cpu:
+        patches.count_written_buckets()
     kernels.install(ledger, schedule)
     deepspeed.init_distributed(dist_backend="fake")
     attention.install(round((cluster.gpu.compute_capability or _HOPPER) * 10))
