@@ -110,9 +110,10 @@ class DryRunAnswer:
     @property
     def required_host_bytes_per_node(self) -> int:
         """Host memory per node: the tensors of the dry run and, as in the closed form, the process of each rank."""
-        cluster, peak = self.run.cluster, self.result.peak
-        own_bytes = cluster.gpus_per_node * self.device_bytes_per_gpu if cluster.gpu.is_cpu else 0
-        return peak.host_bytes_per_node + total_bytes(process_terms(cluster)) + own_bytes
+        cluster, tensors = self.run.cluster, self.result.peak.host_bytes_per_node
+        if cluster.gpu.is_cpu:
+            tensors = cluster.gpus_per_node * self.result.cpu_rank_bytes(loading=True)
+        return tensors + total_bytes(process_terms(cluster))
 
     @cached_property
     def fit(self) -> Fit:

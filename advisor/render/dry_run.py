@@ -30,7 +30,7 @@ from ..text.labels import (
 )
 from ..text.units import GIB as GIB_BYTES
 from ..text.units import age, capitalised, gib, percent, rate, seconds
-from ..verification.prediction import UNTIMED, UNWRITTEN_BUFFERS, is_timed
+from ..verification.prediction import UNTIMED, is_timed
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
 
@@ -218,8 +218,6 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     if peak.host_bytes_per_node and peak.host_bytes_per_node == cluster.gpus_per_node * result.peak_loading_host_bytes:
         when = " while the model loads"
     yield f"Host RAM: {gib(processes)} GiB for the processes, and at most {gib(tensors)} GiB of tensors{when}."
-    if cluster.gpu.is_cpu:
-        yield UNWRITTEN_BUFFERS
     if not is_timed(cluster):
         yield UNTIMED
     if answer.step is not None:

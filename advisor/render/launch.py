@@ -28,7 +28,7 @@ from ..launch.session import Session
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path
-from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, PhaseFigures, Prediction
+from ..verification.prediction import UNTIMED, PhaseFigures, Prediction
 from .configuration import configuration
 from .error_place import error_place
 from .runs import next_command
@@ -235,10 +235,6 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     prediction = None if outcome.differences else outcome.predicted
     yield _figures_table(outcome, prediction)
     yield doc.Gap()
-    is_dry = prediction is not None and prediction.evidence == "dry-run"
-    on_cpu = prediction if is_dry and attempt.request.device == "cpu" else None
-    if on_cpu is not None and on_cpu.host_bytes >= UNWRITTEN * (outcome.peaks.host_bytes or 0):
-        yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
         yield doc.Sentence(UNTIMED, "dim")
     by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""

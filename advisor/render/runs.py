@@ -14,7 +14,7 @@ from ..document import blocks as doc
 from ..question.cluster import advise_command, gpus_argument
 from ..text.labels import cluster_title, versions_label
 from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds, times, whole_percents
-from ..verification.prediction import UNTIMED, UNWRITTEN, UNWRITTEN_BUFFERS, is_timed
+from ..verification.prediction import UNTIMED, is_timed
 from ..verification.probe import ProbeAnswer
 from .configuration import configuration
 from .error_place import error_place
@@ -96,9 +96,6 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
         if all(getattr(figure, predictor) is None for figure in answer.figures):
             unknown |= columns
     yield doc.Table(["", "measured", "closed form", "error", "dry run", "error"], rows).without(unknown)
-    memory = answer.figures[0].dry_run_error
-    if result.device == "cpu" and memory is not None and memory >= UNWRITTEN - 1:
-        yield doc.Sentence(UNWRITTEN_BUFFERS, "dim")
     if not is_timed(answer.run.cluster):
         yield doc.Sentence(UNTIMED, "dim")
     if sentence := _step_parts(answer):

@@ -80,8 +80,9 @@ def check_config(file: Path, seen: ObservedArguments) -> None:
 
 def _ignored_keys(found: CommandResult) -> Iterator[str]:
     """A sentence for each key of the engine's configuration that DeepSpeed ignores without a message."""
-    name = Path(found.arguments.ds_config).name or "DeepSpeed's configuration"
-    document = read_document(json.dumps(found.observed.engines[0].config).encode(), name=name)
+    file, name = Path(found.arguments.ds_config), Path(found.arguments.ds_config).name or "DeepSpeed's configuration"
+    config = read_ds_config(file) if file.is_file() else found.observed.engines[0].config
+    document = read_document(json.dumps(config).encode(), name=name)
     for finding in lint(document, facts=load_facts()).findings:
         if finding.code in IGNORED_KEYS:
             yield f"{name}: {finding.what}, so it has no effect: {finding.fix}"

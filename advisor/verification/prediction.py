@@ -22,17 +22,6 @@ ENGINE_SETTINGS = {
 """Settings that a rank reports from its engine, fields of `Plan` -> their titles."""
 
 
-UNWRITTEN_BUFFERS = (
-    "A dry run counts DeepSpeed's buffers whole; on the CPU only their written pages take memory, so less is measured."
-)
-"""Note on a dry run's memory beside that of a CPU: `torch.empty` reserves addresses alone. A bucket of 500 million bf16
-elements adds 953 MiB to VmData and 1 MiB to VmRSS (measured, torch 2.13)."""
-
-UNWRITTEN = 1.25
-"""Ratio of a dry run's memory to the measured one on the CPU from which the note is printed: smaller differences are
-those of the heap (docs/probe.md)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseFigures:
     """One phase of a step: of all its micro batches, on the rank that needs most."""

@@ -101,9 +101,7 @@ class ProbeAnswer:
 
     def _cpu_memory(self) -> tuple[ProbeFigure, ...]:
         dry, memory = self.dry_run, None if self.estimate is None else self.estimate.memory
-        dry_bytes = None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
-        if dry_bytes is not None and memory is not None:  # a dry run counts only tensors
-            dry_bytes += sum(term.size_bytes for term in memory.reserved_terms + memory.device_terms)
+        dry_bytes = None if dry is None else dry.cpu_rank_bytes(loading=False)
         analytic = None if memory is None else cpu_rank_bytes(memory, self.run.cluster.gpus_per_node)
         return (_figure("memory per rank", self.result.highest("host_tensor_bytes"), analytic, dry_bytes),)
 

@@ -264,11 +264,11 @@ def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> T
     return _HEAP.term(size, passes=passes_bytes, share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
 
 
-def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
+def outside_allocator(cluster: Cluster, zero_stage: int | None = None) -> Terms:
     """Return the memory of the CUDA context and NCCL, which PyTorch's counters do not include. On a CPU: a rank's
-    process without its tensors, () if `plan` is None."""
+    process without its tensors, () if `zero_stage` is None."""
     if cluster.gpu.is_cpu:
-        return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])
+        return () if zero_stage is None else _PROCESS.term(CPU_PROCESS_BYTES[zero_stage])
     context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
     if cluster.world_size == 1:
         return context

@@ -128,7 +128,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         phases=phases,
         reserved_terms=overhead,
         cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, sharded=sharded, software=workload.software),
-        device_terms=outside_allocator(cluster, plan),
+        device_terms=outside_allocator(cluster, plan.zero_stage),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
         host_loading_bytes_per_node=total_bytes(process_terms(cluster))

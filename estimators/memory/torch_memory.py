@@ -75,7 +75,7 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
         phases=phases,
         reserved_terms=allocator_overhead(plan, transient, expandable=expandable),
         cache=partial(cache, plan=plan, cluster=cluster, gap_bytes=gap, sharded=None, software=workload.software),
-        device_terms=outside_allocator(cluster, plan),
+        device_terms=outside_allocator(cluster, plan.zero_stage),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),
         host_loading_bytes_per_node=step.loading_bytes(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
-from ...estimators.memory.device_overhead import library_workspace, outside_allocator
+from ...estimators.memory.device_overhead import heap_overhead, library_workspace, outside_allocator
 from ...estimators.schedule.recorded import Schedule
 from ...estimators.units import gib
 
@@ -151,6 +151,14 @@ class DryRunResult:
         matching = [phase for phase in self.phases if phase.phase == name and iteration in (None, phase.iteration)]
         return matching[-1]
 
+    def cpu_rank_bytes(self, *, loading: bool) -> int:
+        """Memory of one rank on a CPU, where the tensors of the "GPU" and of the host share the RAM. loading: with the
+        phases before the first iteration. With the overhead of a cluster (`add_overhead`)."""
+        peak = self.peak
+        assert peak.device_bytes_per_gpu is not None
+        tensors = max(phase.total_peak_bytes for phase in self.phases if loading or phase.iteration)
+        return tensors + peak.device_bytes_per_gpu - peak.allocated_bytes_per_gpu
+
     def to_json(self) -> dict[str, Any]:
         if self.schedule is None:
             return asdict(self)
@@ -161,8 +169,9 @@ class DryRunResult:
 
 def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
     """The result with memory outside of tensors in its peak: library workspaces in the allocator, and memory outside
-    the allocator."""
-    peak, workspace = result.peak, total_bytes(library_workspace(cluster.gpu))
+    the allocator. On a CPU the heap takes the place of the CUDA allocator."""
+    workspace = total_bytes(library_workspace(cluster.gpu))
+    peak = _on_heap(result) if cluster.gpu.is_cpu else result.peak
 
     def add_workspace(reserved: Reserved) -> Reserved:
         return Reserved(
@@ -170,6 +179,7 @@ def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
             required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
         )
 
+    outside = total_bytes(outside_allocator(cluster, int(result.config.get("zero_optimization", {}).get("stage", 0))))
     whole = replace(
         peak,
         allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
@@ -177,8 +187,26 @@ def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
         required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
         with_expandable_segments=add_workspace(peak.with_expandable_segments),
         without_expandable_segments=add_workspace(peak.without_expandable_segments),
-        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + total_bytes(outside_allocator(cluster)),
+        device_bytes_per_gpu=peak.reserved_bytes_per_gpu + workspace + outside,
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace},
     )
     return replace(result, peak=whole, library_workspace_bytes=workspace)
+
+
+def _on_heap(result: DryRunResult) -> Peak:
+    """The peak with glibc's heap as the allocator."""
+    trained = [phase for phase in result.phases if phase.iteration]
+    passes = max((phase.gpu_peak_bytes for phase in trained if phase.phase != "step"), default=0)
+    persistent = min((phase.gpu_live_bytes for phase in trained if phase.iteration == trained[-1].iteration), default=0)
+    peak = result.peak
+    heap = heap_overhead(peak.allocated_bytes_per_gpu, passes, max(0, passes - persistent))
+    reserved = peak.allocated_bytes_per_gpu + total_bytes(heap)
+    held = Reserved(reserved_bytes_per_gpu=reserved, required_bytes_per_gpu=reserved)
+    return replace(
+        peak,
+        reserved_bytes_per_gpu=reserved,
+        required_bytes_per_gpu=reserved,
+        with_expandable_segments=held,
+        without_expandable_segments=held,
+    )

@@ -407,3 +407,50 @@ engine_of({ZERO_2 | {"train_batch_size": 6}!r})
     assert "train.py:4, in engine_of" in shown and "> AssertionError: Check batch related" in shown
     assert "Cause:" in shown and "Fix:" in shown
     assert "probes/command" not in shown and "launchers.py" not in shown
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_on_a_cpu_a_bucket_takes_what_is_written_into_it(folder: Path, stage: int) -> None:
+    """`torch.empty` of the default 500 million elements takes no memory there. On a GPU it takes all of it."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW"},
+    }
+    script = f"""
+import deepspeed, torch
+model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+engine, *_ = deepspeed.initialize(model=model, config={config!r}, model_parameters=model.parameters())
+for _ in range(3):
+    engine.backward(engine(torch.ones(1, 300, device=engine.device)).sum())
+    engine.step()
+"""
+    found = {}
+    for device in (("--device", "cpu", "--ranks", "2"), ("--gpus", "2xA100-40GB")):
+        (folder / "train.py").write_text(script)
+        words = [sys.executable, "-m", "ds_advise", "dry-run", *device, "--json", "--", "train.py"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+        found[device[1]] = json.loads(done.stdout)
+    trained = 2 * (300 * 300 + 300)
+    on_cpu, on_gpu = (each["peak"]["by_category"]["buckets"] for each in found.values())
+    assert 4 * trained <= on_cpu <= 2 * 4 * (trained + 512) and on_gpu >= 4 * 500_000_000
+    assert found["cpu"]["required_host_bytes_per_node"] < 2 * 2**30
+    assert found["cpu"]["peak"]["required_bytes_per_gpu"] == found["cpu"]["peak"]["reserved_bytes_per_gpu"]
+
+
+def test_keys_that_the_engine_ignores_are_named(folder: Path) -> None:
+    (folder / "typo.json").write_text(json.dumps(ZERO_2 | {"gradient_acumulation_steps": 4}))
+    script = """
+import deepspeed, torch
+model = torch.nn.Linear(4, 4)
+engine, *_ = deepspeed.initialize(model=model, config="typo.json", model_parameters=model.parameters())
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 4, device=engine.device, dtype=torch.bfloat16)).sum())
+    engine.step()
+"""
+    code, out, err = dry_run(folder, script)
+    assert code == 0, err
+    assert "typo.json: DeepSpeed has no key 'gradient_acumulation_steps'" in out
+    assert "rename it to gradient_accumulation_steps" in " ".join(out.split())
+    code, _, err = dry_run(folder, script, "zero2.json")
+    assert code == 2 and "the command trains with typo.json, not with zero2.json" in err
