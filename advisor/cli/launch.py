@@ -134,6 +134,7 @@ def launch(
         if dry:
             return show_dry(request, output)
         session = run_session(request, fallback=fallback, verbose=verbose, output=output)
+        output.gap()
     ended = session
     show_document(lambda: session_document(ended), output, html=html)
     return 0 if session.finished else 1

@@ -124,7 +124,7 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
             error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
         raise
     for remark in found.observed.remarks:
-        output.say(remark)
+        output.warn(f"dry run: {remark}")
     run = _observed_run(request.run, found)
     check_device(run, request.device)
     if request.config_path is not None:

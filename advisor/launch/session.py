@@ -239,8 +239,8 @@ def check_session(request: LaunchRequest, how: Check | None, output: Output) -> 
     against: list[Objection] = []
     if how is not None:
         request, against = check(request, how, output)
-    if request.command.program is not None and request.launcher != "torchrun":
-        output.say(f"using {request.launcher}")
+    if request.command.program is not None and request.requested_launcher is None and request.launcher == "deepspeed":
+        output.say("the ranks are started by deepspeed, because the script takes --local_rank")
     return request, Session(objections=tuple(against)) if against else None
 
 

@@ -25,6 +25,7 @@ from ..launch.check import Objection
 from ..launch.command import dry_lines, launch_job
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
+from ..text.labels import cluster_title
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
 from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path
@@ -126,6 +127,7 @@ def session_document(session: Session) -> doc.Document:
         verdict=end_sentence(outcome),
         tone=_TONES[outcome.status],
         blocks=[
+            doc.Sentence(_where(request, outcome)),
             *_end(session),
             *_next(session),
             *_loss(outcome),
@@ -135,6 +137,12 @@ def session_document(session: Session) -> doc.Document:
     )
 
 
+def _where(request: LaunchRequest, outcome: LaunchOutcome) -> str:
+    """Return `2 ranks on the CPU (AMD EPYC), predicted by a dry run.`"""
+    by = "" if outcome.predicted is None else f", predicted {_PREDICTED_BY[outcome.predicted.evidence]}"
+    return f"{cluster_title(request.run.cluster)}{by}."
+
+
 def _end(session: Session) -> Iterator[doc.Block]:
     attempt = session.attempts[-1]
     outcome = attempt.outcome
@@ -142,10 +150,13 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if failure is not None:
         yield from _failure(failure, outcome.folder)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
-        resume = "" if failure is not None else "; --resume_from_checkpoint continues from it"
-        yield doc.Sentence(f"The last checkpoint is {checkpoint}{resume}.")
+        resume = "" if failure is not None else f"; {_resuming(attempt.request)} continues from it"
+        yield doc.Sentence(f"The last checkpoint is {shown_path(checkpoint)}{resume}.")
     elif outcome.status == "stopped":
-        yield doc.Sentence("No checkpoint of the Trainer was seen.")
+        dry_run = attempt.request.dry_run
+        own = dry_run is not None and not dry_run.arguments.trainer
+        text = "The script has no Trainer: what it saved is not known." if own else "The Trainer saved no checkpoint."
+        yield doc.Sentence(text)
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
@@ -154,6 +165,13 @@ def _end(session: Session) -> Iterator[doc.Block]:
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
     yield from ranks_output(outcome)
+
+
+def _resuming(request: LaunchRequest) -> str:
+    """Return what resumes a Trainer: the script's own option if it was seen to have it."""
+    option, dry_run = "--resume_from_checkpoint", request.dry_run
+    has_option = dry_run is not None and any(option in each.flags for each in dry_run.arguments.options)
+    return f"{option}, if the script passes it on," if has_option else "trainer.train(resume_from_checkpoint=True)"
 
 
 def ranks_output(outcome: LaunchOutcome) -> list[doc.Block]:
@@ -237,9 +255,11 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     yield doc.Gap()
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
         yield doc.Sentence(UNTIMED, "dim")
-    by = f" Predicted {_PREDICTED_BY[prediction.evidence]}, for the same number of tokens." if prediction else ""
     if outcome.tokens_per_step is not None:
-        yield doc.Sentence(f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
+        seen = attempt.request.dry_run
+        padding = "" if seen is not None and not seen.training.has_padding_mask else ", padding included"
+        as_many = "; times are predicted for as many" if prediction is not None and prediction.step_s else ""
+        yield doc.Sentence(f"{outcome.tokens_per_step:,.0f} tokens in a step{padding}{as_many}.")
 
 
 def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.Table:
@@ -272,7 +292,7 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
         pair = (phase, by_name.get(phase.name, PhaseFigures(name="", seconds=None, peak_bytes=None)))
         peak_bytes = [each.peak_bytes for each in pair] if has_gpu else ()
         add(f"  {_PHASE_TITLES.get(phase.name, phase.name)}", [each.seconds for each in pair], seconds, peak_bytes)
-    titles = ("GPU GiB, device", "GPU GiB, reserved", "GPU GiB, allocated", "host GiB")
+    titles = ("GPU GiB, device", "GPU GiB, reserved", "GPU GiB, allocated", "host GiB per node")
     sizes = (peaks.device_bytes, peaks.reserved_bytes, peaks.allocated_bytes, peaks.host_bytes)
     for title, size, other in zip(titles, sizes, memory, strict=True):
         add(title, (size, other), gib)

@@ -43,9 +43,10 @@ def _pieces(text: str) -> Iterator[re.Match[str]]:
 
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
-    """Print a sentence, wrapped but not between a figure and its unit; continuation lines are indented by `hang`."""
+    """Print a sentence, wrapped but not between a figure and its unit, nor within a short command of this program;
+    continuation lines are indented by `hang`."""
     styled = Text(text, style=style) if isinstance(text, str) else text
-    styled.plain = glued(styled.plain)
+    styled.plain = glued(_whole_commands(styled.plain) if "ds-advise" in styled.plain else styled.plain)
     width = min(LONGEST, max(console.width, NARROWEST)) - 1
     if width - hang < _LEAST_ROOM:  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
@@ -60,6 +61,18 @@ _OPTION, _FILE = r"--?[\w-]*(?: [^\s-]\S*)?", r"[\w./-]*[./][\w./-]*\w|[A-Z_]{4,
 _NAMED = rf"(?:ds-advise|pip install|npm pack) (?:{_OPTION}|\S+)(?: [\w.-]+(?= --))?"
 COMMAND = rf"{_NAMED}(?: (?:{_OPTION}|{_FILE}))*|--[\w-]+ [^\s-]\S*"
 """A command in a sentence: its first words, then options with their values, files and placeholders."""
+
+
+_SHORT_COMMAND = NARROWEST - 8
+"""Most characters of a command that is not broken in a sentence: it fits on a line of the narrowest terminal."""
+
+
+def _whole_commands(text: str) -> str:
+    def firm(found: re.Match[str]) -> str:
+        is_short = found[0].startswith("ds-advise") and len(found[0]) <= _SHORT_COMMAND
+        return found[0].replace(" ", FIRM) if is_short else found[0]
+
+    return re.sub(COMMAND, firm, text)
 
 
 def wrapped(text: str, columns: int) -> str:

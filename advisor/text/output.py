@@ -49,6 +49,17 @@ class Output(NamedTuple):
         if self.mode != "quiet":
             to_stderr(text)
 
+    def warn(self, text: str) -> None:
+        """Print a line like `say`, which stands out on a terminal."""
+        if self.mode != "quiet":
+            to_stderr(text, style="yellow")
+
+    def gap(self) -> None:
+        """On a terminal, leave a line between the progress and the answer."""
+        if self.mode == "human" and sys.stdout.isatty() and sys.stderr.isatty():
+            with ignore_closed_pipe(sys.stderr, OSError):
+                print(file=sys.stderr)
+
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
         """Return what shows the current phase of a task, with the elapsed time, as `display` does."""
@@ -111,17 +122,21 @@ def discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def to_stderr(text: str) -> None:
-    """Print a line on stderr; on a terminal it is wrapped."""
+def to_stderr(text: str, style: str = "") -> None:
+    """Print a line on stderr; on a terminal it is wrapped, in a style of rich."""
     line = f"ds-advise: {printable(text)}"
     if sys.stderr.isatty():
         with suppress(ImportError):  # an error may be that this library is missing
             # Imported here: pipes and files need no terminal library.
             from rich.console import Console
+            from rich.text import Text
 
             from .lines import wrapped
 
-            line = wrapped(line, Console(stderr=True).width)
+            console = Console(stderr=True, highlight=False)
+            with ignore_closed_pipe(sys.stderr, OSError):
+                console.print(Text(wrapped(line, console.width), style=style), soft_wrap=True)
+            return
     with ignore_closed_pipe(sys.stderr, OSError):  # also a full disk or a terminal that is gone: no task ends for it
         print(line, file=sys.stderr)
 

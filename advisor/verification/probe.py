@@ -190,7 +190,7 @@ def compared_command_probe(
             output.say(f"no dry run for comparison: {error.reason}")
         else:
             for remark in answer.observed.remarks:
-                output.say(remark)
+                output.warn(f"dry run: {remark}")
     prediction = by_dry_run(answer) if answer else None
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
         result = probe_command(probe, on_progress=on_progress, **settings)

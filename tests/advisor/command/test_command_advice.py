@@ -272,12 +272,41 @@ def test_a_plan_that_is_not_faster_keeps_today_s() -> None:
     kept = replace(answer, today=answer.proof.answer)
     lines = str(kept).splitlines()
     assert kept.is_needless and lines[0].startswith(" Keep today's plan, DDP: ") and "as fast" not in str(kept)
+    step = answer.proof.answer.step
+    assert step is not None
+    terms = tuple(each._replace(seconds=1.05 * each.seconds) for each in step.time.terms)
+    slower = replace(step, time=replace(step.time, terms=terms))
+    near = replace(kept, today=replace(kept.today, step=slower))
+    assert near.is_needless and "DDP is 1.05 x as fast; a change is advised from 1.10 x." in " ".join(str(near).split())
     (marked,) = (line for line in lines if line.startswith("> "))
     assert marked.startswith(f"> {answer.recommended.strategy} ") and marked.endswith("(today)")
     assert "ds-advise launch -- " in lines[lines.index(" Check, start and monitor it:") + 1]
     without = replace(kept, runs_deepspeed=False)  # what was observed is not what the command runs today
     assert not without.is_needless and without.speedup is None
     assert "(observed)" in str(without) and "today" not in str(without)
+
+
+def test_a_command_for_other_gpus_is_changed_to_those_asked_about(folder: Path) -> None:
+    """The advised command starts as many ranks as --gpus has, and the answer says so."""
+    Path("loop.py").write_text("""
+import argparse, deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int)
+parser = deepspeed.add_config_arguments(parser)
+model = torch.nn.Linear(64, 64)
+engine, *_ = deepspeed.initialize(args=parser.parse_args(), model=model, model_parameters=model.parameters())
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 64, device=engine.device)).sum())
+    engine.step()
+""")
+    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}}
+    (folder / "own.json").write_text(json.dumps(config))
+    words = ["torchrun", "--nproc_per_node", "4", "loop.py", "--deepspeed_config", "own.json"]
+    answer = ds_advise.advise(command=words, gpus="2xA100-40GB")
+    assert isinstance(answer, AnswerForCommand)
+    assert answer.words[:3] == ("torchrun", "--nproc_per_node", "2") and answer.start[:3] == [*answer.words[:3]]
+    assert "starts another number of ranks than --gpus has; this answer is for 2 ranks" in " ".join(str(answer).split())
+    assert "transformers" not in str(answer)  # which the script does not use
 
 
 @pytest.mark.usefixtures("folder", "in_forks")

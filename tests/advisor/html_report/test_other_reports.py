@@ -127,6 +127,7 @@ def test_the_report_of_a_launch_has_its_end_figures_and_losses(run_of_gpt2: Run,
     assert exact(page, "figures")[0] == 512.0 and 0.25 in exact(page, "figures") and "loss" in page.sections
     saved = render_html(session_document(_session(run_of_gpt2, tmp_path, checkpoint=Path.cwd() / "out/checkpoint-9")))
     assert "ds-advise checkpoint out/checkpoint-9" in Page(saved).text and "ds-advise checkpoint" not in page.text
+    assert ", predicted by the closed form." in page.text
     failure = TrainingFailure(kind="hang", rank=0, step=9, message="it broke")
     (tmp_path / "rank0.log").write_text("ValueError: no row\n")
     page = Page(render_html(session_document(_session(run_of_gpt2, tmp_path, failure=failure))))

@@ -25,7 +25,7 @@ from ds_advise.advisor.launch.run import new_folder
 from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.advisor.render.launch import render_failure, render_figures
+from ds_advise.advisor.render.launch import render_failure, render_figures, session_document
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.train.settings import TrainingSettings
@@ -45,7 +45,7 @@ from ds_advise.probes.run_errors import ScriptExitError, command_error
 from ds_advise.probes.store import Store
 from rich.console import Console
 
-from tests.helpers import TINY, failed_probe, launch_request, outcome_of, ran, write_checkpoint
+from tests.helpers import TINY, failed_probe, launch_request, outcome_of, printed_document, ran, write_checkpoint
 
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -399,7 +399,7 @@ def test_measured_and_predicted_are_of_as_many_tokens(folder: Path, share: float
     assert rows["tokens/s"][0] == rows["tokens/s"][1]
     half = len(rows["step"]) // 2
     assert rows["step"][:half] == rows["step"][half:]
-    assert f"Padding counts as tokens: {tokens:.0f} in a step. Predicted by the closed form" in page.getvalue()
+    assert f"{tokens:.0f} tokens in a step, padding included; times are predicted for as many." in page.getvalue()
 
 
 def test_a_cpu_has_predicted_times_only_if_its_speed_was_measured(folder: Path) -> None:
@@ -510,6 +510,25 @@ def test_the_file_in_front_is_the_one_that_trains(folder: Path) -> None:
     for name in ("", "other.json"):
         with pytest.raises(ConfigFileError, match=f"trains with .*{name or 'its own'}.*, not with ds_config.json"):
             check_config(given, _seen(ds_config=str(folder / name) if name else "").arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "trainer", "checkpoint", "expected"),
+    [
+        (["--resume_from_checkpoint"], True, "out/checkpoint-3", "; --resume_from_checkpoint, if the script passes it"),
+        ([], True, "out/checkpoint-3", "; trainer.train(resume_from_checkpoint=True) continues from it."),
+        ([], True, None, "The Trainer saved no checkpoint."),
+        ([], False, None, "The script has no Trainer: what it saved is not known."),
+    ],
+)
+def test_a_stopped_training_names_what_resumes_it(
+    folder: Path, flags: list[str], trainer: bool, checkpoint: str | None, expected: str
+) -> None:
+    request = launch_request(_run(folder), folder, dry_run=_seen(*flags, trainer=trainer))
+    saved = None if checkpoint is None else Path.cwd() / checkpoint
+    outcome = outcome_of(folder, None, status="stopped", checkpoint=saved)
+    shown = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert expected in " ".join(shown.split())
 
 
 def test_options_are_replaced_behind_the_script() -> None:

@@ -150,7 +150,7 @@ def test_chats_train_to_a_saved_model(
     assert_learned(output)
     assert "20 rows of chat messages in chats.jsonl: " in printed
     assert "ZeRO-2 with optimizer in host RAM" in printed
-    measured, predicted = (float(word) for word in printed.partition("host GiB ")[2].split()[:2])
+    measured, predicted = (float(word) for word in printed.partition("host GiB per node ")[2].split()[:2])
     assert 0.6 < measured / predicted < 1.6
     assert f"The model and its tokenizer are in {output}." in printed
     model = generated(output)

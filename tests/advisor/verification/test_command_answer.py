@@ -129,6 +129,18 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any], Change 
         None,
     ),
     "shown as 0.00 GiB": ({"activations": 5_000_000}, {}, {}, None),
+    "buckets of the default size": (
+        {"buckets": 10 * GIB, "optimizer states": GIB},
+        {"trainable_parameters": 10_000_000},
+        {},
+        Change("reduce_bucket_size 10000000", 10 * GIB * 49 // 50, is_free=True),
+    ),
+    "buckets of a usual size": (
+        {"buckets": 2 * GIB},
+        {"config": ENGINE.config | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}}},
+        {},
+        None,
+    ),
     "states on the GPU": (
         {"optimizer states": 4 * GIB, "master weights": 2 * GIB},
         ON_GPU,

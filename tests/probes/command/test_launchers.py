@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.command.launchers import Launch, contradictions, read_launch, run_target
+from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.command.words import interpreter_of
 
 ACCELERATE = """
@@ -235,3 +236,21 @@ def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert interpreter_of(["torchrun", "train.py"], folder=folder, environment={"PATH": str(folder / "bin")}) == python
     with pytest.raises(DsAdviseError, match="no interpreter"):
         interpreter_of(["missing/python", "train.py"], folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("typed", "nodes", "gpus", "expected"),
+    [
+        ("torchrun --nproc_per_node 2 t.py --num_gpus 9", 1, 1, "torchrun --nproc_per_node 1 t.py --num_gpus 9"),
+        ("torchrun --nproc-per-node=2 t.py", 1, 8, "torchrun --nproc-per-node=8 t.py"),
+        ("deepspeed --num_gpus 2 t.py", 1, 4, "deepspeed --num_gpus 4 t.py"),
+        ("accelerate launch --num_processes 16 t.py", 2, 4, "accelerate launch --num_processes 8 t.py"),
+        ("torchrun --nnodes 2 --nproc_per_node 2 t.py", 1, 8, "torchrun --nnodes 2 --nproc_per_node 2 t.py"),
+        ("torchrun --nproc_per_node gpu t.py", 1, 8, "torchrun --nproc_per_node gpu t.py"),
+        ("A=1 nohup torchrun --nproc_per_node 2 t.py", 1, 4, "A=1 nohup torchrun --nproc_per_node 4 t.py"),
+        ("python t.py --num_gpus 2", 1, 8, "python t.py --num_gpus 2"),
+    ],
+)
+def test_the_launchers_number_of_ranks_is_replaced(typed: str, nodes: int, gpus: int, expected: str) -> None:
+    """The script's own options stay, and so does a command for another number of nodes."""
+    assert shlex.join(read_command(shlex.split(typed)).replace_counts(nodes, gpus)) == expected
