@@ -55,7 +55,7 @@ class Excerpt(NamedTuple):
         for line in self.lines:
             if line.sign == ">":
                 for at, part in enumerate(wrap(line.text, room, break_on_hyphens=False)):
-                    yield ExcerptRow(f"{'' if at else line.number:>{width}} {'|' if at else '>'} ", part, ">")
+                    yield ExcerptRow(f"{'' if at else line.number or '':>{width}} {'|' if at else '>'} ", part, ">")
                 continue
             if line.sign == "/":
                 text = line.text if len(line.text) <= room else _ELLIPSIS + line.text[len(_ELLIPSIS) - room :]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..text.language import can_encode
-from ..text.lines import LONGEST, NARROWEST, WIDTH, blank, commands, copyable, padded, row, sentence, wrapped
+from ..text.lines import LONGEST, NARROWEST, WARNING, WIDTH, blank, commands, copyable, padded, row, sentence, wrapped
 from . import terminal_charts
 from .blocks import (
     METER_COLUMNS,
@@ -44,9 +44,9 @@ _STYLES: Mapping[Style, str] = {
     "": "",
     "bold": "bold",
     "dim": "dim",
-    "yellow": "color(166)",  # yellow is unreadable on a white screen
+    "yellow": WARNING,
     "good": "bold green",
-    "unsure": "bold color(166)",
+    "unsure": f"bold {WARNING}",
     "bad": "bold red",
     "advice": "bold cyan",
     "unknown": "bold magenta",

@@ -199,7 +199,7 @@ def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
         return []
     # The kernel's OOM killer ends a rank by SIGKILL without a message.
     is_memory = failure.kind in ("out_of_memory", "killed")
-    what = f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}"
+    what = f"the probe failed {failure.when} on rank {failure.rank}: {failure.message}"
     return [Objection(what=what, fix=_OTHER_PLAN if is_memory else "fix this error first")]
 
 

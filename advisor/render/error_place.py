@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
 from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
 from ...probes.failures.scan import Frame, NumberedLine, frame_of
 from ..document import blocks as doc
-from ..text.units import capitalised, counted_noun, printable
+from ..text.units import capitalised, counted_noun, printable, shown_path
 from .known_cause import ranks
 
 LONGEST = 400
@@ -24,12 +25,13 @@ _NEXT_LINES = 2
 
 def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
     """Yield the place of the first error in a log, and there the user's own frame, the last frames, and the lines of
-    the message; nothing without an error. log: its name; "" for a text without a file, whose place has no line."""
+    the message; nothing without an error. log: its name; "" for a text without a file, whose lines have no numbers."""
     first = found.first
     if first is None:
         return
     if not log:
-        yield _excerpt(first)
+        excerpt = _excerpt(first)
+        yield excerpt._replace(lines=[line._replace(number=0) for line in excerpt.lines])
         return
     rank = "" if first.rank is None else f", rank {first.rank}"
     step, steps = first.error.step, counted_noun(first.error.steps, "logged step")
@@ -82,7 +84,7 @@ def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
 
 
 def _place(frame: Frame) -> doc.ExcerptLine:
-    place = f"{frame.short_file}:{frame.place}".rstrip(":")
+    place = f"{shown_path(PurePath(frame.short_file))}:{frame.place}".rstrip(":")
     return doc.ExcerptLine(frame.number, printable(", in ".join(filter(None, (place, frame.name)))), "/")
 
 

@@ -70,7 +70,7 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     if failure is not None:
         found = diagnose_text(failure.details)
         message = "" if found.first else f": {failure.message}"  # else it is in the excerpt
-        yield doc.Sentence(f"Rank {failure.rank} failed first, during {failure.phase}{message or '.'}")
+        yield doc.Sentence(f"Rank {failure.rank} failed first, {failure.when}{message or '.'}")
         found = found if found.first else diagnose_text(f"{failure.details}\n{failure.message}")
         shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]
@@ -149,7 +149,7 @@ def _signed(error: float | None) -> str:
 def _step_parts(answer: ProbeAnswer) -> str:
     """Return the parts of the slowest rank's step, by engine call, unless the figures have them; and the share of its
     collectives."""
-    slowest = max(answer.result.ranks, key=lambda report: report.step_s)
+    slowest = answer.result.slowest
 
     def share(name: str) -> float:
         return float(sum(getattr(step, name) for step in slowest.steps) / sum(step.total_s for step in slowest.steps))

@@ -24,6 +24,9 @@ NARROWEST = 40
 _LEAST_ROOM = 30
 """Columns of a sentence's text below which its lines begin further to the left."""
 
+WARNING = "color(166)"
+"""Style of a warning: yellow is unreadable on a white screen."""
+
 SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 """Bars of a column from the lowest to the highest, and without block characters."""
 
@@ -69,7 +72,7 @@ _SHORT_COMMAND = NARROWEST - 8
 
 def _whole_commands(text: str) -> str:
     def firm(found: re.Match[str]) -> str:
-        is_short = found[0].startswith("ds-advise") and len(found[0]) <= _SHORT_COMMAND
+        is_short = found[0].startswith("ds-advise") and found[0].isascii() and len(found[0]) <= _SHORT_COMMAND
         return found[0].replace(" ", FIRM) if is_short else found[0]
 
     return re.sub(COMMAND, firm, text)

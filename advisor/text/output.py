@@ -52,7 +52,7 @@ class Output(NamedTuple):
     def warn(self, text: str) -> None:
         """Print a line like `say`, which stands out on a terminal."""
         if self.mode != "quiet":
-            to_stderr(text, style="yellow")
+            to_stderr(text, is_warning=True)
 
     def gap(self) -> None:
         """On a terminal, leave a line between the progress and the answer."""
@@ -122,8 +122,8 @@ def discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def to_stderr(text: str, style: str = "") -> None:
-    """Print a line on stderr; on a terminal it is wrapped, in a style of rich."""
+def to_stderr(text: str, *, is_warning: bool = False) -> None:
+    """Print a line on stderr; on a terminal it is wrapped, and a warning is coloured."""
     line = f"ds-advise: {printable(text)}"
     if sys.stderr.isatty():
         with suppress(ImportError):  # an error may be that this library is missing
@@ -131,9 +131,10 @@ def to_stderr(text: str, style: str = "") -> None:
             from rich.console import Console
             from rich.text import Text
 
-            from .lines import wrapped
+            from .lines import WARNING, wrapped
 
             console = Console(stderr=True, highlight=False)
+            style = WARNING if is_warning else ""
             with ignore_closed_pipe(sys.stderr, OSError):
                 console.print(Text(wrapped(line, console.width), style=style), soft_wrap=True)
             return

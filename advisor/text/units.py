@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ...estimators.units import GIB as GIB
 from ...estimators.units import gib as gib
@@ -29,7 +29,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def shown_path(path: Path) -> str:
+def shown_path(path: PurePath) -> str:
     """Return a path as it is typed in the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

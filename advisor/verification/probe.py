@@ -89,14 +89,15 @@ class ProbeAnswer:
         return {**self.result.to_json(), **additions}
 
     def _phases(self) -> Iterator[ProbeFigure]:
-        """Peak and seconds of the phases of a command's step, on the highest rank."""
+        """The phases of a command's step: the peak on the highest rank, the seconds on the slowest one, whose parts add
+        up to its step."""
         predicted = {each.name: each for each in self.prediction.phases} if self.prediction else {}
         for name, title in _PHASES.items() if self.command else ():
             measured, dry = [rank.phases_named(name) for rank in self.result.ranks], predicted.get(name)
             peak = max(each.allocated_bytes for phases in measured for each in phases)
             if peak:
                 yield _figure(f"{title}, peak", peak, None, dry.peak_bytes if dry else None)
-            seconds = max(median(each.seconds for each in phases) for phases in measured)
+            seconds = median(each.seconds for each in self.result.slowest.phases_named(name))
             yield _figure(title, seconds, None, dry.seconds if dry else None, unit="s")
 
     def _cpu_memory(self) -> tuple[ProbeFigure, ...]:

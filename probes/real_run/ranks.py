@@ -99,8 +99,11 @@ class Rank:
 
     @property
     def place(self) -> str:
-        """Its phase; between `initialize` and the first forward pass "preparation", as of its data."""
-        return "preparation" if self.phase == "initialize" and "initialized" in self.latest else self.phase
+        """Its phase; between `initialize` and the first forward pass "preparation", as of its data, and "after step N"
+        between two steps."""
+        if self.phase == "initialize" and "initialized" in self.latest:
+            return "preparation"
+        return f"after {self.phase}" if self.step and self.phase == f"step {self.step}" else self.phase
 
     @property
     def lost_another(self) -> bool:

@@ -22,6 +22,11 @@ class RankFailure:
     details: str = ""
     """The traceback, or the end of the rank's output."""
 
+    @property
+    def when(self) -> str:
+        """`during load`, `after step 2`."""
+        return self.phase if self.phase.startswith("after ") else f"during {self.phase}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
@@ -124,10 +129,15 @@ class ProbeResult:
     """What `tokens_per_step` counts."""
 
     @property
+    def slowest(self) -> RankReport:
+        """The rank with the longest step."""
+        assert self.ranks, "a failed probe has no times"
+        return max(self.ranks, key=lambda report: report.step_s)
+
+    @property
     def step_s(self) -> float:
         """The time of a step on the slowest rank, in seconds."""
-        assert self.ranks, "a failed probe has no times"
-        return max(report.step_s for report in self.ranks)
+        return self.slowest.step_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -72,7 +72,9 @@ class _Job:
 
     def _first_failure(self) -> RankFailure:
         """The failure of the rank that failed first, once the others have had the time to report theirs."""
-        lost = [rank for rank in self.records.ranks if rank.is_lost] if self.supervisor.poll() is None else []
+        # After the end of the command, or of another rank, the supervisor or the launcher ends the rest.
+        is_first = self.supervisor.poll() is None and all(rank.exit_code is None for rank in self.records.ranks)
+        lost = [rank for rank in self.records.ranks if rank.is_lost] if is_first else []
         self._await_others()
         ranks = self.records.ranks
         first = first_failed(ranks, [rank for rank in lost if rank.exit_code is None])
