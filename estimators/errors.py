@@ -39,6 +39,9 @@ def error_line(what: str, why: str = "", fix: str = "") -> str:
     line = f"{what}: {why}" if why else what
     if fix and line.endswith("?"):
         return f"{line} {fix[0].upper()}{fix[1:]}"
+    word = fix.partition(" ")[0]
+    if word.istitle() and word.isalpha():  # a sentence of its own in the table of messages
+        fix = f"{fix[0].lower()}{fix[1:]}"
     return f"{line}; {fix}" if fix else line
 
 

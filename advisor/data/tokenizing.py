@@ -94,7 +94,7 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """Renders samples with one tokenizer, which is given `DEFAULT_CHAT_TEMPLATE` if it has no template."""
+    """Renders samples with one tokenizer, which is given `DEFAULT_CHAT_TEMPLATE` for chats if it has no template."""
 
     def __init__(self, tokenizer: Any, *, system: str | None = None) -> None:
         """system: a system message for chats without one."""
@@ -107,8 +107,6 @@ class Renderer:
         self._tokenizer = tokenizer
         self._system = system
         self.has_own_template = bool(tokenizer.chat_template)
-        if not self.has_own_template:
-            tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
         # Templates write the beginning-of-text token themselves; plain text gets it if the tokenizer adds it.
         bos = tokenizer.bos_token_id
         self._bos = tokenizer.bos_token if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else ""
@@ -172,6 +170,8 @@ class Renderer:
     def _text(self, messages: list[Message], tools: Any, place: str, *, generation: bool = False) -> str:
         if not messages:
             return ""
+        if not self._tokenizer.chat_template:
+            self._tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
         try:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=generation

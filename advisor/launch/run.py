@@ -96,7 +96,8 @@ def _stop(records: Records) -> str:
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    how = "SIGTERM is sent to the ranks, and the script decides what to save; press Ctrl-C again to end them now"
+    saves = ", and the script decides what to save" if any(rank.step for rank in records.ranks) else ""
+    how = f"SIGTERM is sent to the ranks{saves}; press Ctrl-C again to end them now"
     return how if running else ""
 
 

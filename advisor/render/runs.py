@@ -96,11 +96,11 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
         if all(getattr(figure, predictor) is None for figure in answer.figures):
             unknown |= columns
     yield doc.Table(["", "measured", "closed form", "error", "dry run", "error"], rows).without(unknown)
+    yield doc.Gap()
+    if sentence := _step_parts(answer):
+        yield doc.Sentence(sentence)
     if not is_timed(answer.run.cluster):
         yield doc.Sentence(UNTIMED, "dim")
-    if sentence := _step_parts(answer):
-        yield doc.Gap()
-        yield doc.Sentence(sentence)
     rows = []
     for report in (each for each in result.ranks if each.steps):
         means = (sum(map(attrgetter(name), report.steps)) / len(report.steps) for name in _STEP_PARTS)

@@ -20,6 +20,7 @@ from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.terminal import print_blocks
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.advisor.text.lines import commands, sentence, wrapped
+from ds_advise.estimators.errors import error_line
 from ds_advise.estimators.models import catalogue
 from rich.cells import cell_len
 from rich.console import Console
@@ -491,3 +492,16 @@ def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: 
     typed = f"ds-advise {words}"
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DS_ADVISE_COMPLETE": "bash_complete"}
     assert run(cwd=tmp_path, **asked).stdout.splitlines() == [found]
+
+
+@pytest.mark.parametrize(
+    ("fix", "line"),
+    [
+        ("Compare it with --help", "it failed: why; compare it with --help"),
+        ("CUDA is needed", "it failed: why; CUDA is needed"),
+        ("DeepSpeed's is older", "it failed: why; DeepSpeed's is older"),
+        ("", "it failed: why"),
+    ],
+)
+def test_a_fix_goes_on_in_the_line_of_its_error(fix: str, line: str) -> None:
+    assert error_line("it failed", "why", fix) == line

@@ -216,6 +216,9 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tmp_path: Path, 
         ("7<|im_end|>", True),
     ]
     assert plain.chat_template, "saved with the tokenizer"
+    without = _copy(tokenizer, chat_template=None)
+    prepared(tmp_path, without, {"text": "2+2"})
+    assert not without.chat_template, "text alone does not make a chat model"
 
 
 def test_a_template_that_refuses_a_row(tmp_path: Path, tokenizer: Any) -> None:
