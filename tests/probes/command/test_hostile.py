@@ -42,12 +42,13 @@ TRAINED = "It fits"
 
 @dataclass(frozen=True)
 class Hostile:
-    """script: its first line is line 1. said: a pattern of what the command prints at its end."""
+    """script: its first line is line 1. said: a pattern of what the command prints at its end. timeout_s: much more than a
+    script takes, on a busy machine too, unless it does not end."""
 
     script: str
     said: str
     code: int = 1
-    timeout_s: int = 60
+    timeout_s: int = 150
     fast: bool = False
 
 
@@ -225,7 +226,7 @@ COMMANDS = {
 """(words, what is said) of commands without a script."""
 
 
-def dry_run(words: list[str], folder: Path, *, timeout_s: int = 60) -> tuple[int, str, float]:
+def dry_run(words: list[str], folder: Path, *, timeout_s: int = 150) -> tuple[int, str, float]:
     """Exit code, what was printed, and seconds. Checks that neither a process nor a file is left."""
     temporary = folder.parent / "temporary"
     temporary.mkdir()
