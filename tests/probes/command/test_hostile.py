@@ -42,8 +42,8 @@ TRAINED = "It fits"
 
 @dataclass(frozen=True)
 class Hostile:
-    """script: its first line is line 1. said: a pattern of what the command prints at its end. timeout_s: much more than
-    a script takes, on a busy machine too, unless it does not end."""
+    """script: its first line is line 1. said: a pattern of what the command prints at its end. timeout_s: much more
+    than a script takes, on a busy machine too, unless it does not end."""
 
     script: str
     said: str
