@@ -22,10 +22,8 @@ _CLOSE = 0.75
 _OF_TRL = {objective.config or "SFTConfig" for objective in OBJECTIVES.values()}
 """TRL's classes of arguments, which have those of TrainingArguments, too."""
 
-_KEY, _PROBLEM = (
-    re.compile(r"[\w.]+"),
-    re.compile(r"\s+(?P<what>\S.*?) \[type=(?P<type>\w+), input_value=(?P<value>.+), input"),
-)
+_KEY = re.compile(r"[\w.]+")
+_PROBLEM = re.compile(r"\s+(?P<what>[A-Z].*?)(?: \[type=\w+, input_value=(?P<value>.+), input_type=\w+\])?$")
 """The two lines of pydantic on a key."""
 
 _MISMATCH = re.compile(r"- ds (?P<key>[\w.]+)=(?P<set>\S+) vs hf (?P<name>\w[\w ().]*?)=(?P<given>\S+)")
@@ -45,7 +43,7 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     file = config or _config_of(found)
     precise = _FIXES.get(message.id) or (_on_disk if message.kind == "disk_full" else None)
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
-    return fix.replace(CONFIG_NAME, file) if file else fix
+    return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")
 
 
 def _config_of(found: Diagnosis) -> str:
@@ -69,16 +67,16 @@ def _of_keys(first: Finding, _fix: str) -> str:
 
 
 def _of_key(key: str, problem: re.Match[str]) -> str:
-    if problem["type"] == "extra_forbidden":
+    what, value = problem["what"], problem["value"]
+    if what.startswith("Extra inputs"):
         from ...validate.lint import load_facts  # imported here: few failures need it
 
         *_, name = key.split(".")
         near = nearest(name, {known for block in load_facts().blocks for known in block.names()}, cutoff=_CLOSE)
         return f"rename {name} to {near} in {CONFIG_NAME}" if near else f"remove {key} from {CONFIG_NAME}"
-    if problem["type"] == "int_from_float":
-        return f"write an integer for {key} in {CONFIG_NAME}, such as {int(float(problem['value']))}"
-    what = problem["what"][0].lower() + problem["what"][1:]
-    return f"correct {key} in {CONFIG_NAME}, which is {problem['value']}: {what}"
+    if "fractional part" in what:
+        return f"write an integer for {key} in {CONFIG_NAME}{f', such as {int(float(value))}' if value else ''}"
+    return f"correct {key} in {CONFIG_NAME}{f', which is {value}' if value else ''}: {what[0].lower()}{what[1:]}"
 
 
 def _of_batch(first: Finding, _fix: str) -> str:

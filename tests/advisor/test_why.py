@@ -622,8 +622,8 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
             "[type=int_from_float, input_value=15099494.4, input_type=float]\n    For further information visit "
             "https://errors.pydantic.dev/2.9/v/int_from_float\noffload_optimizer.device\n  Input should be 'none', "
             "'cpu' or 'nvme' [type=enum, input_value='gpu', input_type=str]",
-            "write an integer for stage3_prefetch_bucket_size in ds_config.json, such as 15099494; correct "
-            "offload_optimizer.device in ds_config.json, which is 'gpu': input should be 'none', 'cpu' or 'nvme'; ",
+            "write an integer for stage3_prefetch_bucket_size, such as 15099494; correct "
+            "offload_optimizer.device, which is 'gpu': input should be 'none', 'cpu' or 'nvme'; ",
         ),
         ("OSError: [Errno 28] No space left on device: '/scratch/out/a.pt'", "It was writing /scratch/out/a.pt."),
         (
