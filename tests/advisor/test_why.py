@@ -539,6 +539,9 @@ def test_the_help_has_the_texts_of_this_command(capsys: pytest.CaptureFixture[st
     run(["why", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert "lint" not in words and "strategies" not in words and "or auto. [default: auto]" in words
+    assert "the configuration that fits is written" in words and "--force Overwrite existing files." in words
+    assert run(["why", "train.log", "--force"]) == 0
+    assert "--force has no effect without the training command behind --" in capsys.readouterr().err
     run(["lint", "--help"])
     assert "or auto. [default: none]" in " ".join(capsys.readouterr().out.split())
 
