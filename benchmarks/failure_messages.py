@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ds_advise.probes.failures.messages import memory_phases, messages
+from ds_advise.probes.failures.messages import filled, memory_phases, messages
 
 from .document import table_command
 
@@ -15,8 +15,9 @@ def table() -> str:
     for area, rows in groupby(messages(), key=lambda message: message.area):
         lines += [f"## {area}", "", "| message | cause | fix | confirmed by |", "|---|---|---|---|"]
         for row in rows:
-            cause = row.cause if row.certain else f"Usually: {row.cause}"
-            lines.append(_row(f"`{row.title}`", cause, row.fix, _link(row.source)))
+            cause, fix = (filled(text, {}) for text in (row.cause, row.fix))
+            cause = cause if row.certain else f"Usually: {cause}"
+            lines.append(_row(f"`{row.title}`", cause, fix, _link(row.source)))
         lines.append("")
     lines += ["## Where a GPU's memory runs out", "", "| it fails | cause | fix | read in |", "|---|---|---|---|"]
     lines += [_row(each.title, each.cause, each.fix, _link(each.source)) for each in memory_phases()]

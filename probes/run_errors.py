@@ -180,7 +180,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
             phase=phase,
             details=details,
             why=", ".join(filter(None, (said, f"at {where}" if where else ""))),
-            fix="see its output with --debug" if known is None else known.fix,
+            fix="see its output with --debug" if known is None else known.about(said).fix,
         )
     if answer.get("what"):  # an error of this package
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran

@@ -58,7 +58,9 @@ class MemoryChange:
 
     what: str
     file: dict[str, Any]
-    """Keys of the DeepSpeed configuration to set, nested."""
+    """Keys of the DeepSpeed configuration to replace, each with its whole value: what the file sets beside stays."""
+    removed: tuple[str, ...]
+    """Keys of the configuration to remove."""
     arguments: dict[str, Any]
     """Arguments of the script to set."""
     device_bytes_per_gpu: int
@@ -87,6 +89,8 @@ class MemoryForecast:
     """RAM if every rank loads the whole model although zero.Init would shard it; null if the plan does not shard it."""
     peak: str
     """The phase of a step with the highest predicted memory."""
+    step_bytes_per_gpu: int
+    """What the optimizer's step takes, whatever the samples are."""
     fits: bool
     """Whether the plan was predicted to fit GPU and RAM: then the training differs from the question."""
     fits_gpu: bool
@@ -110,7 +114,8 @@ def memory_forecast(
     options = dict(file.options if file.recorded is not None else context.options)
     options.pop("accumulation", None)
     workload = configured_workload(file.config, options, model, cluster.gpu)
-    found = [*_fitting(candidate, model, workload, cluster, partial(_bytes_there, lacks=lacks, phase=phase))]
+    need = partial(_bytes_there, lacks=lacks, phase=phase)
+    found = [*_fitting(candidate, model, workload, cluster, need, file.config)]
     have, ram_to_fit = cluster.host_memory_bytes_per_node, candidate.ram_to_fit
     return MemoryForecast(
         file=file.name,
@@ -123,6 +128,7 @@ def memory_forecast(
         ram_to_fit_bytes=ram_to_fit,
         whole_load_bytes_per_node=_whole_load(candidate, model, workload, cluster),
         peak=candidate.memory.peak.name,
+        step_bytes_per_gpu=max(each.allocated_bytes for each in candidate.memory.phases if each.name == "step"),
         fits=candidate.fit.fits,
         fits_gpu=candidate.fit.gpu_suffices,
         fits_ram=None if have is None else ram_to_fit <= have,
@@ -149,10 +155,15 @@ def _bytes_there(candidate: Candidate, *, lacks: Literal["gpu", "host"], phase: 
 
 
 def _fitting(
-    failed: Candidate, model: ModelShape, workload: Workload, cluster: Cluster, need: Callable[[Candidate], int]
+    failed: Candidate,
+    model: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    need: Callable[[Candidate], int],
+    file: Mapping[str, Any],
 ) -> Iterator[tuple[float, MemoryChange]]:
     """Yield the changes that need less of the memory that ran out, and fit, each with the memory that it saves for the
-    share of the speed that it costs."""
+    share of the speed that it costs. file: the configuration that they change."""
     before = need(failed)
     for what, plan, changed in _changes(failed.plan, model, workload):
         if unsupported(model, changed, plan, cluster) is not None:
@@ -168,10 +179,16 @@ def _fitting(
             ]
         except DsAdviseError:  # a swap folder that nobody named
             continue
+        patch = _different(*configs)
         speed = found.tokens_per_s / failed.tokens_per_s
         change = MemoryChange(
             what=what,
-            file=_different(*configs),
+            file={
+                name: value
+                for name, part in patch.items()
+                if part is not None and (value := _patched(file.get(name), part)) != file.get(name)
+            },
+            removed=tuple(name for name, part in patch.items() if part is None and name in file),
             arguments=_arguments(failed.plan, plan, workload, changed),
             device_bytes_per_gpu=found.device_bytes,
             host_bytes_per_node=found.memory.host_bytes_per_node,
@@ -224,7 +241,7 @@ def _arguments(plan: Plan, new: Plan, workload: Workload, changed: Workload) -> 
 
 
 def _different(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `after` with other values than in `before`; null for one that is to be removed."""
+    """The keys of `after` with other values than in `before`; None for one that is to be removed."""
     found: dict[str, Any] = {}
     for name in [*after, *(each for each in before if each not in after)]:
         old, new = before.get(name), after.get(name)
@@ -233,3 +250,12 @@ def _different(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
         is_block = isinstance(old, Mapping) and isinstance(new, Mapping)
         found[name] = _different(old, new) if is_block else new  # type: ignore[arg-type]  # both are mappings
     return found
+
+
+def _patched(old: Any, change: Any) -> Any:
+    """A value with the changes of `_different`."""
+    if not isinstance(change, Mapping):
+        return change
+    kept = old if isinstance(old, Mapping) else {}
+    new = {name: _patched(kept.get(name), part) for name, part in change.items() if part is not None}
+    return {name: value for name, value in kept.items() if name not in change} | new

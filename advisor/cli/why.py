@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from ...ds_configs.files import CONFIG_NAME
 from ...estimators.errors import ConfigFileError, DsAdviseError
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
 from .options import (
     ACCUMULATION,
+    FORCE,
     PATH,
     CommandWithUsersCommand,
     complete_file,
     model_option,
     output_options,
     users_command,
+    warn_ignored,
 )
 
 if TYPE_CHECKING:
@@ -42,13 +45,17 @@ _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
 )
 @click.option("--list", "listed", is_flag=True, help="List the known messages.")
 @file_options(extra=[model_option("The training's model, if FILE does not record it."), ACCUMULATION])
+@FORCE
 @output_options
-def why(log: str | None, config: Path | None, listed: bool, question: dict[str, Any], output: Output) -> int:
+def why(
+    log: str | None, config: Path | None, listed: bool, force: bool, question: dict[str, Any], output: Output
+) -> int:
     """Name the cause of a failed training and its fix, by the log of any launcher.
 
     LOG is a file (also compressed by gzip), or - for standard input, which Ctrl-C ends. It is read once, whatever its
     size, with all ranks in it. If memory ran out, the training command behind `--` is run on a simulated GPU, as it is
-    and as it would fit.
+    and as it would fit, and the configuration that fits is written: as ds_config.json, or with a number if there is
+    another one, which --force replaces.
 
     \b
     ds-advise why train.log
@@ -73,6 +80,8 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     if log is None:
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
+    if not words and force:
+        warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
     with _opened(log) as stream:
@@ -85,7 +94,7 @@ def why(log: str | None, config: Path | None, listed: bool, question: dict[str, 
     note, problem = "", None
     try:
         if found.ran_out_of_memory and words:
-            advice, problem = _command_advice(words, config, question, output)
+            advice, problem = _command_advice(words, config, question, output, force=force)
         elif found.ran_out_of_memory and config is not None:
             forecast = _forecast(config, found, question, output)
             note = "" if forecast is not None else f"{config} is not predicted: pass its --model and --gpus."
@@ -129,7 +138,7 @@ def _unreadable(log: str, why: str) -> ConfigFileError:
 
 
 def _command_advice(
-    words: tuple[str, ...], config: Path | None, question: dict[str, Any], output: Output
+    words: tuple[str, ...], config: Path | None, question: dict[str, Any], output: Output, *, force: bool
 ) -> tuple[CommandAdvice, DsAdviseError | None]:
     """The dry runs of the command whose memory ran out, as it is and as advised, whose files are written; and the error
     if writing failed."""
@@ -142,9 +151,15 @@ def _command_advice(
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
         advice = advise_command(
-            words, given, config_file=config, say=output.say, on_progress=on_progress, on_task=on_progress.begin
+            words,
+            given,
+            config_file=config,
+            destination=CONFIG_NAME if force else "",
+            say=output.say,
+            on_progress=on_progress,
+            on_task=on_progress.begin,
         )
-    return with_files(advice, Path.cwd(), force=False)
+    return with_files(advice, Path.cwd(), force=force)
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:

@@ -153,12 +153,18 @@ transformers 4 has, and those that change neither the memory nor the time of a s
 "harmless" * stands for any letters; in "harmless-topics" NAME also stands for all keys that begin with NAME_."""
 
 
+def known_names(*kinds: str) -> set[str]:
+    """The keys of some lists of `KNOWN_KEYS`."""
+    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
+    return {name for kind in kinds for name in lists.get(kind, "").split()}
+
+
 def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(keys of the tool that the estimators do not use, without harmless ones; keys that the tool does not have, each
     with the nearest that it has). has_own: whether the file may hold the user's own keys; then no key is unknown."""
     lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
     shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
-    names = {name for kind in (tool, *shared) for name in lists.get(kind, "").split()}
+    names = known_names(tool, *shared)
     topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
     harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))
     uncounted, unknown = [], []

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis, Wait
-from ...probes.failures.messages import messages
-from ..answer.memory_change import MemoryForecast
+from ...probes.failures.messages import filled, messages
+from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
 from ..document import blocks as doc
@@ -67,7 +67,12 @@ def why_document(
             *(
                 []
                 if forecast is None
-                else _forecast(forecast, advise, loads=phase is not None and phase.name == "load")
+                else _forecast(
+                    forecast,
+                    advise,
+                    loads=phase is not None and phase.name == "load",
+                    contradiction=_contradiction(found, forecast),
+                )
             ),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
@@ -195,7 +200,21 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
         yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
 
 
-def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator[doc.Block]:
+def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
+    """Return why the prediction is not of the training of the log; "" if it may be."""
+    steps = 0 if found.first is None else found.first.error.step or found.first.error.steps
+    logged = found.memory.total_bytes if found.memory is not None else None
+    size, need = logged or forecast.gpu_memory_bytes, forecast.step_bytes_per_gpu
+    if not steps or MARGIN * need <= size:
+        return ""
+    return (
+        f"That is not the training of the log: it did {counted_noun(steps, 'step')} on a GPU of {gib(size)} GiB, and "
+        f"the optimizer's step alone is predicted to need {gib(need)} GiB. Model, configuration, precision or number "
+        "of GPUs differ."
+    )
+
+
+def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool, contradiction: str) -> Iterator[doc.Block]:
     yield doc.Heading("The configuration", "forecast", printed=False)
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
     there = "" if forecast.ram_bytes_per_node is None else f"of {gib(forecast.ram_bytes_per_node)} "
@@ -204,6 +223,9 @@ def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator
         f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
         "bold",
     )
+    if contradiction:
+        yield doc.Sentence(contradiction, "yellow")
+        return
     yield doc.Sentence(_what_fits(forecast))
     if forecast.lacks == "host" and loads and (whole := forecast.whole_load_bytes_per_node):
         yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB of RAM per node.", "yellow")
@@ -229,9 +251,12 @@ def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool) -> Iterator
     yield doc.Sentence(f"Single changes that fit{unless}, by the memory that they save for the speed that they cost:")
     yield doc.Table(["change", "GPU GiB", "RAM GiB", "tokens/s"], rows)
     first = forecast.changes[0]
-    yield doc.Sentence(f"To paste, for {first.what}:")
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
-    yield doc.Code([*lines, *(json.dumps(first.file, indent=1).splitlines() if first.file else ())])
+    where = f" (in place of the same keys of {forecast.file})" if first.file else ""
+    yield doc.Sentence(f"To paste, for {first.what}{where}:")
+    yield doc.Code([*lines, *(line[1:] for line in json.dumps(first.file, indent=1).splitlines()[1:-1])])
+    if first.removed:
+        yield doc.Sentence(f"Remove {', '.join(first.removed)} from {forecast.file}.")
 
 
 def _what_fits(forecast: MemoryForecast) -> str:
@@ -311,5 +336,5 @@ def message_list() -> Iterator[doc.Block]:
             area = message.area
             yield doc.Heading(area, area)
         yield doc.Sentence(message.title, "bold")
-        yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(message.cause)}")
-        yield doc.Sentence(f"  Fix: {ended(message.fix)}")
+        yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(filled(message.cause, {}))}")
+        yield doc.Sentence(f"  Fix: {ended(filled(message.fix, {}))}")

@@ -11,6 +11,7 @@ from ...probes.failures.messages import ErrorKind, Phase
 from ...probes.failures.out_of_memory import MemoryFigures
 from ..answer.memory_change import MemoryForecast
 from ..command.advice import CommandAdvice
+from .named_fix import named_fix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def why_report(
         steps=found.steps,
         last_line=found.last_line,
         error=None if first is None else _first_error(first),
-        message=None if message is None else from_attributes(KnownMessage, message),
+        message=None if message is None else from_attributes(KnownMessage, message, fix=_fix(found)),
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
         collective=found.collective,
@@ -120,6 +121,13 @@ def why_report(
         forecast=forecast,
         training=None if advice is None else to_json(advice.to_json()),
     )
+
+
+def _fix(found: Diagnosis) -> str:
+    """Return the fix of the message, not of the phase, which the report has apart."""
+    message = found.message
+    assert message is not None, "the caller checks it"
+    return named_fix(found) if found.explanation == message else message.fix
 
 
 def _first_error(first: Finding) -> FirstError:

@@ -16,6 +16,7 @@ from .messages import (
     ErrorKind,
     MemoryPhase,
     Message,
+    filled,
     find_message,
     loading_bar,
     loading_phase,
@@ -52,6 +53,9 @@ _STAGE_3 = re.compile(
 
 _FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
 """The elastic agent's word on a rank."""
+
+_AROUND = "'\"`,:;.!/"
+"""Signs around a word of a title that are not part of it."""
 
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
@@ -113,9 +117,7 @@ class Finding:
     @property
     def named(self) -> dict[str, str]:
         """What the message names, by the pattern's groups; empty if it does not name all."""
-        found = self.message and self.message.pattern.search(self.error.text)
-        groups = found.groupdict() if found else {}
-        return groups if all(groups.values()) else {}
+        return self.message.names(self.error.text) if self.message else {}
 
     @property
     def headline(self) -> str:
@@ -124,7 +126,7 @@ class Finding:
         text, message = self.error.text, self.message
         if message is not None:
             if message.headline and (self.named or "{" not in message.headline):
-                return message.headline.format(**self.named)
+                return filled(message.headline, self.named)
             if killed := _KILLED.search(text):
                 number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
                 place = "a process" if local is None else f"local rank {local[1]}"
@@ -159,7 +161,8 @@ class Diagnosis:
     waits: tuple[Wait, ...]
     """Where the ranks waited whose collective operations timed out: the operation of most ranks first."""
     silent: tuple[int, ...]
-    """The other ranks of the log, if a collective operation timed out."""
+    """The ranks that reported no timeout, if a collective operation timed out: the others of the log, and those that it
+    lacks."""
     ended: bool
     """Whether the Trainer reported the end of the training."""
     command: tuple[str, ...]
@@ -174,8 +177,10 @@ class Diagnosis:
 
     @property
     def message(self) -> Message | None:
-        """The known cause; None for an unknown one, and for a log that shows only effects."""
-        return None if self.first is None or self.first.role == "effect" else self.first.message
+        """The known cause with what the log names; None for an unknown one, and for a log that shows only effects."""
+        if self.first is None or self.first.role == "effect" or self.first.message is None:
+            return None
+        return self.first.message.about(self.first.error.text)
 
     @property
     def kind(self) -> ErrorKind:
@@ -225,8 +230,10 @@ class Diagnosis:
 
 
 def _says(text: str, title: str) -> bool:
-    """Whether a text has all words of a part of a title, besides its remark in parentheses and its placeholders."""
-    words = re.findall(r"\w+", re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold())
+    """Whether a text has all words of a part of a title as they are written, besides its remark in parentheses and its
+    placeholders."""
+    words = re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold().split()
+    words = [word for word in (each.strip(_AROUND) for each in words) if word]
     return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
 
 
@@ -274,6 +281,11 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
+    started = found.started if found.started.nodes else found.started.joined(seen_ranks(seen))
+    there = {rank for rank in found.ranks.values() if rank is not None} - waiting if waits else set[int]()
+    absent = {*range(max(started.total, max(waiting, default=-1) + 1))} - waiting
+    # As many as those that wait are on a node whose output is not in the log.
+    silent = there | absent if len(absent) < len(waiting) else there
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
     # Effects are noise beside a cause, and all that there is without one.
@@ -284,12 +296,10 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         effects=tuple({each.message or each.headline: each.headline for each in reversed(others)}.values())[::-1],
         followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
         waits=waits,
-        silent=tuple(sorted(rank for rank in {*found.ranks.values()} if rank is not None and rank not in waiting))
-        if waits
-        else (),
+        silent=tuple(sorted(silent)),
         ended=found.ended,
         command=found.command,
-        started=found.started if found.started.nodes else found.started.joined(seen_ranks(seen)),
+        started=started,
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,

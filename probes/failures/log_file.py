@@ -5,14 +5,17 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import re
 from typing import BinaryIO, cast
 
 _LOOK = 4_096
 """Bytes that tell what the log is."""
 
-_NO_TEXT = bytes((*range(1, 8), *range(14, 27), *range(28, 32)))
-"""Control characters that no text has; escape codes and progress bars have the others, and a file that was open when
-its node died has zeros."""
+_NO_TEXT = bytes((*range(8), *range(14, 27), *range(28, 32)))
+"""Control characters that no text has; escape codes and progress bars have the others."""
+
+_HOLE = re.compile(rb"\0{16,}")
+"""Zeros of a file that was open when its node died, or that was emptied while a process wrote; others are no text."""
 
 _MOST = 0.05
 """Largest share of them in a text."""
@@ -27,6 +30,12 @@ def read_log(stream: BinaryIO) -> BinaryIO:
     head = _head(buffered)
     if encoding := _utf_16(head):
         return cast("BinaryIO", codecs.EncodedFile(buffered, "utf-8", encoding, "replace"))
+    while head and not head.strip(b"\0"):
+        buffered.read(len(head))
+        head = _head(buffered)
+        if not head:
+            raise ValueError("it is not text")
+    head = _HOLE.sub(b"", head)
     if len(head) - len(head.translate(None, _NO_TEXT)) > _MOST * len(head):
         raise ValueError("it is not text")
     return cast("BinaryIO", buffered)

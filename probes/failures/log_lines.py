@@ -48,6 +48,7 @@ _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
 _RANKS = {
     "[": (
         re.compile(r"\[rank ?(?P<rank>\d+)\]: ?"),  # torch 2.3 and later
+        re.compile(r"\[pod/(?P<name>[\w.-]+/[\w.-]+)\] ?"),  # kubectl logs --prefix
         re.compile(r"\[[A-Za-z][\w-]*?:?(?P<rank>\d+)\]: ?"),  # torchrun --tee, with its --role
         # mpirun --tag-output, also of SageMaker
         re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w-]+)?\]<std(?:out|err)>: ?"),
@@ -56,6 +57,7 @@ _RANKS = {
     "": (
         re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
         re.compile(rf"(?P<name>{_SYSLOG}): ?"),  # systemd's journal
+        re.compile(r"(?P<name>[\w.-]{1,60}) +(?=\[(?:rank|default) ?\d+\]:)"),  # a name in front of torch's rank
         re.compile(
             r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"
         ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,9 @@ from .out_of_memory import memory_figures
 
 _GROUP = re.compile(r"\(\?P([<=])(\w+)")
 """The name of a group where it is declared and where it is used."""
+
+_PLACE = re.compile(r"\{(\w+)\}")
+"""A placeholder of a text: the name of a group of the pattern in braces."""
 
 _CLOSURE = re.compile(r":\w*closure\w*(?: |$)")
 
@@ -50,7 +53,8 @@ class Message:
     title: str
     """The message as it is printed, shortened."""
     headline: str = ""
-    """What the message says, with the named groups of `pattern` in braces; "" if the title says it."""
+    """What the message says; "" if the title says it. Here, in `cause` and in `fix` the named groups of `pattern`
+    stand in braces."""
     pattern: re.Pattern[str]
     """Found in the message. The lines of a message are joined by single spaces."""
     near: re.Pattern[str] | None = None
@@ -59,6 +63,9 @@ class Message:
     """Not found there."""
     figures: Literal["", "shared", "fragmented"] = ""
     """What the allocator's figures in the message show; "" if they do not matter."""
+    replaced: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What took the place of each value of the group `argument`, as `replacement`; the message is none of other values.
+    Empty if every value counts."""
     at_end: bool = False
     """Whether it counts only among the last lines of a process, which waits there."""
     role: Role = "cause"
@@ -71,6 +78,19 @@ class Message:
     """What confirmed cause and fix: an issue, or a file of the engine."""
     example: str
     """Lines of a log with the message."""
+
+    def names(self, text: str) -> dict[str, str]:
+        """What a text that is this message names, by the pattern's groups; empty if it does not name all."""
+        found = self.pattern.search(text)
+        groups = found.groupdict() if found else {}
+        if self.replaced and groups:
+            groups["replacement"] = self.replaced.get(groups["argument"], "")
+        return groups if all(groups.values()) else {}
+
+    def about(self, text: str) -> Message:
+        """The message with the names of a text in `cause` and `fix`."""
+        named = self.names(text)
+        return replace(self, cause=filled(self.cause, named), fix=filled(self.fix, named))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +136,11 @@ def _compiled(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: re.compile(value) if name in names else value for name, value in row.items()}
 
 
+def filled(text: str, named: Mapping[str, str]) -> str:
+    """A text with names in place of its placeholders; in capitals what is not named."""
+    return _PLACE.sub(lambda place: named.get(place[1], place[1].upper()), text)
+
+
 def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
     """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
     nearby = "\n".join((*around, text))
@@ -127,6 +152,8 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
         if message.near is not None and not message.near.search(nearby):
             continue
         if message.not_near is not None and message.not_near.search(nearby):
+            continue
+        if message.replaced and not message.names(text):
             continue
         if message.figures and not _shows(text, message.figures):
             continue

@@ -32,9 +32,13 @@ _QUIET = 100
 """Lines without a frame after which a traceback has no exception any more: its end is missing, or it was none."""
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FRAME = re.compile(r'^>?\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+),\s*in\s*(?P<name>\S+)')
+_FRAME = re.compile(r'^>?\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+)(?:,\s*in\s*(?P<name>\S+)|$)')
+"""A frame; that of a file that Python could not compile is in no function."""
 _CUT_FRAME = re.compile(r'^>?\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
 """A frame that a terminal, or a logger of its width, broke into lines."""
+_NO_REST = re.compile(r"^\s+(?!\d*,?\s*in\s)\S|^\s*$")
+"""What follows a whole frame without a function: its code."""
+_WHOLE_FRAME = re.compile(r'"[^"]+", line \d+$')
 _TEST_FRAME = re.compile(r"^(?P<file>\S+\.py):(?P<line>\d+): in (?P<name>\w+)$")
 """A frame of pytest."""
 _RAY_FRAME = re.compile(r"(?P<file>ray)::(?:\w+\.)*(?P<name>\w+)\(\) \(pid=")
@@ -210,13 +214,13 @@ class Scan:
 def frame_of(line: NumberedLine) -> Frame | None:
     """The frame of Python's traceback in a line; None for any other line."""
     found = _FRAME.match(line.text.strip())
-    return None if found is None else Frame(line.number, found["file"], found["line"], found["name"])
+    return None if found is None else Frame(line.number, found["file"], found["line"], found["name"] or "")
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
     """The frames of Python's traceback, `file:function code`, the outermost first."""
     return tuple(
-        f"{found['file']}:{found['name']} {code.strip()}"
+        f"{found['file']}:{found['name'] or ''} {code.strip()}"
         for found, code in ((_FRAME.match(line), after) for line, after in pairwise([*traceback.splitlines(), ""]))
         if found is not None
     )
@@ -268,6 +272,8 @@ class _Scanner:
     def _joined(self, line: LogLine) -> LogLine:
         """The line, with the part of a frame that it continues in front."""
         cut, self._cut = self._cut, None
+        if cut is not None and _WHOLE_FRAME.search(cut.text) and _NO_REST.match(line.text):
+            return line
         if cut is not None and line.process in ("", cut.process):
             line = cut._replace(number=line.number, text=cut.text + line.text.strip())
         if "File" in line.text and _CUT_FRAME.match(line.text) and len(line.text) < _LONGEST_FRAME:

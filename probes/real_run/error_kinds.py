@@ -19,7 +19,9 @@ _KINDS_BY_ERRNO: dict[int | None, ErrorKind] = {
 
 def known_error(error: Mapping[str, Any]) -> Message | None:
     """The known message that an error in the event log is; None for an unknown one."""
-    return find_message(f"{error['type']}: {error['message']}", error["details"].splitlines())
+    text = f"{error['type']}: {error['message']}"
+    found = find_message(text, error["details"].splitlines())
+    return found and found.about(text)
 
 
 def kind_of_error(error: Mapping[str, Any]) -> ErrorKind:

@@ -79,6 +79,17 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "A process was killed by SIGKILL (exit code -9).",
         ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
+        ("train.py: error: unrecognized arguments: --local_rank=0", "Unrecognized arguments: --local_rank=0."),
+        ("ModuleNotFoundError: No module named 'trl'", "No module named 'trl'."),
+        ("ModuleNotFoundError: No module named 'transformers.deepspeed'", "No module named 'transformers.deepspeed'."),
+        (
+            "ImportError: cannot import name 'Llama' from 'transformers' (/opt/transformers/__init__.py)",
+            "Cannot import name 'Llama' from 'transformers'.",
+        ),
+        (
+            "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'lora_rank'",
+            "LoraConfig has no argument 'lora_rank'.",
+        ),
         (
             "DataLoader worker (pid 325) is killed by signal: Bus error.",
             "DataLoader worker is killed by signal: Bus error.",
@@ -232,6 +243,7 @@ def test_a_log_is_read_from_a_pipe_compressed_and_as_windows_writes_it(
         "train.log.gz": gzip.compress(data),
         "compressed.log": gzip.compress(data),
         "plain.gz": data,
+        "emptied.log": bytes(9000) + data + bytes(300),
         "windows.log": text.replace("\n", "\r\n").encode("utf-16"),
         "unmarked.log": text.encode("utf-16-le"),
         "docker.log": b"".join(b'{"log":%s}\n' % json.dumps(line.decode()).encode() for line in lines),
@@ -251,8 +263,10 @@ def test_a_log_is_read_from_a_pipe_compressed_and_as_windows_writes_it(
 def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
     Path("a.bin").write_bytes(bytes(range(256)) * 40)
+    Path("elf.bin").write_bytes(b"\x7fELF" + b"".join(number.to_bytes(8, "little") for number in range(2000)))
+    Path("zeros.bin").write_bytes(bytes(9000))
     Path("cut.gz").write_bytes(gzip.compress(log.read_bytes() * 50)[:-20])
-    for words in (["missing.log"], ["."], ["a.bin"], ["cut.gz"], []):
+    for words in (["missing.log"], ["."], ["a.bin"], ["elf.bin"], ["zeros.bin"], ["cut.gz"], []):
         code, text = _why(capsys, *words)
         assert code == 2 and text and "Traceback" not in text, words
     assert "name a file in it, such as cut.gz" in _why(capsys, ".")[1]
@@ -318,6 +332,35 @@ def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureF
     _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
     forecast = json.loads(printed)["forecast"]
     assert forecast["fits"] and forecast["device_bytes_per_gpu"] == change["device_bytes_per_gpu"]
+
+
+def test_what_is_pasted_replaces_whole_keys_and_keeps_what_they_had(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And names no key that the file does not have."""
+    own = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto"}
+    Path("ds.json").write_text(json.dumps(CONFIG | {"zero_optimization": own}))
+    step = '  File "/opt/torch/optim/adamw.py", line 243, in step\n    adamw('
+    log.write_text(f"Traceback (most recent call last):\n{step}\n{FULL}")
+    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--offline"]
+    text = _why(capsys, "train.log", *given)[1]
+    pasted = text.partition("(in place of the same keys of ds.json):\n")[2].partition("\n\n")[0]
+    keys = json.loads(f"{{{pasted}}}")
+    assert keys["zero_optimization"].items() >= (own | {"stage": 3}).items() and "null" not in pasted
+    changes = json.loads(_why(capsys, "train.log", *given, "--json")[1])["forecast"]["changes"]
+    assert all(change["removed"] == [] and None not in change["file"].values() for change in changes)
+
+
+def test_a_prediction_that_the_log_contradicts_is_not_used(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a step; before it, the optimizer's step may be what does not fit."""
+    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]
+    full = FULL.replace("79.15", "23.64").replace("77.90", "22.42").replace("75.00", "20.50")
+    log.write_text(f"  6%|6         | 6/100 [00:06<01:40,  1.02s/it]\n{FRAMES}{full}")
+    words = " ".join(_why(capsys, "train.log", *given)[1].split())
+    assert "That is not the training of the log: it did 6 steps on a GPU of 23.6 GiB, and the optimizer's step" in words
+    assert "Single changes" not in words and "To paste" not in words
+    log.write_text(FRAMES + full)
+    assert "That is not the training" not in _why(capsys, "train.log", *given)[1]
 
 
 def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -496,6 +539,9 @@ def test_the_help_has_the_texts_of_this_command(capsys: pytest.CaptureFixture[st
     run(["why", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert "lint" not in words and "strategies" not in words and "or auto. [default: auto]" in words
+    assert "the configuration that fits is written" in words and "--force Overwrite existing files." in words
+    assert run(["why", "train.log", "--force"]) == 0
+    assert "--force has no effect without the training command behind --" in capsys.readouterr().err
     run(["lint", "--help"])
     assert "or auto. [default: none]" in " ".join(capsys.readouterr().out.split())
 
@@ -518,6 +564,108 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
         words = " ".join(_why(capsys, "train.log", *given)[1].split())
         assert words.startswith("DeepSpeedZeroConfig has no key 'offload_optimiser'.")
         assert f"Fix: Rename offload_optimiser to offload_optimizer in {file}; `ds-advise lint {file}`" in words
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            "TypeError: DPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'",
+            "DPOConfig and RLOOConfig since 0.29. Fix: Remove it, and shorten or filter long prompts",
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'max_seq_length'",
+            "Fix: Write SFTConfig(max_length=...)",
+        ),
+        (
+            "TypeError: GRPOTrainer.__init__() got an unexpected keyword argument 'max_seq_length'",
+            "Fix: Remove it, and write GRPOConfig(max_completion_length=...)",
+        ),
+        (
+            "TypeError: DPOTrainer.__init__() got an unexpected keyword argument 'beta'",
+            "Fix: Pass beta to DPOConfig, and that to the trainer as args.",
+        ),
+        (
+            "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'overwrite_output_dir'",
+            "Cause: transformers 5 removed overwrite_output_dir from TrainingArguments",
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'group_by_length'",
+            'Fix: Use train_sampling_strategy="group_by_length", or install transformers<5.',
+        ),
+        (
+            "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'learing_rate'",
+            "Fix: Rename learing_rate to learning_rate, if that is meant; else install the versions",
+        ),
+        (
+            "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'lora_rank'",
+            "Fix: Install the versions",  # no list of its arguments
+        ),
+        (
+            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--gradient_checkpoint', "
+            "'True', '--no_cuda=1']",
+            "Fix: --gradient_checkpoint may be --gradient_checkpointing, an argument of TrainingArguments; --no_cuda: "
+            "transformers 5 replaced no_cuda of TrainingArguments by use_cpu. Compare",
+        ),
+        (
+            "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+            "gradient_acc_step * world_size 32 != 4 * 2 * 8",
+            "Fix: Set train_batch_size to 64, or keep 32 with gradient_accumulation_steps 1;",
+        ),
+        (
+            "ValueError: Please correct the following DeepSpeed config values that mismatch TrainingArguments values:\n"
+            "- ds train_batch_size=32 vs hf train_batch_size (calculated)=64\n- ds optimizer.params.lr=3e-05 vs hf "
+            "learning_rate=5e-05\nThe easiest method is to set these DeepSpeed config values to 'auto'.",
+            "values: train_batch_size (32, but train_batch_size (calculated) is 64), optimizer.params.lr (3e-05, but "
+            "learning_rate is 5e-05).",
+        ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 2 validation errors for DeepSpeedZeroConfig\n"
+            "stage3_prefetch_bucket_size\n  Input should be a valid integer, got a number with a fractional part "
+            "[type=int_from_float, input_value=15099494.4, input_type=float]\n    For further information visit "
+            "https://errors.pydantic.dev/2.9/v/int_from_float\noffload_optimizer.device\n  Input should be 'none', "
+            "'cpu' or 'nvme' [type=enum, input_value='gpu', input_type=str]",
+            "write an integer for stage3_prefetch_bucket_size, such as 15099494; correct "
+            "offload_optimizer.device, which is 'gpu': input should be 'none', 'cpu' or 'nvme'; ",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/scratch/out/a.pt'", "It was writing /scratch/out/a.pt."),
+        (
+            "OSError: [Errno 122] Disk quota exceeded: '/home/a.pt'",
+            "Cause: The quota of the user or the project is used",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/d/a.jsonl'",
+            "Fix: Run `ls /d/a.jsonl` on the node",
+        ),
+        ("ImportError: --deepspeed requires deepspeed: `pip install deepspeed`", "DeepSpeed is not installed in the"),
+    ],
+)
+def test_the_fix_has_the_names_and_numbers_of_the_log(
+    error: str, advice: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also as data."""
+    log.write_text(f"{error}\n")
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert advice in words and "archive writer" not in words
+    fix = json.loads(_why(capsys, "train.log", "--json")[1])["message"]["fix"]
+    assert fix in words
+
+
+def test_a_rank_without_a_line_is_missed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between those that wait, or up to the number that the launcher reports; not a whole node's ranks."""
+
+    def waiting(*ranks: int) -> str:
+        return "".join(WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}") for rank in ranks)
+
+    for text, missed in (
+        (waiting(0, 1, 3), "rank 2 reported no timeout"),
+        ("[INFO] [launch.py:180:main] dist_world_size=4\n" + waiting(0, 1, 2), "rank 3 reported no timeout"),
+        ("[INFO] [launch.py:180:main] dist_world_size=8\n" + waiting(0, 1, 2, 3), ""),
+        (waiting(3), ""),
+    ):
+        log.write_text(text)
+        words = " ".join(_why(capsys, "train.log")[1].split())
+        assert missed in words if missed else "reported no timeout" not in words
 
 
 def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,9 @@ def test_a_log_with_its_command_gets_the_command_that_fits(folder: Path, capsys:
     (folder / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA | {"vocab_size": 128_000}))
     command = [sys.executable, "train.py", "--deepspeed", "auto.json", "--output_dir", "out", "--bf16"]
     command += ["--per_device_train_batch_size", "16"]
-    assert run(["why", "train.log", "--gpus", "2x4GB", "--json", "--", *command]) == 0
+    (folder / "ds_config.json").write_text("{}")
+    assert run(["why", "train.log", "--gpus", "2x4GB", "--json", "--force", "--", *command]) == 0
+    assert "zero_optimization" in json.loads((folder / "ds_config.json").read_text())
     report = json.loads(capsys.readouterr().out)
     assert schema_errors(report, command_schema("why")) == []
     training = report["training"]

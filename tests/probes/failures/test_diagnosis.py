@@ -59,13 +59,15 @@ def found(text: str) -> str:
         "{}: ",
         "[1,{}]<stderr>:",
         "(Worker pid=1{}) ",
+        "[pod/worker-{}/pytorch] [rank{}]: ",
+        "worker-{} [rank{}]: ",
         "2026-01-02T03:04:05.678Z [rank{}]: ",
     ],
 )
 def test_tracebacks_of_two_ranks_are_told_apart(prefix: str) -> None:
     """Rank 1 ran out of memory; rank 0's KeyError began later."""
     other = FRAMES.replace("train.py", "other.py") + "KeyError: 'labels'\n"
-    log = mixed(with_prefix(FRAMES + FULL, prefix.format(1)), [LOSS, LOSS, *with_prefix(other, prefix.format(0))])
+    log = mixed(with_prefix(FRAMES + FULL, prefix.format(1, 1)), [LOSS, LOSS, *with_prefix(other, prefix.format(0, 0))])
     first = diagnose_text(log).first
     assert first is not None and first.message is not None and first.message.id == "gpu-memory"
     assert first.rank in ((None,) if "pid" in prefix else (1,))
@@ -193,6 +195,17 @@ def test_frames_count_without_the_first_line_of_their_traceback(form: str) -> No
     diagnosis = diagnose_text(f"{LOSS}{frames}{rank}{FULL}")
     assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
     assert diagnosis.phase is not None and diagnosis.phase.name == phase
+
+
+def test_the_frame_of_a_file_that_is_not_python_has_its_code() -> None:
+    """It is in no function, and its code is no rest of a frame that a terminal broke."""
+    for before in (
+        "",
+        'Traceback (most recent call last):\n  File "/w/run.py", line 3, in <module>\n    import data\n',
+    ):
+        first = diagnose_text(f'{before}  File "/w/data.py", line 12\n    x = f(\n         ^\nSyntaxError: bad\n').first
+        assert first is not None and first.headline == "SyntaxError: bad"
+        assert first.error.frames[-1][1:] == ("/w/data.py", "12", "", "x = f(")
 
 
 def test_a_frame_that_no_exception_follows_ends() -> None:

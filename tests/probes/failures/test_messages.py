@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from ds_advise.advisor.importers.imported_run import known_names
 from ds_advise.probes.failures.diagnosis import diagnose_text
 from ds_advise.probes.failures.messages import Message, memory_phases, messages
 
@@ -30,6 +31,26 @@ def test_an_example_is_found_and_alone_decides(message: Message) -> None:
     packages = "deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors"
     is_code = re.match(rf"(?:{packages})\b", message.source)
     assert is_thread or is_code, message.source
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.id)
+def test_the_example_fills_every_placeholder(message: Message) -> None:
+    """Of cause and fix; the list of messages has capitals in their place."""
+    groups = message.pattern.groupindex.keys() | ({"replacement"} if message.replaced else set())
+    for text in (message.cause, message.fix):
+        assert set(re.findall(r"\{([a-z]+)\}", text)) <= groups
+    about = message.about(" ".join(line.strip() for line in message.example.strip().splitlines()))
+    assert not re.search(r"\{[a-z]+\}", about.cause + about.fix)
+    assert about.cause == message.cause or "{" in message.cause
+
+
+def test_arguments_that_transformers_removed_are_none_of_its_training_arguments() -> None:
+    removed = next(message for message in MESSAGES if message.id == "removed-argument")
+    replaced = next(message for message in MESSAGES if message.id == "replaced-argument").replaced
+    names = set(re.findall(r"\w+", removed.pattern.pattern.partition("<argument>")[2])) | replaced.keys()
+    current = known_names("training-arguments")
+    assert len(names) > 20 and not names & current
+    assert {name for name in replaced.values() if name.isidentifier()} <= current
 
 
 @pytest.mark.parametrize("phase", memory_phases(), ids=lambda phase: phase.name)

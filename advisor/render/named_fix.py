@@ -1,0 +1,151 @@
+"""The fix of a known failure with the names and the numbers of its message."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from ...ds_configs.files import CONFIG_NAME
+from ...estimators.objectives import OBJECTIVES
+from ...probes.failures.diagnosis import Diagnosis, Finding
+from ...probes.failures.messages import find_message
+from ...validate.lint.values import nearest
+from ..importers.imported_run import known_names
+
+_QUOTED_FILE = re.compile(r"[\"']([^\"']+\.json)[\"']")
+
+_CLOSE = 0.75
+"""Least likeness of a misspelled name and the right one."""
+
+_OF_TRL = {objective.config or "SFTConfig" for objective in OBJECTIVES.values()}
+"""TRL's classes of arguments, which have those of TrainingArguments, too."""
+
+_KEY = re.compile(r"[\w.]+")
+_PROBLEM = re.compile(r"\s+(?P<what>[A-Z].*?)(?: \[type=\w+, input_value=(?P<value>.+), input_type=\w+\])?$")
+"""The two lines of pydantic on a key."""
+
+_MISMATCH = re.compile(r"- ds (?P<key>[\w.]+)=(?P<set>\S+) vs hf (?P<name>\w[\w ().]*?)=(?P<given>\S+)")
+"""A line of transformers on a key (5.24 integrations/deepspeed.py `fill_match`)."""
+
+_PATH = re.compile(r"\[Errno \d+\] [^:]+: '([^']+)'")
+
+
+def named_fix(found: Diagnosis, config: str = "") -> str:
+    """Return the fix of a known failure, as precise as its message allows; "" if the cause is not known.
+
+    config: the path of the training's DeepSpeed configuration; "" if it is not known.
+    """
+    explanation, message = found.explanation, found.message
+    if explanation is None or message is None or found.first is None:
+        return ""
+    file = config or _config_of(found)
+    precise = _FIXES.get(message.id) or (_on_disk if message.kind == "disk_full" else None)
+    fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
+    return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")
+
+
+def _config_of(found: Diagnosis) -> str:
+    """Return the configuration that the command or the user's code names in the log."""
+    code = [frame.code for frame in found.first.error.frames if frame.is_own] if found.first else []
+    quoted = (each[1] for line in reversed(code) for each in _QUOTED_FILE.finditer(line))
+    return next(quoted, next((word for word in found.command if word.endswith(".json")), ""))
+
+
+def _of_keys(first: Finding, _fix: str) -> str:
+    """Name every key that DeepSpeed's classes reject, with its right name or what it must be."""
+    lines = [line.text.rstrip() for line in first.error.lines]
+    pairs = ((key, _PROBLEM.match(what)) for key, what in pairwise(lines) if _KEY.fullmatch(key))
+    found = [(key, problem) for key, problem in pairs if problem is not None]
+    if not found:
+        return ""
+    fixes = [_of_key(key, problem) for key, problem in found]
+    before = "Upgrade transformers, or " if first.message is not None and first.message.id == "zero-fraction" else ""
+    fixes[0] = f"{before}{fixes[0]}" if before else fixes[0][0].upper() + fixes[0][1:]
+    return f"{'; '.join(fixes)}; `ds-advise lint {CONFIG_NAME}` checks the rest"
+
+
+def _of_key(key: str, problem: re.Match[str]) -> str:
+    what, value = problem["what"], problem["value"]
+    if what.startswith("Extra inputs"):
+        from ...validate.lint import load_facts  # imported here: few failures need it
+
+        *_, name = key.split(".")
+        near = nearest(name, {known for block in load_facts().blocks for known in block.names()}, cutoff=_CLOSE)
+        return f"rename {name} to {near} in {CONFIG_NAME}" if near else f"remove {key} from {CONFIG_NAME}"
+    if "fractional part" in what:
+        return f"write an integer for {key} in {CONFIG_NAME}{f', such as {int(float(value))}' if value else ''}"
+    return f"correct {key} in {CONFIG_NAME}{f', which is {value}' if value else ''}: {what[0].lower()}{what[1:]}"
+
+
+def _of_batch(first: Finding, _fix: str) -> str:
+    """Name the total that fits the other numbers, and the other number that fits the total."""
+    total, micro, steps, ranks = (int(first.named.get(name, 0)) for name in ("total", "micro", "steps", "ranks"))
+    if not total:
+        return ""
+    kept = ""
+    if total % (micro * ranks) == 0:
+        kept = f", or keep {total} with gradient_accumulation_steps {total // (micro * ranks)}"
+    elif total % (steps * ranks) == 0:
+        kept = f", or keep {total} with train_micro_batch_size_per_gpu {total // (steps * ranks)}"
+    follows = 'it follows from the other two if it is "auto" (Trainer) or left out'
+    return f"Set train_batch_size to {micro * steps * ranks}{kept}; {follows}"
+
+
+def _of_mismatch(first: Finding, _fix: str) -> str:
+    """Name the keys and both values."""
+    found = [*_MISMATCH.finditer(first.error.text)]
+    keys = [f"{each['key']} ({each['set']}, but {each['name']} is {each['given']})" for each in found]
+    return f'Set to "auto" in {CONFIG_NAME}, which takes the script\'s values: {", ".join(keys)}' if keys else ""
+
+
+def _of_argument(first: Finding, fix: str) -> str:
+    """Name the argument that is like the one that the class does not have."""
+    callee, name = (first.named.get(group, "") for group in ("callee", "argument"))
+    if callee not in _OF_TRL and not callee.endswith("TrainingArguments"):
+        return ""
+    near = _near(name, *(["trl"] if callee in _OF_TRL else []))
+    return f"Rename {name} to {near}, if that is meant; else {fix[0].lower()}{fix[1:]}" if near else ""
+
+
+def _of_words(first: Finding, fix: str) -> str:
+    """Name what became of the arguments of a command line, if they are those of TrainingArguments."""
+    try:
+        words = ast.literal_eval(f"[{first.named.get('words', '')}]")
+    except (ValueError, SyntaxError):
+        return ""
+    names = [word.partition("=")[0].removeprefix("--") for word in words if str(word).startswith("--")]
+    fixes = [*filter(None, map(_of_option, names))]
+    return f"{'; '.join(fixes)}. {fix}" if fixes else ""
+
+
+def _of_option(name: str) -> str:
+    text = f"TrainingArguments.__init__() got an unexpected keyword argument '{name}'"
+    if (known := find_message(text)) is not None:
+        return f"--{name}: {known.about(text).cause.rstrip('.')}"
+    near = _near(name)
+    return f"--{name} may be --{near}, an argument of TrainingArguments" if near else ""
+
+
+def _near(name: str, *others: str) -> str:
+    """Return the argument of TrainingArguments that is like a name; "" for none. others: further lists of names."""
+    near = nearest(name, known_names("training-arguments", *others), cutoff=_CLOSE)
+    return near if near != name else ""
+
+
+def _on_disk(first: Finding, fix: str) -> str:
+    """Name the path whose disk or quota is full."""
+    path = _PATH.search(first.error.text)
+    return f"{fix}. It was writing {path[1]}" if path else ""
+
+
+_FIXES: dict[str, Callable[[Finding, str], str]] = {
+    "config-extra-key": _of_keys,
+    "config-invalid": _of_keys,
+    "zero-fraction": _of_keys,
+    "batch-product": _of_batch,
+    "mismatch-arguments": _of_mismatch,
+    "unexpected-argument": _of_argument,
+    "unused-arguments": _of_words,
+}
