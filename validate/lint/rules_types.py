@@ -180,16 +180,18 @@ def _as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | 
     block = config.facts.block(path)
     if block is None or value is None:
         return None
-    for key in _MAIN_KEYS:
-        kind = key_type(config.facts, block.qualified_path(key)) if key in block.names() else None
+    for key in (each for each in _MAIN_KEYS if each in block.names()):
+        path = block.qualified_path(key)
+        kind, known = key_type(config.facts, path), CONFIG_KEYS.get(path)
         if kind is None and isinstance(block.defaults.get(key), bool):
             kind = FieldType(name="bool")
-        known = CONFIG_KEYS.get(block.qualified_path(key))
-        is_filled = value == "auto" and config.framework == "hf" and known is not None and known.filled
-        if is_filled or (kind is not None and value != "auto" and find_problem(kind, value) is None):
-            plain = parsed_text(kind, value) if kind is not None else None
-            plain = bool(value) if kind is not None and kind.name == "bool" and isinstance(value, int) else plain
-            return {key: value if plain is None else plain}
+        if value == "auto":
+            if config.framework == "hf" and known is not None and known.filled:
+                return {key: value}
+        elif kind is not None and find_problem(kind, value) is None:
+            plain = bool(value) if kind.name == "bool" and isinstance(value, int) else parsed_text(kind, value)
+            whole: dict[str, Any] = {key: value if plain is None else plain}
+            return whole | {"params": {}} if key == "type" and "params" in block.names() else whole
     return None
 
 
