@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...estimators.errors import DsAdviseError
+from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.workload import Framework
@@ -78,6 +78,31 @@ class LintAnswer:
     corrected: int
     """Number of findings that were corrected."""
 
+    @property
+    def exit_code(self) -> int:
+        """1 with errors, and if "diff" shows changes; else 0."""
+        return int(self.report.count("error") > 0 or (self.correction == "diff" and self.text != self.old_text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadFile:
+    """A file that was not linted, because it cannot be read or corrected."""
+
+    path: Path
+    error: ConfigFileError
+
+
+def lint_files(paths: Sequence[Path], **options: Any) -> tuple[LintAnswer | UnreadFile, ...]:
+    """Lint several files, each as `lint_file` does, with its arguments. Raises its errors, except those of a file."""
+
+    def lint_one(path: Path) -> LintAnswer | UnreadFile:
+        try:
+            return lint_file(path, **options)
+        except ConfigFileError as error:
+            return UnreadFile(path=path, error=error)
+
+    return tuple(map(lint_one, paths))
+
 
 def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
     """Lint a configuration for its machines, without its model: what DeepSpeed, the Trainer and accelerate refuse does
@@ -105,12 +130,13 @@ def lint_file(
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
     fixable = report.fixable
-    loses_mark = report.framework == "hf" and file.document.has_byte_order_mark
-    old_text, copy = "\ufeff" * loses_mark + file.document.text, None
-    if correction == "fix" and (
-        corrected := correct(file, report.edits, keep_byte_order_mark=report.framework != "hf")
-    ):
+    old_text = text = "\ufeff" * file.document.has_byte_order_mark + file.document.text
+    copy = None
+    if correction == "diff" and fixable:
+        text, _ = apply(file.document, report.edits)
+    if correction == "fix" and (corrected := correct(file, report.edits)):
         file, copy = corrected
+        text = file.document.text
         assumed = report.framework_is_assumed
         report = lint(file.document, facts=facts, **known | {"framework": report.framework})
         report = replace(report, framework_is_assumed=assumed)
@@ -128,7 +154,7 @@ def lint_file(
         basis=basis,
         correction=correction,
         old_text=old_text,
-        text=apply(file.document, report.edits)[0] if correction == "diff" else file.document.text,
+        text=text,
         copy=copy,
         corrected=0 if copy is None else fixable,
     )

@@ -84,7 +84,7 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("config_file", metavar="DS_CONFIG", required=False, shell_complete=complete_file)
+@click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, shell_complete=complete_file)
 @file_options(
     extra=[model_option("Model, to also check memory and speed."), ACCUMULATION],
     default_gpus="none",
@@ -95,7 +95,7 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 @click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
 @output_options
 def lint(
-    config_file: str | None,
+    config_files: tuple[str, ...],
     question: dict[str, Any],
     fix: bool,
     diff: bool,
@@ -103,15 +103,16 @@ def lint(
     explained: str | None,
     output: Output,
 ) -> int:
-    """Check a DeepSpeed configuration file.
+    """Check DeepSpeed configuration files.
 
     \b
     ds-advise lint ds_config.json
+    ds-advise lint configs/*.json
     ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB
     ds-advise lint ds_config.json --fix
     python make_config.py | ds-advise lint -
 
-    Exit code: 0 without errors, 1 with errors (for --diff also if it would correct something), 2 if the file cannot be
+    Exit code: 0 without errors, 1 with errors (for --diff also if it would correct something), 2 if a file cannot be
     read.
     """
     if explained and not explained.upper().startswith("DS"):
@@ -120,16 +121,21 @@ def lint(
         return show_key(explained, question.pop("model", None), question, output)
     if listed or explained:
         return _show_rules(explained, output)
-    if config_file is None:
+    if not config_files:
         raise click.UsageError("missing argument 'DS_CONFIG'")
-    from ..answer.lint_file import lint_file
+    from ..answer.lint_file import LintAnswer, lint_file, lint_files
     from ..render.deliver import show_document
-    from ..render.lint import lint_document
+    from ..render.lint import lint_document, lint_files_document
 
     correction: Correction = "diff" if diff else "fix" if fix else "none"
-    answer = lint_file(Path(config_file), correction=correction, say=output.say, **question)
-    show_document(lambda: lint_document(answer), output)
-    return int(answer.report.count("error") > 0 or (diff and answer.text != answer.old_text))
+    options: dict[str, Any] = {"correction": correction, "say": output.say, **question}
+    if len(config_files) == 1:
+        answer = lint_file(Path(config_files[0]), **options)
+        show_document(lambda: lint_document(answer), output)
+        return answer.exit_code
+    answers = lint_files([*map(Path, config_files)], **options)
+    show_document(lambda: lint_files_document(answers), output)
+    return max(each.exit_code if isinstance(each, LintAnswer) else each.error.exit_code for each in answers)
 
 
 def _show_rules(code: str | None, output: Output) -> int:

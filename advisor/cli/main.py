@@ -242,6 +242,8 @@ def run(args: list[str]) -> int:
             print_script_error(raised)
             why = ""
         _report(what, why, fix)
+        if what == error.what and hasattr(error, "place_in_text"):
+            _show_place(error)
         return error.exit_code
     except click.UsageError as error:
         _report(*_usage_error(error, args))
@@ -338,6 +340,16 @@ def _extra_with(module: str) -> str | None:
         return None
     extras = (str(each.marker) for each in declared if each.marker and each.name == module)
     return next((extra.partition("extra == ")[2].strip("\"'") for extra in extras), None)
+
+
+def _show_place(error: DsAdviseError) -> None:
+    # Imported here: only an error needs them.
+    from ..document.terminal import print_blocks
+    from ..render.lint import error_excerpt
+    from ..text.output import Output
+
+    with ignore_closed_pipe(sys.stderr, OSError):
+        print_blocks(error_excerpt(error), Output("human").console(on_stderr=True))
 
 
 def _report(what: str, why: str = "", fix: str = "") -> None:

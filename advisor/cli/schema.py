@@ -26,7 +26,7 @@ from ..render.checkpoint import CheckpointAnswer
 from ..render.history import History
 from ..render.imported_file import ImportJson
 from ..render.launch import LaunchReport
-from ..render.lint import LintFigures
+from ..render.lint import LintFigures, LintFilesFigures
 from ..render.why_report import WhyReport
 from ..rent import RentFigures
 from ..train.report import TrainingReport
@@ -59,6 +59,7 @@ _FORMS: Mapping[str, tuple[type, ...]] = {
     "rent": (RentFigures,),
     "from": (ImportJson,),
     "lint": (LintFigures,),
+    "lint-files": (LintFilesFigures,),
     "doctor": (Checkup,),
     "why": (WhyReport,),
 }
@@ -73,7 +74,7 @@ NAMES = tuple(_FORMS)
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, explain-key (of a key),
     dry-run, advise-command and dry-run-command (for the user's command), probe, launch, train, checkpoint, bench,
-    history, contribute, compare, check, from, rent, lint, doctor or why.
+    history, contribute, compare, check, from, rent, lint, lint-files (of several files), doctor or why.
 
     \b
     ds-advise schema advise

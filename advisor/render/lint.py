@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
 from ...validate.lint.linted_config import NO_GPUS, Situation
-from ..answer.lint_file import LintAnswer
+from ..answer.lint_file import LintAnswer, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.labels import device_label
@@ -99,6 +100,42 @@ def lint_figures(answer: LintAnswer) -> LintFigures:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnreadFigures:
+    """A file that was not linted."""
+
+    file: str
+    problem: str
+    """Why it cannot be read or corrected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintFilesFigures:
+    """Several checked configurations."""
+
+    schema_version: int
+    errors: int
+    """Of all files, like `warnings` and `advice`."""
+    warnings: int
+    advice: int
+    files: tuple[LintFigures, ...]
+    unread: tuple[UnreadFigures, ...]
+
+
+def lint_files_figures(answers: Sequence[LintAnswer | UnreadFile]) -> LintFilesFigures:
+    """Return the answers as data."""
+    files = tuple(lint_figures(each) for each in answers if isinstance(each, LintAnswer))
+    unread = (each for each in answers if isinstance(each, UnreadFile))
+    return LintFilesFigures(
+        schema_version=SCHEMA_VERSION,
+        errors=sum(each.errors for each in files),
+        warnings=sum(each.warnings for each in files),
+        advice=sum(each.advice for each in files),
+        files=files,
+        unread=tuple(UnreadFigures(file=str(each.path), problem=str(each.error)) for each in unread),
+    )
+
+
 def _prediction(report: LintReport) -> PredictionFigures | None:
     found = report.prediction
     if isinstance(found, str):
@@ -116,11 +153,12 @@ def finding_figures(finding: LintFinding) -> FindingFigures:
     return from_attributes(FindingFigures, finding, path=".".join(finding.path), can_fix=bool(finding.edits))
 
 
-def lint_document(answer: LintAnswer) -> doc.Document:
+def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc.Document:
     """Return the changes of `--fix`, then the findings; for `--diff` only the changes."""
     name, report = shown_name(answer.path), answer.report
     changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
-    nothing = doc.Sentence(_not_corrected(len(report.findings)))
+    prefix = f"{printable(name)}: " * is_one_of_several
+    nothing = doc.Sentence(f"{prefix}{_not_corrected(len(report.findings))}")
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
         would = f"--fix would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}."
@@ -137,6 +175,33 @@ def lint_document(answer: LintAnswer) -> doc.Document:
     return doc.Document(subject=name, verdict="", tone=None, blocks=blocks, data=lint_figures(answer))
 
 
+def error_excerpt(error: DsAdviseError) -> list[doc.Block]:
+    """Return the lines around the place at which a file cannot be read; empty if the error has none."""
+    text, line, column = getattr(error, "place_in_text", ("", 1, 1))
+    return [marked_excerpt(text, line, column, 1, "bad")] if text.strip() else []
+
+
+def lint_files_document(answers: Sequence[LintAnswer | UnreadFile]) -> doc.Document:
+    """Return the findings of every file, or why it was not linted, and their number in all files."""
+    figures = lint_files_figures(answers)
+    blocks: list[doc.Block] = []
+    for each in answers:
+        if isinstance(each, LintAnswer):
+            blocks += [*lint_document(each, is_one_of_several=True).blocks, doc.Gap()]
+            continue
+        blocks.append(doc.Sentence(ended(printable(each.error.reason)), "bad"))
+        blocks += error_excerpt(each.error)
+        if each.error.fix:
+            blocks.append(_fix(each.error.fix))
+        blocks.append(doc.Gap())
+    found = [*_counts(figures.errors, figures.warnings, figures.advice)] or ["nothing found"]
+    if figures.unread:
+        found.append(f"{len(figures.unread)} not read")
+    files = counted_noun(len(answers), "file")
+    blocks.append(doc.Sentence(f"{files}: {', '.join(found)}.", "bold"))
+    return doc.Document(subject=files, verdict="", tone=None, blocks=blocks, data=figures)
+
+
 def _not_corrected(findings: int) -> str:
     if not findings:
         return "Nothing is found, so --fix has nothing to correct."
@@ -149,7 +214,8 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
 
     basis: the training for which memory and speed are predicted, if no other line states it.
     """
-    found = ", ".join(_counts(report)) or "nothing found"
+    counts = report.count("error"), report.count("warning"), report.count("advice")
+    found = ", ".join(_counts(*counts)) or "nothing found"
     reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version: str = report.facts.version
     if report.facts.origin == "bundled":
@@ -188,8 +254,7 @@ def _figures(situation: Situation) -> str:
     return f"{device}, {host}, {rate(situation.tokens_per_s())} tokens/s"
 
 
-def _counts(report: LintReport) -> Iterator[str]:
-    errors, warnings, advice = report.count("error"), report.count("warning"), report.count("advice")
+def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:
     if errors:
         yield counted_noun(errors, "error")
     if warnings:
@@ -208,9 +273,13 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
     if why:
         yield doc.Sentence(f" {ended(finding.why)}", hang=4, mark="  Why:", mark_style="bold")
     if finding.fix:
-        yield doc.Sentence(f" {ended(printable(finding.fix))}", hang=4, mark="  Fix:", mark_style="bold")
+        yield _fix(finding.fix)
     if finding.edits:
         yield changed_excerpt(document.text, apply(document, finding.edits)[0])
+
+
+def _fix(words: str) -> doc.Sentence:
+    return doc.Sentence(f" {ended(printable(words))}", hang=4, mark="  Fix:", mark_style="bold")
 
 
 def rule_blocks(rule: Rule) -> Iterator[doc.Block]:

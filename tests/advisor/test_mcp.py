@@ -53,7 +53,7 @@ def test_tools_answer_as_the_commands_and_write_only_the_file_that_is_named(
         answers += [await tool("advise", ASKED | {"destination": "out.json", "gpus": "8x80GB"})]
         answers += [await tool("check", {"config_files": ["out.json", "out.json"]})]
         answers += [await tool("explain", {"model": "gpt2", "gpus": "24GB", "offline": True})]
-        answers += [await tool("lint", {"config_file": "none.json"}), await tool("lint", {"nonsense": 1})]
+        answers += [await tool("lint", {"config_files": ["none.json"]}), await tool("lint", {"nonsense": 1})]
         texts = [
             (await client.read_resource(f"ds-advise://{name}")).contents[0].text
             for name in ("manual/asking", "schema/explain")

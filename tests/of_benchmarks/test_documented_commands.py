@@ -98,6 +98,7 @@ ELSEWHERE = {
     "ds-advise why LOG [--config FILE] [--model MODEL --gpus SPEC] [--json] [-- COMMAND]": SYNOPSIS,
     "ds-advise why train.log --gpus 4x48GB -- torchrun --nproc_per_node 4 train.py ...": "test_command_advice.py",
     "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--json]": SYNOPSIS,
+    "ds-advise lint configs/*.json": "test_lint_command.py runs it on several files",
     "ds-advise check configs/ds_config*.json": "a step of somebody's workflow; test_check.py runs the like",
     "ds-advise mcp": "test_mcp.py",
     "ds-advise mcp --skill > ~/.claude/skills/ds-advise/SKILL.md": "test_mcp.py",

@@ -37,6 +37,8 @@ class Replace(NamedTuple):
 
 
 class WritePlainJson(NamedTuple):
+    """Without a byte order mark too, which no text of a document has."""
+
     path: KeyPath = ()
 
 
@@ -124,10 +126,9 @@ def shown_name(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
-def correct(
-    file: ConfigFile, edits: Sequence[Edit], *, keep_byte_order_mark: bool = False
-) -> tuple[ConfigFile, Path] | None:
-    """Apply the edits to the file. Returns (the edited file, the backup), or None if nothing changes.
+def correct(file: ConfigFile, edits: Sequence[Edit]) -> tuple[ConfigFile, Path] | None:
+    """Apply the edits to the file. Returns (the edited file, the backup), or None if no edit is made. The edited file
+    has no byte order mark.
 
     The file is replaced, and its old bytes go to FILE.bak (or .bak.1, ...). The backup never overwrites an existing
     file and follows no link. If the file is a link, its target is edited and the backup is in the target's folder.
@@ -135,7 +136,7 @@ def correct(
     Raises ConfigFileError if either cannot be written; the file is then unchanged.
     """
     text, made = apply(file.document, edits)
-    if not made and (keep_byte_order_mark or not file.document.has_byte_order_mark):
+    if not made:
         return None
     if file.path == STANDARD_INPUT:
         raise ConfigFileError(

@@ -39,6 +39,8 @@ _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
 _PYTHON_CONSTANT = re.compile(r"(True|False|None)[ \t]*[,}\]]")
 """Python constants: Hjson reads `True,` as text up to the end of the line."""
 
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
 _BARE_STRING = re.compile(r"[^\r\n]+")
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -93,15 +95,23 @@ class Document:
         return self._by_path.get(path)
 
     def list_members(self, owner: KeyPath) -> list[Member]:
-        return [member for member in self.members if member.path[:-1] == owner]
+        """The keys of the object at a path, the last one of several objects."""
+        block = self.member(owner)
+        start, end = (block.value_start, block.value_end) if block else (self.start, len(self.text))
+        return [member for member in self.members if member.path[:-1] == owner and start <= member.start < end]
 
-    def duplicates(self) -> Iterator[Member]:
-        """Every repeated key in its object."""
-        seen: set[KeyPath] = set()
+    def duplicates(self) -> Iterator[tuple[Member, Member]]:
+        """(first place, further place) of every key that is repeated in one object. Keys of two objects are no
+        repetition, also if the objects have one name."""
+        first: dict[tuple[KeyPath, int], Member] = {}
+        latest: dict[KeyPath, Member] = {}
         for member in self.members:
-            if member.path in seen:
-                yield member
-            seen.add(member.path)
+            owners = (latest[member.path[:depth]] for depth in range(len(member.path)) if member.path[:depth] in latest)
+            here = member.path, max((owner.start for owner in owners), default=0)
+            if here in first:
+                yield first[here], member
+            first.setdefault(here, member)
+            latest[member.path] = member
 
     def renamed(self, old: KeyPath, name: str) -> Document:
         """The document as if a key had another name; the text and its places stay."""
@@ -155,6 +165,16 @@ def read_document(raw: bytes, *, name: str) -> Document:
     return _Reader(text, name).document()
 
 
+class NotJsonError(ConfigFileError):
+    """A text that is no configuration, with the place of the error."""
+
+    def __init__(self, name: str, what: str, fix: str, *, text: str, offset: int) -> None:
+        """offset: the position in the text."""
+        line, column = text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+        super().__init__(f"{name}: not JSON: {what} (line {line}, column {column})", fix=fix)
+        self.place_in_text = text, line, column
+
+
 class _Reader:
     """A recursive-descent parser of one text. Each method returns a value and the position behind it."""
 
@@ -167,19 +187,23 @@ class _Reader:
     def document(self) -> Document:
         start = self._skip(0)
         if start == len(self.text):
-            self._fail("the file is empty", start)
+            self._fail("the file is empty", start, FIX)
         if self.text[start] != "{":
-            self._fail("it does not begin with {", start)
+            self._fail("it does not begin with {", start, FIX)
         value, end = self._object(start, ())
         end = self._skip(end)
         if end != len(self.text):
-            self._fail("something follows the closing }", end)
+            self._fail("something follows the closing }", end, "remove it, or the bracket that closes too early")
         return Document(self.text, value, start, tuple(sorted(self.members)), tuple(self.extensions))
 
-    def _fail(self, what: str, offset: int) -> NoReturn:
-        line = self.text.count("\n", 0, offset) + 1
-        column = offset - self.text.rfind("\n", 0, offset)
-        raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
+    def _fail(self, what: str, offset: int, fix: str = "correct it there") -> NoReturn:
+        raise NotJsonError(self.name, what, fix, text=self.text, offset=offset)
+
+    def _fail_open(self, closing: str, opening: int) -> NoReturn:
+        """The text ends before a bracket is closed. opening: the position of the opening one."""
+        line = self.text.count("\n", 0, opening) + 1
+        what = f"the closing {closing} of the {self.text[opening]} on line {line} is missing"
+        self._fail(what, len(self.text.rstrip()), f"write {closing} where the block ends")
 
     def _note(self, kind: str, start: int, end: int, plain: str = "") -> None:
         self.extensions.append(Extension(kind, start, end, plain))
@@ -193,7 +217,7 @@ class _Reader:
             elif text.startswith("/*", at):
                 end = text.find("*/", at + 2) + 2
                 if end == 1:
-                    self._fail("the comment has no end", at)
+                    self._fail("the comment has no end", at, "write */ where it ends")
             else:
                 return at
             end = len(text) if end == -1 else end
@@ -220,9 +244,10 @@ class _Reader:
             self._note(strange[1], at, strange.end())
             return NON_FINITE[strange[1]], strange.end()
         if not first or first in ",:}]":
-            self._fail("a value is missing", at)
+            self._fail("a value is missing", at, "write it")
         if python := _PYTHON_CONSTANT.match(text, at):
-            self._fail(f"{python[1]} is Python; json.dump writes the dict as JSON", at)
+            fix = f"write {_PYTHON_CONSTANTS[python[1]]}, or write a script's dict with json.dump"
+            self._fail(f"{python[1]} is Python", at, fix)
         bare = _BARE_STRING.match(text, at)
         assert bare is not None
         end = at + len(bare[0].rstrip())
@@ -243,12 +268,14 @@ class _Reader:
         except ValueError:
             self._fail("a backslash before a character that cannot follow it", at)
 
-    def _key(self, at: int) -> tuple[str, int]:
+    def _key(self, at: int, opening: int) -> tuple[str, int]:
         if self.text[at : at + 1] in _STRING:
             return self._string(at)
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
-            self._fail("a key is missing" if at < len(self.text) else "the closing } is missing", at)
+            if at == len(self.text):
+                self._fail_open("}", opening)
+            self._fail("a key is missing", at, "write a key and its value, or remove the comma")
         self._note("a key without quotes", at, bare.end(), json.dumps(bare[0], ensure_ascii=False))
         return bare[0], bare.end()
 
@@ -256,14 +283,14 @@ class _Reader:
         values: dict[str, Any] = {}
         here = self._first(at, path)
         while self.text[here : here + 1] != "}":
-            key, key_end = self._key(here)
+            key, key_end = self._key(here, at)
             colon = self._skip(key_end)
             if self.text[colon : colon + 1] != ":":
-                self._fail("a colon is missing after the key", colon)
+                self._fail("a colon is missing after the key", colon, "write it")
             start = self._skip(colon + 1)
             values[key], end = self._value(start, (*path, key))
             self.members.append(Member(here, key_end, start, end, (*path, key)))
-            here = self._separator(end, "}")
+            here = self._separator(end, "}", at)
         return values, here + 1
 
     def _array(self, at: int, path: KeyPath) -> tuple[list[Any], int]:
@@ -272,7 +299,7 @@ class _Reader:
         while self.text[here : here + 1] != "]":
             value, end = self._value(here, (*path, str(len(values))))
             values.append(value)
-            here = self._separator(end, "]")
+            here = self._separator(end, "]", at)
         return values, here + 1
 
     def _first(self, at: int, path: KeyPath) -> int:
@@ -281,8 +308,9 @@ class _Reader:
             self._fail(f"brackets are nested more than {MAX_DEPTH} deep", at)
         return self._skip(at + 1)
 
-    def _separator(self, at: int, closing: str) -> int:
-        """Skip the comma, if there is one, up to the next key, value or closing bracket."""
+    def _separator(self, at: int, closing: str, opening: int) -> int:
+        """Skip the comma, if there is one, up to the next key, value or closing bracket. opening: the position of the
+        opening one."""
         comma = self._skip(at)
         found = self.text[comma : comma + 1]
         if found == ",":
@@ -291,9 +319,9 @@ class _Reader:
                 self._note("a comma before a closing bracket", comma, comma + 1)
             return after
         if not found:
-            self._fail(f"the closing {closing} is missing", comma)
+            self._fail_open(closing, opening)
         if found != closing:
             if "\n" not in self.text[at:comma]:
-                self._fail(f"a comma or {closing} is missing", comma)
+                self._fail(f"a comma or {closing} is missing", comma, "write it")
             self._note("a missing comma", at, at, ",")
         return comma

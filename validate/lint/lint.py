@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -56,6 +56,8 @@ class LintFinding:
     versions: str
     source: str
     edits: tuple[Edit, ...] = ()
+    meant: KeyPath = ()
+    """The path of the key to which the fix renames an unknown one."""
 
     @property
     def sentence(self) -> str:
@@ -151,16 +153,26 @@ def lint(
 
 
 def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
-    """The findings that can be followed together: without advice on a key that has a more serious finding, and without
-    advice that the proposed stage and offload make needless."""
-    serious = {each.path for each in found if each.severity != "advice"}
-    kept = [each for each in found if each.severity != "advice" or each.path not in serious]
+    """The findings that can be followed together: without advice on a key that has a more serious finding or that a
+    more serious one proposes, and without advice that the proposed stage and offload make needless."""
+    serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant)}
+    kept = [each for each in _with_one_rename(found) if each.severity != "advice" or each.path not in serious]
     advised = {each.code for each in kept if each.severity == "advice"} - {*PROPOSALS}
     if config.faster is None or not advised:
         return kept
     rules = [rule for rule in RULES if rule.code in advised]
     still = {(rule.code, each.path) for rule in rules for each in rule.check(config.faster.config)}
     return [each for each in kept if each.code not in advised or (each.code, each.path) in still]
+
+
+def _with_one_rename(found: Sequence[LintFinding]) -> Iterator[LintFinding]:
+    """The findings, of which only the first in the file renames a key to a given name."""
+    first: dict[KeyPath, LintFinding] = {}
+    for each in sorted(found, key=lambda each: (each.line, each.column)):
+        if each.meant and first.setdefault(each.meant, each) is not each:
+            fix = f"remove it: {first[each.meant].path[-1]} stands for {each.meant[-1]} too"
+            each = replace(each, fix=fix, edits=(), meant=())
+        yield each
 
 
 def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Violation) -> LintFinding:
@@ -190,6 +202,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         versions=rule.versions,
         source=rule.source,
         edits=edits if can_be_made(written, edits) else (),
+        meant=violation.meant,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from .config_file import Edit, Rename
+from .config_file import Edit
 from .document import KeyPath
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
-from .values import nearest
 
 Severity = Literal["error", "warning", "advice"]
 
@@ -41,6 +40,8 @@ class Violation:
     """Edits of `--fix` if the fix is not `REMOVAL`; only edits that cannot change the training."""
     span: tuple[int, int] | None = None
     """The span in the text for a place that is not a key."""
+    meant: KeyPath = ()
+    """The path of the key to which the fix renames an unknown one."""
 
 
 REMOVAL = ("remove it", "remove the key", "remove the block")
@@ -50,16 +51,6 @@ REMOVAL = ("remove it", "remove the key", "remove the block")
 def violation(path: str, what: str, **options: Any) -> Violation:
     """A violation at a dotted path. options: the other fields of `Violation`."""
     return Violation(path=tuple(path.split(".")), what=what, **options)
-
-
-def unknown_name(
-    path: KeyPath, what: str, known: Iterable[str], *, cutoff: float = 0.6, fix: str = "", is_safe: bool = False
-) -> Violation:
-    """A violation for an unknown name. The fix is the closest known name, which `--fix` writes if `is_safe`, or `fix`
-    if none is close."""
-    near = nearest(path[-1], known, cutoff=cutoff)
-    edits = (Rename(path, near),) if near and is_safe else ()
-    return Violation(path=path, what=what, fix=f"rename it to {near}" if near else fix, edits=edits)
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Violation]]

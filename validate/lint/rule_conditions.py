@@ -55,6 +55,8 @@ decided = ~for_trainer | that(
 known_optimizer = that(lambda config: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
 """The optimizer block's type is DeepSpeed's or torch's."""
 has_adam = that(lambda config: config.has_adam)
+has_betas = has_adam | that(lambda config: config.optimizer in ("lamb", "lion"))
+"""The optimizer's step takes two betas (ops/adam, ops/lamb and ops/lion: `beta1, beta2 = group['betas']`)."""
 may_have_adam = has_adam | that(lambda config: not config.optimizer)
 """The optimizer is DeepSpeed's Adam (optimizer block), or the Trainer's own AdamW (no block)."""
 cpu_adam = may_have_adam & that(lambda config: not config.flag("optimizer.params.torch_adam"))

@@ -126,7 +126,7 @@ _ACCELERATES = (
 def _unfilled(config: LintedConfig) -> Iterator[Violation]:
     if config.framework == "hf":
         for path in _autos(config.values):
-            if not _filled(path):
+            if not _filled(path) and config.facts.block(".".join(path)) is None:  # DS020 is about a block
                 what = 'neither the Trainer nor accelerate replaces "auto" here'
                 yield Violation(path=path, what=what, why='accelerate raises an error for an "auto" that is left')
         return

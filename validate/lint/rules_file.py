@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -11,10 +12,12 @@ from .config_file import Edit, Remove, Rename, Replace, WritePlainJson
 from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE, KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
-from .rule import Severity, Violation, error_rule, section, unknown_name, violation, warning_rule
-from .values import find_problem, nearest
+from .rule import Severity, Violation, error_rule, section, violation, warning_rule
+from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
+from .values import find_problem, json_text
 
 _LONGEST_NAME = 60
+TOP_LEVEL = "the top level"
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
@@ -28,7 +31,7 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     edits: tuple[WritePlainJson, ...] = (WritePlainJson(),)
     fix = "write plain JSON"
     if kinds == [BYTE_ORDER_MARK]:
-        edits, fix = (), "save it as UTF-8 without a byte order mark, as --fix does"
+        fix = "save it as UTF-8 without a byte order mark"
     elif COMMENT in kinds and by_trainer:
         fix = "write plain JSON; --fix also removes the comments, which stay in the copy of the file"
     elif COMMENT in kinds:
@@ -45,8 +48,9 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
-    for member in config.document.duplicates():
-        what = f"{member.path[-1]!r} is repeated here"
+    for first, member in config.document.duplicates():
+        line, _ = config.document.place(first.start)
+        what = f"{member.path[-1][:_LONGEST_NAME]!r} is repeated here; it is first on line {line}"
         by_trainer = config.framework == "hf"
         severity: Severity | None = "warning" if by_trainer else None
         why = _TAKE_THE_LAST if by_trainer else _REJECTS_REPEATED
@@ -97,9 +101,10 @@ def with_right_names(config: LintedConfig) -> LintedConfig:
 def _misspelled(config: LintedConfig) -> Iterator[Misspelled]:
     for path, block, place in _unknown(config):
         value, field = config.get(".".join(path)), None
-        name = nearest(path[-1], block.names(), cutoff=_CUTOFF)
-        if place or not name or config.has(block.qualified_path(name)):
+        names, owner, _ = meant_by(path, names_of(block))
+        if place or len(names) != 1 or owner != block.path or config.has(block.qualified_path(names[0])):
             continue
+        (name,) = names
         if block.strict:
             field = block.field(name)
             assert field is not None, "it is one of the block's names"
@@ -117,51 +122,68 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
-            found = _no_such_key(path, block, fix="remove it")
+            # No training has a file that is rejected, so a correction cannot change one.
+            found = unknown_name(
+                config, path, _no_such_key(path, block), names_of(block), fix="remove it", is_safe=not dropped
+            )
             yield replace(found, severity="warning") if dropped else found
-    for path, _, span in config.misspelled:
+    for path, name, span in config.misspelled:
         parent = config.facts.block(".".join(path[:-1]))
         if parent is not None and parent.strict:
-            # No training has a file that is rejected, so a rename cannot change one.
-            yield replace(_no_such_key(path, parent, is_safe=True), span=span)
+            what, edit = _no_such_key(path, parent), Rename(path, name)
+            yield Violation(path=path, what=what, fix=f"rename it to {name}", edits=(edit,), span=span)
 
 
 def _ignored(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if not block.strict and not place:
-            yield _no_such_key(path, block, fix="remove it, unless the training script reads it")
+            what, fix = _no_such_key(path, block), "remove it, unless the training script reads it"
+            if new := OLD_NAMES.get(".".join(path)):
+                what += f", which is now {new}"
+            yield unknown_name(config, path, what, names_of(block), fix=fix)
     for path, name, span in config.misspelled:
         parent = config.facts.block(".".join(path[:-1]))
         if parent is None or parent.strict:
             continue
-        found, written = _no_such_key(path, parent), config.written
-        assert written is not None, "a key is misspelled"
-        effect = "the whole block is ignored"
-        if written.stage != config.stage:
-            effect += f", so ZeRO has stage {written.stage} instead of {config.stage}"
-        elif written.model_type != config.model_type:
-            effect += f", so the training is in {written.model_type} instead of {config.model_type}"
+        effect, is_serious = _without_block(config, parent.qualified_path(name))
         is_refused = name == "zero_optimization" and config.framework == "hf"
         refused = "accelerate rejects a configuration without zero_optimization"
-        yield replace(
-            found,
-            what=f"{found.what}: {effect}",
+        yield Violation(
+            path=path,
+            what=f"{_no_such_key(path, parent)}: the whole block is ignored{effect}",
             why=refused if is_refused else "DeepSpeed never reads it, and there is no message",
-            fix=f"{found.fix}; the other findings and the figures are those of the renamed block",
-            severity="error" if is_refused else None,
+            fix=f"rename it to {name}; the other findings and the figures are those of the renamed block",
+            severity="error" if is_refused or is_serious else None,
             span=span,
         )
+
+
+def _without_block(config: LintedConfig, path: str) -> tuple[str, bool]:
+    """(words, whether it is serious) of what a training lacks without a block: ZeRO, the precision, or an optimizer."""
+    values, (*owners, name) = deepcopy(config.values), path.split(".")
+    block: Any = values
+    for owner in owners:
+        block = block[owner]
+    del block[name]
+    without = replace(config, values=values)
+    if without.stage != config.stage:
+        return f", so ZeRO has stage {without.stage} instead of {config.stage}", True
+    if without.model_type != config.model_type:
+        return f", so the training is in {without.model_type} instead of {config.model_type}", True
+    return f", so DeepSpeed makes no {path}" if path in ("optimizer", "scheduler") else "", False
 
 
 def _misplaced(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if place:
             is_rejected = block.strict and config.get(".".join(path)) != "auto"
+            right = f"{place}.{path[-1]}" if place != TOP_LEVEL else path[-1]
+            fix = f"move it into {place}{or_in_script(config, place)}"
             yield Violation(
                 path=path,
                 what=f"{path[-1]} belongs in {place}",
                 why=f"DeepSpeed reads it from there: here it is {'rejected' if is_rejected else 'ignored'}",
-                fix=f"move it into {place}",
+                fix=f"remove it: {right} is set" if config.has(right) else fix,
                 severity="error" if is_rejected else None,
             )
 
@@ -171,7 +193,10 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
         if config.has(path):
             value = config.get(path)
             unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
-            fix = "remove the block" if unused else "remove the block, and configure its replacement"
+            place = "the block" if isinstance(value, dict) else "the key"
+            has_successor = re.search(r"\b(Use|Set)\b", words)
+            instead = "configure its replacement" if has_successor else "train without the feature"
+            fix = f"remove {place}" if unused else f"remove {place}, and {instead}"
             yield violation(path, words.partition(" See http")[0].strip(), fix=fix)
 
 
@@ -193,6 +218,20 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
         if not name or any(isinstance(edit, Remove) for edit in edits):
             fix = "remove it"
         yield violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
+    old_form = config.get("zero_optimization")
+    if isinstance(old_form, bool):
+        new_form = {"stage": int(old_form)}
+        if old_form and config.has("allgather_size"):
+            new_form["allgather_bucket_size"] = config.get("allgather_size")
+        is_refused = config.framework == "hf"
+        yield violation(
+            "zero_optimization",
+            f"zero_optimization is {json_text(old_form)}, the old form of stage {int(old_form)}",
+            why="accelerate takes the value for an object, and raises an error" if is_refused else "",
+            fix=f"write {json_text(new_form)}",
+            severity="error" if is_refused else None,
+            edits=(Replace(("zero_optimization",), new_form),),
+        )
     if config.has("bfloat16"):
         if config.get("bf16") is not None:
             yield violation("bfloat16", "bfloat16 is ignored because bf16 exists", fix="remove it")
@@ -293,26 +332,23 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
                 yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-_CUTOFF = 0.75
-
-
-def _no_such_key(path: KeyPath, block: ConfigBlock, **options: Any) -> Violation:
-    key = repr(path[-1][:_LONGEST_NAME])
-    what = f"{block.path or 'DeepSpeed'} has no key {key}"
-    return unknown_name(path, what, block.names(), cutoff=_CUTOFF, **options)
+def _no_such_key(path: KeyPath, block: ConfigBlock) -> str:
+    return f"{block.path or 'DeepSpeed'} has no key {path[-1][:_LONGEST_NAME]!r}"
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     """The only block that has this key; "" if there are none or several. At the top level zero_optimization takes
     precedence. A name without an underscore is a common word ("mode", "group"), which has another meaning elsewhere."""
     owners = config.facts.owners(key)
+    if arguments := place_in_arguments(config.facts, block.path, key):
+        return arguments
     if "zero_optimization" in owners and not block.path:
         return "zero_optimization"
     # bf16 lacks only keys of fp16's loss scaling, which it does not need; comet's api_key is no key of wandb
     is_common_word = bool(owners and owners[0]) and "_" not in key
     if len(owners) != 1 or is_common_word or block.path in ("bf16", "bfloat16", "wandb"):
         return ""
-    return owners[0] or "the top level"
+    return owners[0] or TOP_LEVEL
 
 
 def _rename_edits(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:

@@ -34,7 +34,11 @@ def _small_buffers(config: LintedConfig) -> Iterator[Violation]:
     largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
     if size < largest:
         what = f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}"
-        yield violation(path, what, fix=f'write "buffer_size": {largest} or more')
+        yield violation(path, what, why=_HOLDS_SHARD, fix=f'write "buffer_size": {largest} or more')
+
+
+_HOLDS_SHARD = "a buffer must hold the shard of a parameter"
+_ONE_PER_TENSOR = "a swapped sub-group needs one for its parameter, one for its gradient and one for each state"
 
 
 def _fits_pinned(config: LintedConfig) -> bool:
@@ -81,6 +85,8 @@ def _without_nvme(config: LintedConfig) -> Iterator[Violation]:
             yield violation(known.path, what, edits=(Remove(tuple(known.path.split("."))),))
 
 
+_CPU_CLASSES = "DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU"
+_TORCH_IS_SLOW, _LAMB_NEEDS_GPU = "torch's optimizers run there slowly", "LAMB is a GPU kernel"
 _lamb = that(lambda config: config.optimizer == "lamb")
 _steps_on_cpu = ~when.stages(0) & when.offloaded
 
@@ -118,25 +124,36 @@ OFFLOAD_RULES = section(
                 f"there are {config.number(path):g} buffers for Adam's parameter, gradient and two states"
             ),
             severity="warning",
+            why=_ONE_PER_TENSOR,
         ),
-        why="a buffer must hold the shard of a parameter; a swapped sub-group needs one for its parameter, one for its "
-        "gradient and one for each state",
+        why=f"{_HOLDS_SHARD}; {_ONE_PER_TENSOR}",
         fix='write "buffer_count": 4 or more for Adam',
         source=_SWAPPER + " (elements_per_buffer), runtime/swap_tensor/partitioned_optimizer_swapper.py "
         "swap_in_optimizer_state",
     ),
     advice_rule(
         "DS414 an offloaded optimizer without a CPU implementation",
-        at("optimizer.type", _steps_on_cpu & _without_cpu_class & ~_lamb, _no_cpu_class),
-        at("optimizer.type", _steps_on_cpu & _lamb, _no_cpu_class, severity="warning"),
+        at(
+            "optimizer.type",
+            _steps_on_cpu & _without_cpu_class & ~_lamb,
+            _no_cpu_class,
+            why=f"{_CPU_CLASSES}; {_TORCH_IS_SLOW}",
+        ),
+        at(
+            "optimizer.type",
+            _steps_on_cpu & _lamb,
+            _no_cpu_class,
+            severity="warning",
+            why=f"{_CPU_CLASSES}; {_LAMB_NEEDS_GPU}",
+        ),
         at(
             "optimizer.params.torch_adam",
             _steps_on_cpu & when.has_adam & when.on,
             "torch's Adam steps on the CPU",
             severity="warning",
+            why=f"{_CPU_CLASSES}; {_TORCH_IS_SLOW}",
         ),
-        why="DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU; torch's optimizers run there slowly, and "
-        "LAMB is a GPU kernel",
+        why=f"{_CPU_CLASSES}; {_TORCH_IS_SLOW}, and {_LAMB_NEEDS_GPU}",
         fix="use AdamW without torch_adam, or do not offload the optimizer",
         source="runtime/engine.py _configure_basic_optimizer",
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
@@ -10,12 +11,13 @@ from ...estimators.models.families import leaf_classes_to_write
 from ...probes.machine import installed_version
 from .. import parse_version
 from . import rule_conditions as when
-from .config_file import Replace
+from .config_file import Remove, Rename, Replace
 from .facts import Parameter
 from .installed_facts import source_folder
 from .linted_config import LintedConfig
-from .rule import Severity, Violation, advice_rule, error_rule, section, unknown_name, violation, warning_rule
+from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import at, that
+from .unknown_names import unknown_name
 from .values import json_text, nearest
 
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
@@ -67,10 +69,25 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
     ):
         path = f"{block}.params"
         params, names = config.block(path), [parameter.name for parameter in taken or ()]
+        pair = _separate_betas(config, names) if block == "optimizer" else ()
+        if pair:
+            first, second = pair
+            both = [params[name] for name in pair]
+            what = f"{config.text('optimizer.type')} takes {first} and {second} as one list, betas"
+            merged = ("optimizer", "params", "betas")
+            edits = (
+                Rename((*merged[:-1], first), "betas"),
+                Replace(merged, both),
+                Remove((*merged[:-1], second)),
+            )
+            fix = f'write "betas": {json_text(both)} instead'
+            yield violation(f"{path}.{first}", what, fix=fix, edits=edits)
         for name in params if taken is not None else ():
-            if name not in names and (block, name) != ("optimizer", "max_grad_norm"):  # DS503 reports it
+            # DS503 reports max_grad_norm.
+            if name not in (*names, *pair) and (block, name) != ("optimizer", "max_grad_norm"):
                 what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
-                yield unknown_name((block, "params", name), what, names, cutoff=0.5, is_safe=True)
+                fix = "remove it, or correct its name"
+                yield unknown_name(config, (block, "params", name), what, names, fix=fix, is_safe=True)
         if block == "scheduler" and taken is not None:
             missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
             fix = f"add {missing}"
@@ -80,6 +97,20 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
                 if config.framework == "hf":
                     fix += ' (the Trainer replaces "auto")'
                 yield violation(path, f"{kind} needs {missing}", fix=fix)
+
+
+def _separate_betas(config: LintedConfig, known: Sequence[str]) -> tuple[str, ...]:
+    """The names of the two numbers, such as beta1 and beta2, that are written instead of the list betas; empty if they
+    are not."""
+    params = config.block("optimizer.params")
+    if "betas" not in known or "betas" in params:
+        return ()
+    found = {match[1]: name for name in params if (match := _BETA.fullmatch(name)) and name not in known}
+    are_numbers = all(config.number(f"optimizer.params.{name}") is not None for name in found.values())
+    return (found["1"], found["2"]) if len(found) == 2 and are_numbers else ()
+
+
+_BETA = re.compile(r"(?:adam_)?beta_?([12])")
 
 
 def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
@@ -145,7 +176,6 @@ OPTIMIZER_RULES = section(
         "DS505 arguments that do not match the optimizer or scheduler",
         _arguments,
         why="DeepSpeed passes params to the class, which raises a TypeError for an unknown or missing argument",
-        fix="remove it, or correct its name",
         source=_ENGINE + "; " + _SCHEDULES,
     ),
     error_rule(

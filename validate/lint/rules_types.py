@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ...ds_configs.config_keys import CONFIG_KEYS
 from . import rule_conditions as when
 from .config_file import Replace
+from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, key_name, that
@@ -25,6 +27,7 @@ _ABOVE_ZERO = (("gt", 0.0),)
 _POSITIVE = FieldType(name="int", bounds=_ABOVE_ZERO)
 _COUNT = FieldType(name="int", bounds=_ABOVE_ZERO, optional=True)
 _NUMBER = FieldType(name="float", optional=True)
+_PAIR = FieldType(name="tuple", parts=(FieldType(name="float"),) * 2)
 _OBJECT = FieldType(name="dict")
 _NAME = FieldType(name="str", optional=True)
 _NAMES = FieldType(name="list", parts=(FieldType(name="str"),))
@@ -43,7 +46,13 @@ def _warms_up(*types: str) -> Condition:
 
 _ADAM = "optimizer.params."
 _WARM_UP = "scheduler.params.warmup_"
-_no_scheduler = that(lambda config: not config.has("scheduler"))
+_sets_lr = _warms_up("LRRangeTest", "OneCycle") | (
+    _warms_up("WarmupLR", "WarmupDecayLR") & ~when.is_missing(_WARM_UP + "max_lr")
+)
+_lr_is_replaced = _sets_lr & ~when.offloaded & ~when.is_on(_ADAM + "torch_adam")
+"""A scheduler replaces lr when it is made (runtime/lr_schedules.py update_lr), before FusedAdam's first step.
+DeepSpeedCPUAdam and torch's Adam use it when they are made, WarmupCosineLR as the rate that it scales, and WarmupLR
+without warmup_max_lr as that."""
 _since_0_19_6 = that(lambda config: config.facts.at_least("0.19.6"))
 _linear = _warms_up("WarmupLR", "WarmupDecayLR")
 
@@ -85,11 +94,11 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     "optimizer.type": (_NAME, when.always),
     "scheduler.type": (_NAME, when.always),
     "optimizer.params": (FieldType(name="dict", optional=True), that(lambda config: bool(config.optimizer))),
-    # csrc/adam: multi_tensor_adam, create_adam; a scheduler replaces lr before the first step
-    _ADAM + "lr": (_NUMBER, when.has_adam & _no_scheduler),
+    # csrc/adam: multi_tensor_adam, create_adam
+    _ADAM + "lr": (_NUMBER, when.has_adam & ~_lr_is_replaced),
     _ADAM + "weight_decay": (_NUMBER, when.has_adam),
     _ADAM + "eps": (_NUMBER, when.has_adam),
-    _ADAM + "betas": (FieldType(name="list", parts=(_NUMBER,)), when.has_adam),
+    _ADAM + "betas": (_PAIR, when.has_betas),
     # runtime/lr_schedules.py; before 0.19.6 it computes with the steps, since then it validates them
     _WARM_UP + "min_lr": (_NUMBER, _linear),
     _WARM_UP + "max_lr": (_NUMBER, _linear),
@@ -113,6 +122,13 @@ _NOT_READ_HERE = (
 )
 """Blocks whose keys are not among the facts."""
 _MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
+
+
+def key_type(facts: DeepSpeedFacts, path: str) -> FieldType | None:
+    """The type of a key, whether a class or the code needs it; None if it is unknown."""
+    if field := facts.find_field(path):
+        return field.type
+    return CODE_TYPES[path][0] if path in CODE_TYPES else _OBJECT if facts.block(path) is not None else None
 
 
 class _Typed(NamedTuple):
@@ -151,17 +167,35 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         wrong = find_problem(kind, value, converts_text=by_class)
         if wrong is None:
             continue
-        plain = parsed_text(kind, value)
-        if plain is not None:
-            fix = f"write {json_text(plain)}"
-        elif kind.name == "dict" and isinstance(value, bool):
-            fix = f'write {{"enabled": {json_text(value)}}}'
-        else:
-            fix = f"write {wrong.wanted}"
+        plain = _as_object(config, path, value) if kind.name == "dict" else parsed_text(kind, value)
+        fix = f"write {wrong.wanted if plain is None else json_text(plain)}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
         why = _CLASS_REJECTS if by_class else _CODE_FAILS
         yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
 
+
+def _as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | None:
+    """The object of a block that a file gives as the value of its main key: whether it is enabled, its device, stage or
+    type; None if no such key takes the value."""
+    block = config.facts.block(path)
+    if block is None or value is None:
+        return None
+    for key in (each for each in _MAIN_KEYS if each in block.names()):
+        path = block.qualified_path(key)
+        kind, known = key_type(config.facts, path), CONFIG_KEYS.get(path)
+        if kind is None and isinstance(block.defaults.get(key), bool):
+            kind = FieldType(name="bool")
+        if value == "auto":
+            if config.framework == "hf" and known is not None and known.filled:
+                return {key: value}
+        elif kind is not None and find_problem(kind, value) is None:
+            plain = bool(value) if kind.name == "bool" and isinstance(value, int) else parsed_text(kind, value)
+            whole: dict[str, Any] = {key: value if plain is None else plain}
+            return whole | {"params": {}} if key == "type" and "params" in block.names() else whole
+    return None
+
+
+_MAIN_KEYS = ("enabled", "device", "stage", "type")
 
 _CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
 _CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"

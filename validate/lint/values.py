@@ -35,8 +35,8 @@ class FieldType:
 
     name: str
     """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (items of the type in
-    `parts`); union (of `parts`); choice (an enumeration; values are converted to one of `choices`); literal (one of
-    `choices`)."""
+    `parts`); tuple (a list with an item of each of `parts`); union (of `parts`); choice (an enumeration; values are
+    converted to one of `choices`); literal (one of `choices`)."""
     optional: bool = False
     choices: tuple[Any, ...] = ()
     parts: tuple[FieldType, ...] = ()
@@ -119,6 +119,8 @@ def describe_type(kind: FieldType) -> str:
         return f"one of {', '.join(map(json_text, kind.choices))}"
     if kind.name == "union":
         return " or ".join(map(describe_type, kind.parts))
+    if kind.name == "tuple":
+        return f"a list of {len(kind.parts)} numbers"
     words = _WORDS.get(kind.name, "a value that a file can hold")
     return f"{words} or null" if kind.optional and kind.name == "dict" else words
 
@@ -130,6 +132,9 @@ def _has_type(kind: FieldType, value: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in kind.choices)
     if kind.name == "list":
         return isinstance(value, list) and all(_has_type(part, item) for part in kind.parts for item in value)
+    if kind.name == "tuple":
+        is_whole = isinstance(value, list) and len(value) == len(kind.parts)
+        return is_whole and all(map(_has_type, kind.parts, value))
     if kind.name == "float":
         return type(value) in (int, float) and abs(value) < 1e300
     return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
@@ -155,6 +160,8 @@ def _converted(kind: FieldType, value: Any, converts_text: bool) -> Any:
                 return _converted(part, value, converts_text)
     elif kind.name == "list" and isinstance(value, list):
         return [_converted(part, item, converts_text) for part in kind.parts for item in value]
+    elif kind.name == "tuple" and isinstance(value, list) and len(value) == len(kind.parts):
+        return [_converted(part, item, converts_text) for part, item in zip(kind.parts, value, strict=True)]
     elif kind.is_numeric and isinstance(value, str) and not converts_text:
         raise ValueError
     elif kind.name == "choice" and not all(isinstance(choice, str) for choice in kind.choices):

@@ -25,6 +25,18 @@ MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, "zero_optimization": {"stage": 2}},
         "warmup_num_steps is 0, but must be above 0",
     ),
+    *(
+        (
+            "DS020",
+            {"optimizer": {"type": kind, "params": params}, "zero_optimization": zero, **more},
+            what,
+        )
+        for kind, params, zero, more, what in (
+            ("AdamW", {"lr": 1e-5, "betas": [0.9]}, {"stage": 2}, {}, "betas is [0.9], which is not a list of 2"),
+            ("Lion", {"lr": 1e-5, "betas": [0.9]}, {"stage": 2}, {}, "betas is [0.9], which is not a list of 2"),
+            ("AdamW", {"lr": "1e-5"}, {"stage": 2}, {"scheduler": {"type": "WarmupLR", "params": {}}}, 'lr is "1e-5"'),
+        )
+    ),
     ("DS015", {"zero_optimization": {"stage": 3, "prefetch_bucket_size": 9, "stage3_prefetch_bucket_size": 9}}, "same"),
     ("DS106", {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}, "3 does not divide 4 GPUs"),
     ("DS213", {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, "fp32"),

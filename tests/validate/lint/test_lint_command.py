@@ -39,7 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """0 without errors, 1 with errors, 2 where nothing could be read: one line on stderr and nothing on stdout."""
+    """0 without errors, 1 with errors, 2 where nothing could be read: one line on stderr, in a text the place below it,
+    and nothing on stdout."""
     assert run(["lint", "good.json"]) == 0
     assert run(["lint", "bad.json"]) == 1
     capsys.readouterr()
@@ -48,9 +49,33 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("no.json", "absent.json", ".", "pipe", "/dev/null", "/dev/zero", "\0", "a" * 5000):
         assert run(["lint", name]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and len(err.splitlines()) == 1 and "error of ds-advise itself" not in err, name
+        place = ["   1 | {", "     |  ^"] * (name == "no.json")
+        assert out == "" and err.splitlines()[1:] == place and "error of ds-advise itself" not in err, name
     assert run(["lint"]) == 2
     assert run(["lint", "good.json", "--gpus", "2x"]) == 2
+
+
+def test_several_files_have_one_summary_and_the_worst_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """All are judged, also after one that cannot be read, which has the place of its error."""
+    Path("no.json").write_text('{"bf16": {"enabled": True}}')
+    assert run(["lint", "good.json", "bad.json"]) == 1
+    out = capsys.readouterr().out
+    assert " good.json: nothing found." in out and " bad.json:7:9 " in out
+    assert out.endswith("\n 2 files: 2 errors, 2 warnings, 1 piece of advice.\n")
+    assert run(["lint", "no.json", "good.json"]) == 2
+    out = capsys.readouterr().out
+    assert "True is Python (line 1, column 22).\n   1 | {" in out and "Fix: write true" in out
+    assert " good.json: nothing found." in out and out.endswith("\n 2 files: nothing found, 1 not read.\n")
+    assert run(["lint", "bad.json", "no.json", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert [each["file"] for each in found["files"]] == ["bad.json"] and found["errors"] == 2
+    assert [each["file"] for each in found["unread"]] == ["no.json"]
+    Path("other.json").write_text(BAD)
+    assert run(["lint", "bad.json", "good.json", "other.json", "--diff"]) == 1
+    assert "good.json: Nothing is found" in capsys.readouterr().out
+    assert run(["lint", "bad.json", "good.json", "other.json", "--fix"]) == 0
+    assert Path("other.json").read_text() == Path("bad.json").read_text() != BAD
+    assert Path("other.json.bak").read_text() == BAD and not Path("good.json.bak").exists()
 
 
 def test_a_finding_has_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,10 +217,15 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert "\x1b" not in out and "\x07" not in out
 
 
-def test_fix_takes_the_byte_order_mark_away() -> None:
-    """The Trainer cannot read a file with one."""
-    text = b'{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+@pytest.mark.parametrize(("micro_batch", "code"), [("1", 0), ('"auto"', 1)])
+def test_fix_takes_the_byte_order_mark_away(micro_batch: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Trainer cannot read a file with one. Without its values it is advice."""
+    zero = '{"stage": 2, "reduce_bucket_size": 50000000}, "bf16": {"enabled": true}'
+    text = f'{{"train_micro_batch_size_per_gpu": {micro_batch}, "zero_optimization": {zero}}}'.encode()
     Path("marked.json").write_bytes(b"\xef\xbb\xbf" + text)
-    assert run(["lint", "marked.json"]) == 1
+    assert run(["lint", "marked.json"]) == code
+    assert "[*] 1 fixable" in capsys.readouterr().out
+    assert run(["lint", "marked.json", "--diff"]) == 1
     assert run(["lint", "marked.json", "--fix"]) == 0
+    assert "Corrected 1 finding;" in capsys.readouterr().out
     assert Path("marked.json").read_bytes() == text

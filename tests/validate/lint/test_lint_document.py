@@ -115,18 +115,25 @@ def _is_json(text: str) -> bool:
     ],
 )
 def test_a_file_without_a_configuration_is_one_line(raw: bytes, message: str) -> None:
-    """The file's name, what is wrong and, within text, where."""
+    """The file's name, what is wrong and, within text, where, and what to do."""
     with pytest.raises(ConfigFileError) as error:
         read_document(raw, name="ds_config.json")
     assert error.value.what.startswith("ds_config.json: ") and message in error.value.what
-    assert "\n" not in str(error.value) and (error.value.why or "ds-advise from" in error.value.fix)
+    assert "\n" not in str(error.value) and error.value.fix
 
 
 def test_duplicates_are_found_at_every_depth() -> None:
-    """The path and the second place of each."""
-    document = read_document(b'{"a": {"b": 1, "b": 2}, "a": 3, "c": [{"d": 1, "d": 1}]}', name="x")
-    assert [member.path for member in document.duplicates()] == [("a", "b"), ("a",), ("c", "0", "d")]
-    assert document.value["a"] == 3
+    """The path and both places of each. Keys of two objects of one name are not repeated."""
+    document = read_document(b'{"a": {"b": 1, "b": 2}, "a": {"b": 3}, "c": [{"d": 1, "d": 1}, {"d": 1}]}', name="x")
+    found = [(second.path, first.start, second.start) for first, second in document.duplicates()]
+    assert found == [(("a", "b"), 7, 15), (("a",), 1, 24), (("c", "0", "d"), 46, 54)]
+    assert document.value["a"] == {"b": 3}
+
+
+def test_a_removal_from_the_last_of_two_objects_of_one_name_leaves_the_first() -> None:
+    text = '{"a": {"b": 1, "c": 2}, "x": 1, "a": {"c": 3, "b": 4}}'
+    edited, made = apply(read_document(text.encode(), name="x"), [Remove(("a", "b"))])
+    assert made == 1 and edited == '{"a": {"b": 1, "c": 2}, "x": 1, "a": {"c": 3}}'
 
 
 TEXT = """{

@@ -194,6 +194,93 @@ def test_deepspeeds_reader_makes_whole_floats_integers() -> None:
     assert not codes(judged('{"train_batch_size": 8.0}'), "error")
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "zero", "params", "is_used"),
+    [
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}, {}, {}, False),
+        ({"type": "OneCycle", "params": {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-4}}, {}, {}, False),
+        ({"type": "WarmupLR", "params": {}}, {}, {}, True),
+        ({"type": "WarmupCosineLR", "params": {"total_num_steps": 9}}, {}, {}, True),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}, {"device": "cpu"}, {}, True),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}, {}, {"torch_adam": True}, True),
+    ],
+)
+def test_a_rate_as_text_is_an_error_unless_a_scheduler_replaces_it_before_its_use(
+    scheduler: dict[str, Any], zero: dict[str, str], params: dict[str, Any], is_used: bool
+) -> None:
+    """DeepSpeedCPUAdam passes it to C++ (`create_adam`, whose alpha is a float), torch's Adam compares it with 0, and
+    both do when they are made."""
+    config = {
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": "1e-5", **params}},
+        "scheduler": scheduler,
+        "zero_optimization": {"stage": 2, **({"offload_optimizer": zero} if zero else {})},
+    }
+    found = [each.fix for each in judged(config).findings if each.path[-1:] == ("lr",) and each.severity == "error"]
+    assert found == ["write 1e-05"] * is_used
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "written"),
+    [
+        ("bf16", True, {"enabled": True}),
+        ("bf16", 1, {"enabled": True}),
+        ("zero_optimization", 3, {"stage": 3}),
+        ("zero_optimization.offload_optimizer", "cpu", {"device": "cpu"}),
+        ("optimizer", "AdamW", {"type": "AdamW", "params": {}}),
+        ("scheduler", "WarmupLR", {"type": "WarmupLR", "params": {}}),
+        ("flops_profiler", True, {"enabled": True}),
+        ("zero_optimization", None, None),
+        ("zero_optimization.offload_optimizer", True, None),
+        ("activation_checkpointing", True, None),
+    ],
+)
+def test_the_value_of_a_blocks_main_key_becomes_the_block(path: str, value: object, written: object) -> None:
+    """A block without such a key, or a value that does not suit it, is left."""
+    *owners, name = path.split(".")
+    inner: dict[str, Any] = {name: value}
+    config = {"train_batch_size": 8, **({owners[0]: {"stage": 2, **inner}} if owners else inner)}
+    (found,) = [each for each in judged(config).findings if each.code == "DS020"]
+    assert bool(found.edits) == (written is not None)
+    corrected = _corrected(config)
+    assert (corrected[owners[0]] if owners else corrected)[name] == (value if written is None else written)
+    if written is not None:
+        assert found.fix == f"write {json.dumps(written)}" and not codes(judged(corrected), "error")
+
+
+def test_auto_for_a_block_is_one_finding_with_the_key_that_the_trainer_fills() -> None:
+    config = {"train_micro_batch_size_per_gpu": "auto", "bf16": "auto", "zero_optimization": {"stage": 2}}
+    (found,) = [each for each in judged(config).findings if each.path == ("bf16",)]
+    assert (found.code, found.fix) == ("DS020", 'write {"enabled": "auto"}')
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_the_old_form_of_zero_is_reported_and_accelerate_refuses_it(value: bool) -> None:
+    """DeepSpeed reads it as stage 1 or 0 (runtime/zero/config.py read_zero_config_deprecated)."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": value}
+    assert import_module("deepspeed.runtime.zero.config").get_zero_config(config).stage == int(value)
+    (found,) = [each for each in judged(config, framework="deepspeed").findings if each.code == "DS014"]
+    assert found.severity == "warning" and _corrected(config)["zero_optimization"] == {"stage": int(value)}
+    assert "DS014" in codes(judged(config, framework="hf"), "error")
+    plugin = import_module("accelerate.utils").DeepSpeedPlugin
+    with pytest.raises(AttributeError):
+        plugin(hf_ds_config=config)
+
+
+def test_the_fix_of_a_removed_feature_names_a_replacement_only_if_deepspeed_does() -> None:
+    zero = {"stage": 3, "mics_shard_size": 8}
+    config = {"train_batch_size": 8, "zero_optimization": zero, "sparse_attention": {"mode": "fixed"}}
+    config |= {"amp": {"enabled": True}, "sparse_gradients": False}
+    fixes = {each.path[-1]: each.fix for each in judged(config).findings if each.code == "DS013"}
+    assert fixes == {
+        "mics_shard_size": "remove the key, and train without the feature",
+        "sparse_attention": "remove the block, and train without the feature",
+        "amp": "remove the block, and configure its replacement",
+        "sparse_gradients": "remove the key",
+    }
+
+
 def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
     """`since` is respected."""
     config = {"train_batch_size": 8, "amp": {"enabled": True}}

@@ -43,7 +43,7 @@ def test_a_misspelled_block_is_first_and_the_others_judge_what_is_meant() -> Non
     report = judged(wrong, model="Qwen2.5-7B", gpus="4xH100")
     first, *others = report.findings
     assert first.path == ("zero_optimisation",) and "stage 0 instead of 3" in first.what
-    assert first.severity == "warning" and {"DS010", "DS020"} == codes(report, "error")
+    assert first.severity == "error" and {"DS010", "DS011", "DS020"} == codes(report, "error")
     lines = report.document.text.splitlines()
     assert all(each.path[-1] in lines[each.line - 1] for each in others if each.severity == "error")
     by_trainer = judged(wrong, framework="hf")
@@ -52,6 +52,31 @@ def test_a_misspelled_block_is_first_and_the_others_judge_what_is_meant() -> Non
     misspelled = {"zero_optimisation" if key == "zero_optimization" else key: value for key, value in right.items()}
     figures = [judged(each, model="Qwen2.5-7B", gpus="4xH100").prediction for each in (right, misspelled)]
     assert figures[0] == figures[1] and not isinstance(figures[0], str)
+
+
+def test_each_misspelled_block_has_its_own_consequence() -> None:
+    """Without ZeRO or the precision the training is another one; a script can make the optimizer."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimisation": {"stage": 2},
+        "optimiser": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "bf_16": {"enabled": True},
+    }
+    found = {each.path[0]: (each.severity, each.what) for each in judged(config).findings if each.code == "DS011"}
+    assert {name: severity for name, (severity, _) in found.items()} == {
+        "zero_optimisation": "error",
+        "optimiser": "warning",
+        "bf_16": "error",
+    }
+    assert "ZeRO has stage 0 instead of 2" in found["zero_optimisation"][1]
+    assert found["optimiser"][1].endswith("so DeepSpeed makes no optimizer")
+    assert "in fp32 instead of bf16" in found["bf_16"][1]
+
+
+def test_a_repeated_block_is_one_finding_with_both_lines() -> None:
+    text = '{"train_batch_size": 8,\n "zero_optimization": {"stage": 2},\n "zero_optimization": {"stage": 3}}'
+    found = [(each.line, each.what) for each in judged(text).findings if each.code == "DS004"]
+    assert found == [(3, "'zero_optimization' is repeated here; it is first on line 2")]
 
 
 def test_a_key_with_an_error_has_no_advice_that_contradicts_it() -> None:
@@ -130,6 +155,13 @@ def test_a_reason_is_about_the_case_of_the_file() -> None:
     reasons = {each.path[-1]: each.why for each in judged(config).findings if each.code == "DS020"}
     assert "class" in reasons["overlap_comm"] and "no class" in reasons["gradient_clipping"]
     assert "no class" not in reasons["overlap_comm"]
+    nvme = {"device": "nvme", "nvme_path": "/nvme"}
+    few = _config(offload_optimizer={**nvme, "buffer_count": 2})
+    (buffers,) = [each.why for each in judged(few).findings if each.code == "DS404"]
+    assert "one for its gradient" in buffers and "shard" not in buffers
+    torch_adam = _config(offload_optimizer=CPU) | {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    (slow,) = [each.why for each in judged(torch_adam).findings if each.code == "DS414"]
+    assert "run there slowly" in slow and "LAMB" not in slow
 
 
 def test_without_a_model_only_a_bucket_that_holds_no_matrix_is_found() -> None:

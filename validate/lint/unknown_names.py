@@ -1,0 +1,159 @@
+"""What is meant by a name that DeepSpeed does not know: an older name of a key, one of TrainingArguments, a shortened
+or a misspelled one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import NamedTuple
+
+from ...ds_configs.config_keys import CONFIG_KEYS
+from .config_file import Edit, Remove, Rename
+from .document import KeyPath
+from .facts import ConfigBlock, DeepSpeedFacts
+from .linted_config import LintedConfig
+from .rule import Violation
+from .rules_types import key_type
+from .values import find_problem
+
+OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
+"""Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
+
+_SIMILAR, _SIMILAR_WORD, _SAME = 0.75, 0.6, 0.9
+"""Least similarity of a misspelled name, of each of its words (`tensor_parallel_size` is not `sequence_parallel_size`),
+and of a name whose words are divided otherwise (`overlapcomm`)."""
+
+_LEAST_BEGINNING = 3
+"""Least letters of the beginning of a word that stands for the word: `grad`, `comm`, `eps`."""
+
+
+class Meant(NamedTuple):
+    """The known names that an unknown one can stand for. block: the path of their block; is_sure: False if names only
+    have words in common."""
+
+    names: tuple[str, ...]
+    block: str
+    is_sure: bool = True
+
+
+def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
+    """What is meant by an unknown key. known: the names of its block."""
+    block, name, known = ".".join(path[:-1]), path[-1], [*known]
+    if old := OLD_NAMES.get(".".join(path)):
+        return Meant((old,), block)
+    for each in CONFIG_KEYS.values():
+        owner, _, key = each.path.rpartition(".")
+        if each.argument == name and (key in known if owner == block else is_inside(owner, block)):
+            return Meant((key,), owner)
+    with_words = _with_its_words(name, known)
+    return Meant(with_words or _misspelled(name, known), block, not with_words)
+
+
+def unknown_name(
+    config: LintedConfig, path: KeyPath, what: str, known: Iterable[str], *, fix: str, is_safe: bool = False
+) -> Violation:
+    """A violation for an unknown key. known: the names of its block; fix: the fix if none of them is meant, as by a key
+    that a script may read (unless `is_safe`) if it has some of their words and another type.
+
+    Its fix is to rename the key, unless the right name is there already. `--fix` makes it if `is_safe`, a single name
+    is meant and the value suits it.
+    """
+    names, block, is_sure = meant_by(path, known)
+    if not (is_safe or is_sure or any(not _problem(config, path, f"{block}.{each}".lstrip(".")) for each in names)):
+        names = ()
+    qualified = [f"{block}.{name}".lstrip(".") for name in names]
+    there = [name for name in qualified if config.has(name)]
+    edits: tuple[Edit, ...] = ()
+    if there:
+        set_name = names[0] if block == ".".join(path[:-1]) else there[0]
+        names, fix = (), f"remove it: {set_name} is set"
+        if is_safe and config.get(".".join(path)) == config.get(there[0]):
+            edits = (Remove(path),)
+    elif names and block != ".".join(path[:-1]):
+        fix = f"write it as {names[0]} in {block}{or_in_script(config, block)}"
+    elif names:
+        wrong = _problem(config, path, qualified[0]) if len(names) == 1 else ""
+        fix = f"rename it to {' or '.join(names)}{wrong}"
+        if is_safe and len(names) == 1 and not wrong:
+            edits = (Rename(path, names[0]),)
+    meant = tuple(qualified[0].split(".")) if len(names) == 1 else ()
+    return Violation(path=path, what=what, fix=fix, edits=edits, meant=meant)
+
+
+def names_of(block: ConfigBlock) -> list[str]:
+    """The keys of a block that can be meant: not the deprecated ones."""
+    return [*block.keys, *(known.usual_name for known in block.fields if not known.deprecated)]
+
+
+def place_in_arguments(facts: DeepSpeedFacts, block: str, name: str) -> str:
+    """The block of arguments, such as optimizer.params, in which a key of a block around it belongs; "" if none."""
+    owners = [each.path.rpartition(".")[0] for each in CONFIG_KEYS.values() if each.path.rpartition(".")[2] == name]
+    inside = [owner for owner in owners if owner and facts.block(owner) is None and is_inside(owner, block)]
+    return inside[0] if len(inside) == 1 == len(owners) else ""
+
+
+def is_inside(inner: str, outer: str) -> bool:
+    """Whether a block is inside another one ("" for the whole)."""
+    return inner != outer and (not outer or inner.startswith(f"{outer}."))
+
+
+def or_in_script(config: LintedConfig, block: str) -> str:
+    """For the block of an optimizer or a scheduler that the file does not have: where else it is set."""
+    root = block.partition(".")[0]
+    is_made_by_script = root in ("optimizer", "scheduler") and not config.has(root)
+    return f", or set it where the script makes the {root}" if is_made_by_script else ""
+
+
+def _problem(config: LintedConfig, path: KeyPath, meant: str) -> str:
+    """What else must be written if a key's value does not suit the right name; "" if it does or is unknown."""
+    kind, value = key_type(config.facts, meant), config.get(".".join(path))
+    problem = None if kind is None or value == "auto" else find_problem(kind, value)
+    return f", and write {problem.wanted}" if problem else ""
+
+
+def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The known names that have all words of a name, or words that begin like them: those with no other words, else
+    those that begin with the name, else those that contain it, else all."""
+    words = _words(name)
+    found = [each for each in known if _has_words(_words(each), words)]
+    same = [each for each in found if len(_words(each)) == len(words)]
+    if same or len(words) < 2:  # a word is part of too many names
+        return (*same,)
+    begin, contain = [each for each in found if each.startswith(name)], [each for each in found if name in each]
+    return (*(begin or contain or found),)
+
+
+def _has_words(known: Sequence[str], words: Sequence[str]) -> bool:
+    left = [*known]
+    for word in words:
+        equal = [each for each in left if each == word]
+        similar = [each for each in left if _begins(each, word) or _begins(word, each)]
+        if not (equal or similar):
+            return False
+        left.remove((equal or similar)[0])
+    return True
+
+
+def _begins(word: str, beginning: str) -> bool:
+    return len(beginning) >= _LEAST_BEGINNING and word.startswith(beginning)
+
+
+def _misspelled(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The known name that is most like a name; empty if none is."""
+    close = get_close_matches(name[:60], known, n=5, cutoff=_SIMILAR)
+    return (*[each for each in close if _is_alike(_words(name), _words(each))][:1],)
+
+
+def _is_alike(one: Sequence[str], other: Sequence[str]) -> bool:
+    if len(one) != len(other):
+        return _similarity("".join(one), "".join(other)) >= _SAME
+    return all(_similarity(*pair) >= _SIMILAR_WORD for pair in zip(one, other, strict=True))
+
+
+def _similarity(one: str, other: str) -> float:
+    return SequenceMatcher(None, one[:60], other).ratio()
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split("[_-]", name[:60].lower()) if word]
