@@ -15,7 +15,7 @@ from ..document.blocks import Fact
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration, chance
 from ..text.job import whole_job
-from ..text.labels import checkpointing_title, cluster_title, device_label, method_title
+from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rate, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
@@ -139,14 +139,14 @@ def loading_peak(plan: Candidate) -> tuple[str, ...]:
 def batch_fact(question: Question, chosen: Candidate) -> Fact:
     """Return a plan's batch, how samples are shared among GPUs, and checkpointing."""
     plan, cluster, rollouts = chosen.plan, question.cluster, question.workload.rollouts
-    steps, device = plan.gradient_accumulation_steps, device_label(cluster)
+    device = device_label(cluster)
     samples = plan.samples_per_step(cluster.world_size)
     noun = counted_noun(samples, OBJECTIVES[question.workload.objective].sample).partition(" ")[2]
     prompts = f" of {samples // rollouts.num_generations} prompts" if rollouts else ""
     asked = " (--global-batch)" if question.is_batch_free or question.free_batch else ""
     parts = [
         f"{noun}{prompts}{asked}",
-        f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else ""),
+        batch_factors(plan),
     ]
     groups = (
         (plan.sequence_parallel_size, "each sample shared by {} (Ulysses)"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -208,3 +210,42 @@ def test_the_passes_of_a_part_are_labelled_and_no_share_of_a_part_is_zero(capsys
     assert " <1 %" in out and not re.search(r" 0 %", out)
     assert re.search(r"1\.\d+ x the peak in bf16 at the data sheet's clock", out), "GeForce cards exceed the clock"
     assert not re.search(r"1\d\d % of the peak", out)
+
+
+OPEN_FILE = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ("", "micro batch 4 x 2 accumulation steps x 4 GPUs = 32 samples"),
+        ("--micro-batch 4", "micro batch 4 x 2 accumulation steps x 4 GPUs = 32 samples"),
+        ("--micro-batch 2 --global-batch 32", "micro batch 2 x 4 accumulation steps x 4 GPUs = 32 samples"),
+        ("--global-batch 128", "micro batch 4 x 8 accumulation steps x 4 GPUs = 128 samples"),
+    ],
+)
+def test_the_batch_of_a_file_that_leaves_it_open(
+    words: str, batch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The global batch is kept, whatever the micro batch is."""
+    path = tmp_path / "open.json"
+    path.write_text(json.dumps(OPEN_FILE))
+    question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
+    assert run([*question, *words.split()]) == 0
+    assert batch in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_global_batch_that_a_file_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fixed.json"
+    path.write_text(json.dumps(OPEN_FILE | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}))
+    question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
+    assert run([*question, "--global-batch", "64"]) == 2
+    assert "8 samples per step" in capsys.readouterr().err
