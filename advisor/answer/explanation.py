@@ -245,17 +245,20 @@ def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanati
     """Return the explanation of the recommended plan, or of the best plan of a strategy. Raises WorkloadError for a
     strategy without a plan."""
     if strategy is None:
-        if answer.shown is None:
-            raise WorkloadError(
-                "no strategy can run this training", why=answer.ladder[0].reason, fix="change the options"
-            )
-        return explain_plan(answer.shown, answer.question.cluster, answer.question.workload)
+        return explain_plan(shown_candidate(answer), answer.question.cluster, answer.question.workload)
     step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")
     if step.candidate is None:
         raise WorkloadError(f"{strategy} cannot run here", why=step.reason, fix="pass another --strategy")
     return explain_plan(step.candidate, answer.question.cluster, answer.question.workload)
+
+
+def shown_candidate(answer: Recommendation) -> Candidate:
+    """Return the recommended plan, or the closest one if none fits. Raises WorkloadError without a plan."""
+    if answer.shown is None:
+        raise WorkloadError("no strategy can run this training", why=answer.ladder[0].reason, fix="change the options")
+    return answer.shown
 
 
 def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload: Workload | None = None) -> Explanation:

@@ -47,7 +47,9 @@ def rent(
     from ..render.deliver import show_document
     from ..render.rent import rent_document
     from ..rent import rent as rent_advice
+    from .mistakes import refuse_unknown
 
+    refuse_unknown(model)
     advice = rent_advice(model, **question, **limits, say=output.say)
     show_document(lambda: rent_document(advice, all_offers=all_offers), output, html=html, plot=plot)
     return 0 if advice.recommended is not None else 1
