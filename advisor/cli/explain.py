@@ -30,7 +30,7 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     from ..answer.key_costs import KeyContext
     from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
-    from ..render.explanation import key_blocks
+    from ..render.explained_key import key_blocks
 
     facts = load_facts()
     find_key(name, facts)  # what is wrong with it is told before the machine is looked for
