@@ -212,8 +212,9 @@ class RentAdvice:
     def advise_command(self, offer: Offer) -> str:
         """The command that asks for the plan of an offer, and its cost."""
         price = offer.machine.price
-        cost = {} if price is None else {"price": f"{price.per_hour:g}/{price.unit}/h"}
-        options = machine_arguments(offer.question.cluster) | self.asked | cost
+        options: dict[str, Any] = {**machine_arguments(offer.question.cluster), **self.asked}
+        if price is not None:
+            options["price"] = f"{price.per_hour:g}/{price.unit}/h"
         model = options.pop("model", offer.question.model.name)
         return f"ds-advise {question_words(model, options)}"
 
