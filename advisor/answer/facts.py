@@ -38,12 +38,11 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
         yield from _evaluation(question, shown)
     yield from _loss(answer)
     if chosen is not None:
-        duration, limit = candidate_duration(question, chosen), question.model.max_positions
+        duration = candidate_duration(question, chosen)
         if duration is not None:
             yield Fact("whole job", *whole_job(duration, question.price))
-        if limit is not None and question.workload.seq_len > limit:
-            positions = f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
-            yield Fact("note", "", positions)
+        if note := positions_note(question):
+            yield Fact("note", "", note)
         for doubt in answer.doubts:
             yield Fact("note", "", doubt.removesuffix("."))
         assumed = [", ".join(speed_assumptions(question, chosen)), _cards_of_this_size(question, chosen)]
@@ -51,6 +50,14 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
             yield Fact("assumed", "", "; ".join(filter(None, assumed)))
     for title, words in zip(("model", "training"), answer_subject(question), strict=True):
         yield Fact(title, "", words, is_subject=True)
+
+
+def positions_note(question: Question) -> str:
+    """Return a note on sequences that are longer than the model's configuration states; "" for others."""
+    limit = question.model.max_positions
+    if limit is None or question.workload.seq_len <= limit:
+        return ""
+    return f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
 
 
 def speed_fact(question: Question, chosen: Candidate) -> Fact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -148,7 +149,7 @@ def _of_question(
     candidate = strategy_candidate(built, strategy or "", kept)
     for line in without_costs(keys, candidate.plan):
         output.say(line)
-    return explain_plan(candidate, built.cluster, built.workload)
+    return explain_plan(candidate, built)
 
 
 def _of_file(path: Path, given: dict[str, Any], output: Output) -> Explanation:
@@ -157,7 +158,8 @@ def _of_file(path: Path, given: dict[str, Any], output: Output) -> Explanation:
 
     side, asked = _file_side(path, given, output)
     assert side.candidate is not None, "the context is known"
-    return explain_plan(side.candidate, asked.cluster, side.settings.workload)
+    workload = side.settings.workload or asked.workload
+    return explain_plan(side.candidate, replace(asked, workload=workload))
 
 
 def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question]:

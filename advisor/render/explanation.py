@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -18,6 +19,7 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
+from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
 from ..document.blocks import (
     Block,
@@ -52,12 +54,14 @@ from ..text.units import (
     capitalised,
     counted_noun,
     ended,
+    fine_seconds,
     gib,
     percent,
     rate,
     seconds,
     whole_percents,
 )
+from ..text.units import size as size_in_binary
 
 _SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
@@ -68,7 +72,8 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     part. details: every formula, and the moments of a step, instead of the command."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
-    size, cluster = batch_factors(plan), explanation.cluster
+    question = explanation.question
+    size, cluster = batch_factors(plan), None if question is None else question.cluster
     device = "GPU" if cluster is None else device_label(cluster)
     if cluster is not None:
         groups = cluster.world_size // plan.ranks_per_sample
@@ -79,9 +84,12 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
     likely = chance(candidate.fit.probability)
-    if (training := explanation.workload) is not None:
+    if question is not None:
+        training = question.workload
         length = f"sequence {training.seq_len}, {training.loss} loss"
         yield Sentence(f"{capitalised(method_title(training))} in {training.precision}, {length}.")
+        if note := positions_note(question):
+            yield Sentence(ended(capitalised(note)))
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         if section.name == "gpu_cache":  # one part, which is not in the peak
@@ -121,16 +129,21 @@ _NEAREST = 3
 _OTHER_NAMES = {
     "time": ("speed", "throughput", "duration", "latency", "tokens/s"),
     "gpu": ("memory", "vram", "hbm"),
-    "host": ("ram", "cpu"),
+    "host": ("memory", "ram", "cpu"),
     "nvme": ("disk", "ssd"),
 }
 """Other words for the first word of a section's title."""
 
 
+_KV_CACHE = ("kv cache", "kv", "key value cache")
+"""Names of what only generation has."""
+
+
 def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
     for an unknown name. listing: the command that lists all parts."""
-    wanted, known, found = " ".join(name.casefold().replace("_", " ").split()), list[str](), False
+    wanted, known, found = " ".join(re.sub("[_-]", " ", name.casefold()).split()), list[str](), False
+    related = list[str]()  # parts of a family of this name, such as activations
     for section in explanation.sections:
         title = SECTIONS[section.name].casefold()
         if wanted in (title, title.split()[0]):
@@ -139,17 +152,20 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
             return
         for part in section.parts():
             known.append(component_title(part.name))
-            if wanted == known[-1].casefold():
+            if section.name == "gpu_memory" and memory_family(part.name) == wanted:
+                related.append(known[-1])
+            if wanted == known[-1].casefold().replace("-", " "):
                 yield from [Gap()] * found
                 yield from _part(explanation, section, part)
                 found = True
     if not found:
         sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
-        near = sections or [each for each in known if wanted in each.casefold()]
+        near = sections or related or [each for each in known if wanted in each.casefold()]
         near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST))][:_NEAREST]
-        meant = f"did you mean {alternatives(near)}? " if near else ""
+        why = "a training step keeps no KV cache, only generation does" if wanted in _KV_CACHE else ""
+        meant = f"did you mean {alternatives(near)}? " if near and not why else ""
         fix = f"{meant}{listing} lists the parts"
-        raise WorkloadError(f"this plan has no part {name[:60]!r}", fix=fix)
+        raise WorkloadError(f"this plan has no part {name[:60]!r}", why=why, fix=fix)
 
 
 def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
@@ -162,7 +178,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Gap()
     formulas, remarks = _formulas(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
-    if len(part.terms) > 1:
+    if len(part.terms) > 1 or any(map(_hidden_s, part.terms)):
         yield Sentence(f"  {_sum(part)}")
     inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
     rows = []
@@ -172,8 +188,33 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
         rows.append(Row([Snippet(_input(meaning, value, origin)), words]))
     if rows:
         yield from (Gap(), Table(["", ""], rows))
+    if part.name == "matrix products" and explanation.products:
+        yield from (Gap(), *_products(explanation))
     yield Gap()
     yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
+
+
+def _products(explanation: Explanation) -> Iterator[Block]:
+    """Yield the matrix products of a micro batch, whose seconds add up to the part's."""
+    products, rows = explanation.products, []
+    total = sum(each.launches * each.seconds for each in products)
+    shown = [each for each in products if each.launches * each.seconds >= _SMALL * total]
+    copied = any(each.copies > 1 for each in products)
+    for each in shown:
+        sizes: list[Cell] = [Figure(f"{size:,}") for size in (each.rows, each.inner, each.columns)]
+        experts = [Figure(f"{each.copies:,}")] * copied
+        share = [make_figure(each.seconds, fine_seconds), make_figure(each.launches * each.seconds, fine_seconds)]
+        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share]))
+    if rest := products[len(shown) :]:
+        launches, spent = sum(each.launches for each in rest), sum(each.launches * each.seconds for each in rest)
+        sizes = [counted_noun(len(rest), "smaller size"), "", "", *[""] * copied]
+        rows.append(Row([*sizes, Figure(f"{launches:,}"), "", make_figure(spent, fine_seconds)], "faded"))
+    head = ["rows", "inner", "columns", *["as one"] * copied, "launches", "each", "all"]
+    yield Sentence("Products of a micro batch, forward and backward:")
+    yield Table(head, rows, optional=(len(head) - 2,))
+    steps = explanation.candidate.plan.gradient_accumulation_steps
+    batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
+    yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -222,7 +263,10 @@ def _resource(part: Part) -> str:
 
 
 def _figure(size: float, is_time: bool) -> Figure:
-    return make_figure(size, seconds) if is_time else Figure(f"{gib(int(size))} GiB", size)
+    if is_time:
+        return make_figure(size, fine_seconds)
+    text = f"{gib(int(size))} GiB"
+    return Figure(size_in_binary(int(size)) if text == "0.00 GiB" else text, size)
 
 
 def _amount(origin: RateOrigin) -> str:
