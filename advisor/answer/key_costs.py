@@ -15,12 +15,12 @@ from ...estimators.json_form import from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import ConfigKey, Plan
-from ...estimators.time.step_time import estimate_plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.key_effects import follows, without_effect
 from ..question.options import OPTIONS
+from ..search.candidate import predict
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .explanation import shown_candidate
@@ -40,6 +40,9 @@ class KeyCost:
     """The moment of a step at which GPU memory peaks."""
     host_bytes_per_node: int
     tokens_per_s: float
+    reason: str
+    """Whether it fits, as a short phrase: `needs 1.4 x the VRAM`, `fits`."""
+    fits: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +96,12 @@ def key_costs(path: str, context: KeyContext) -> tuple[tuple[KeyCost, ...], str]
     own = context.workload, context.plan
     for value, workload, plan in _variants(CONFIG_KEYS[path], context):
         if (workload, plan) == own or not unsupported(model, workload, plan, cluster):
-            found = estimate_plan(model, workload, cluster, plan)
+            found = predict(model, workload, cluster, plan)
             is_own, peak = (workload, plan) == own, found.memory.peak.name
             costs.append(
-                from_attributes(KeyCost, found.memory, found.time, value=value, is_the_plans=is_own, peak=peak)
+                from_attributes(
+                    KeyCost, found.memory, found.time, found.fit, value=value, is_the_plans=is_own, peak=peak
+                )
             )
     return (tuple(costs), "") if len(costs) > 1 else ((), "no other value can be predicted with this plan")
 

@@ -96,7 +96,8 @@ def _costs(key: KeyExplanation) -> Table:
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
         whose = "in the file" if key.file else "recommended"
         ratio = whose if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
-        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), ratio]
+        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason)))
+        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), words]
         rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
     title = f"--{key.option.replace('_', '-')}" if key.option else "value"
     return Table([title, "GPU GiB", "RAM GiB", "tokens/s", ""], rows)

@@ -224,8 +224,7 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
         )
     beaten = [letter for offer, letter in zip(shown, _LETTERS, strict=False) if not offer.figures.on_pareto_front]
     if beaten:
-        another = "another machine is" if len(beaten) == 1 else "other machines are"
-        yield f"{listed(beaten)}: {another} both cheaper and faster."
+        yield f"{listed(beaten)}: others cost no more and take no longer."
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:

@@ -136,6 +136,7 @@ def test_a_key_that_an_option_sets_has_the_figures_of_the_option() -> None:
         (cost,) = [each for each in found.costs if each.value == value]
         (own,) = [each for each in found.costs if each.is_the_plans]
         other = estimate("Qwen2.5-7B", **question | {option: value})
+        assert cost.fits == other.fits
         assert found.option == option and own.tokens_per_s != cost.tokens_per_s
         assert cost.tokens_per_s == pytest.approx(other.tokens_per_second), key
         assert cost.device_bytes_per_gpu == other.device_bytes_per_gpu, key
