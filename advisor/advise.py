@@ -334,7 +334,10 @@ def files_context(
         if asked.plan is not None and asked.plan.sequence_parallel_size > 1:  # the script's data loader shares samples
             known.setdefault("sequence_parallel_size", asked.plan.sequence_parallel_size)
     model = known.pop("model", None)
-    return None if model is None else comparison_context(model, say=say, **known)
+    if model is None:
+        return None
+    context = comparison_context(model, say=say, **known)
+    return replace(context, options={**context.options, "global_batch": given.get("global_batch")})
 
 
 @gc_paused()

@@ -8,8 +8,8 @@ only for a larger relative saving of time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,10 @@ from ..estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..estimators.time.job import JobDuration, Price
 from .advise import build_question
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
-from .question.cluster import gpus_argument
+from .question.cluster import gpus_argument, machine_arguments
+from .question.file_question import question_words
 from .question.job import parse_duration
+from .question.options import OPTIONS
 from .question.prices import Machine, PriceTable, read_prices, shipped_prices
 from .question.question import Question
 from .search.candidate import Candidate, candidate_duration
@@ -129,6 +131,9 @@ class RentAdvice:
     budget: float | None
     """The budget in the table's currency."""
     basis: tuple[str, ...]
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of the question by name, with `model`."""
+    most_nodes: int = MOST_NODES
 
     @property
     def front(self) -> tuple[Offer, ...]:
@@ -170,25 +175,48 @@ class RentAdvice:
         return next((offer for offer in self.offers if offer.figures.meets_limits), None)
 
     @property
-    def most_for_best_value(self) -> float | None:
-        """The upper end of the cheapest offer's cost: a dearer one may cost as little. None without an offer within the
-        limits."""
-        within = [offer for offer in self.offers if offer.figures.meets_limits]
-        cheapest = next((offer for offer in within if not offer.figures.is_conditional), next(iter(within), None))
-        return None if cheapest is None else cheapest.figures.cost_high or cheapest.figures.cost
+    def cheapest_choice(self) -> Offer | None:
+        """The cheapest offer within the limits, conditional only if all are. One that costs at most the upper end of
+        its cost may cost as little."""
+        return next(iter(_choices(offer for offer in self.offers if offer.figures.meets_limits)), None)
+
+    @property
+    def cheapest_in_time(self) -> Offer | None:
+        """The cheapest offer that ends before the deadline, whatever it costs, conditional only if all are."""
+        latest = inf if self.deadline_s is None else self.deadline_s
+        return next(iter(_choices(offer for offer in self.offers if offer.figures.duration_s <= latest)), None)
+
+    @property
+    def fastest_affordable(self) -> Offer | None:
+        """The fastest offer within the budget, however long it takes, conditional only if all are."""
+        most = inf if self.budget is None else self.budget
+        affordable = _choices(offer for offer in self.offers if offer.figures.cost <= most)
+        return min(affordable, key=lambda offer: offer.figures.duration_s, default=None)
+
+    @property
+    def could_join_more(self) -> bool:
+        """Whether the table has machines that can be joined in larger numbers than were tried."""
+        return any(machine.most_nodes > self.most_nodes for machine in self.table.machines)
 
     @property
     def recommended(self) -> Offer | None:
         """The best offer within the limits, or with a budget alone the fastest, conditional only if all are. None if no
         offer is within the limits."""
-        within = [offer for offer in self.offers if offer.figures.meets_limits]
-        choices = [offer for offer in within if not offer.figures.is_conditional] or within
-        if not choices or (self.deadline_s is None and self.budget is not None):
+        choices, cheapest = _choices(offer for offer in self.offers if offer.figures.meets_limits), self.cheapest_choice
+        if cheapest is None or (self.deadline_s is None and self.budget is not None):
             return min(choices, key=lambda offer: offer.figures.duration_s, default=None)
-        most = self.most_for_best_value
-        assert most is not None, "there are choices"
+        most = cheapest.figures.cost_high or cheapest.figures.cost
         equal = [offer for offer in choices if offer.figures.cost <= most]
         return min(equal, key=lambda offer: offer.figures.cost * offer.figures.duration_s)
+
+    def advise_command(self, offer: Offer) -> str:
+        """The command that asks for the plan of an offer, and its cost."""
+        price = offer.machine.price
+        options: dict[str, Any] = {**machine_arguments(offer.question.cluster), **self.asked}
+        if price is not None:
+            options["price"] = f"{price.per_hour:g}/{price.unit}/h"
+        model = options.pop("model", offer.question.model.name)
+        return f"ds-advise {question_words(model, options)}"
 
     def figures(self, *, all_offers: bool) -> RentFigures:
         """The advice as JSON. all_offers: whether to include every offer or only the Pareto front."""
@@ -205,6 +233,12 @@ class RentAdvice:
             recommended=None if chosen is None else chosen.figures,
             offers=tuple(offer.figures for offer in (self.offers if all_offers else self.front)),
         )
+
+
+def _choices(offers: Iterable[Offer]) -> list[Offer]:
+    """The offers that are not conditional, or all if all are."""
+    found = list(offers)
+    return [offer for offer in found if not offer.figures.is_conditional] or found
 
 
 def rent(
@@ -242,6 +276,8 @@ def rent(
         deadline_s=deadline_s,
         budget=budget,
         basis=(*about.job_basis, *basis),
+        asked={"model": model} | {name: value for name, value in question.items() if name in OPTIONS},
+        most_nodes=most_nodes,
     )
 
 

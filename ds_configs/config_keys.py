@@ -12,11 +12,12 @@ from ..estimators.plan import PLAN_FIELDS, ConfigKey, key_stages
 
 
 def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
-    return ConfigKey(**{"path": path, "meaning": meaning, "stages": key_stages(path), **properties})
+    stages = key_stages(path, nvme_only=properties.get("nvme_only", False))
+    return ConfigKey(**{"path": path, "meaning": meaning, "stages": stages, **properties})
 
 
 _ORDER: tuple[ConfigKey | str, ...] = (
-    _key("train_batch_size", "samples of all GPUs in one optimizer step", filled=True),
+    _key("train_batch_size", "samples of all GPUs in one optimizer step", filled=True, option="global_batch"),
     "micro_batch_size",
     "gradient_accumulation_steps",
     _key(
@@ -25,10 +26,19 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         filled=True,
         argument="max_grad_norm",
     ),
-    _key("bf16.enabled", "weights and gradients of 2 bytes, the range of fp32; needs Ampere or newer", filled=True),
-    _key("fp16.enabled", "weights and gradients of 2 bytes, with loss scaling", filled=True),
+    _key(
+        "bf16.enabled",
+        "weights and gradients of 2 bytes, the range of fp32; needs Ampere or newer",
+        filled=True,
+        option="precision",
+    ),
+    _key("fp16.enabled", "weights and gradients of 2 bytes, with loss scaling", filled=True, option="precision"),
     _key("fp16.loss_scale", "0: dynamic loss scaling"),
-    _key("optimizer.type", "determines the states per parameter, and whether they can be in host RAM"),
+    _key(
+        "optimizer.type",
+        "determines the states per parameter, and whether they can be in host RAM",
+        option="optimizer",
+    ),
     _key("optimizer.params.lr", "learning rate", filled=True, argument="learning_rate"),
     _key("optimizer.params.betas", filled=True),
     _key("optimizer.params.eps", filled=True),
@@ -53,6 +63,8 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     "param_buffer_size",
     "param_max_in_cpu",
     "offload_optimizer_ratio",
+    _key("zero_optimization.offload_optimizer.super_offload", stages=(3,)),  # runtime/engine.py (0.19.8): the class of
+    _key("zero_optimization.offload_optimizer.cpuadam_cores_perc", stages=(3,)),  # stage 3's optimizer, its argument
     _key("zero_optimization.offload_optimizer.pipeline_read", nvme_only=True),
     _key("zero_optimization.offload_optimizer.pipeline_write", nvme_only=True),
     _key("zero_optimization.offload_optimizer.fast_init", nvme_only=True),

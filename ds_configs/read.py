@@ -91,7 +91,8 @@ def plan_from_ds_config(
     read = {}
     for name, known in PLAN_FIELDS.items():
         block, device = blocks.get(known.path.rpartition(".")[0], ({}, "none"))
-        written = stage in known.stages and device != "none" and (device == "nvme" or not known.nvme_only)
+        is_read = stage in known.stages or known.refused_elsewhere
+        written = is_read and device != "none" and (device == "nvme" or not known.nvme_only)
         if written and name not in ("zero_stage", "offload_optimizer", "offload_param", "pin_memory"):
             read[name] = _value(block, known, getattr(plan, name), model.hidden_size)
     # A group larger than the number of ranks contains all ranks, and 0 means 1 (utils/groups.py, runtime/engine.py).

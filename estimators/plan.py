@@ -36,6 +36,8 @@ class ConfigKey:
     """The plan's value if the key is absent; None for a key outside the plan."""
     stages: tuple[int, ...]
     """ZeRO stages at which DeepSpeed uses the key."""
+    refused_elsewhere: bool = False
+    """Whether DeepSpeed refuses another value than the default at other stages, where it ignores other keys."""
     lowest: int = 0
     """The lowest value that DeepSpeed accepts, for numbers."""
     field: str = ""
@@ -50,6 +52,8 @@ class ConfigKey:
     """The Trainer's value for `auto` as a function of the model's hidden size; None if it does not depend on it."""
     argument: str = ""
     """The field of TrainingArguments that the value must equal."""
+    option: str = ""
+    """The option of a question that a key outside the plan follows, and with it memory and time; "" for other keys."""
 
 
 def key(meaning: str, **properties: Any) -> dict[str, dict[str, Any]]:
@@ -124,6 +128,8 @@ class PlanSettings:
         1.0,
         "fraction of the states in RAM; the rest stays on the GPU",
         path="zero_optimization.offload_optimizer.ratio",
+        stages=(3,),
+        refused_elsewhere=True,  # runtime/zero/config.py offload_ratio_check (0.19.8)
         only_if_set=True,
     )
     """Share of stage 3's sub-groups with masters, states and step on the host; the first ones stay on the GPU."""
@@ -206,7 +212,8 @@ class Plan(PlanSettings):
     overlap_comm: bool = plan_field(True, "communication overlaps with computation; a second bucket at stages 1 and 2")
     reduce_bucket_size: int = plan_field(
         500_000_000,
-        "elements reduced at a time: 2 bytes each on the GPU; more means fewer, larger messages",
+        "elements reduced at a time, 2 bytes each on the GPU (4 in fp32) and as many again with overlap_comm at stages "
+        "1 and 2; more means fewer, larger messages",
         lowest=1,
         filled=True,
         filled_from_hidden_size=lambda hidden: hidden * hidden,
@@ -311,9 +318,10 @@ class Plan(PlanSettings):
         return "zero3" if self.offload_param == "none" else "zero3-offload-param"
 
 
-def key_stages(path: str) -> tuple[int, ...]:
-    """Return the stages at which DeepSpeed uses a key, derived from its path (0.19.8 runtime/zero/config.py)."""
-    if path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
+def key_stages(path: str, *, nvme_only: bool = False) -> tuple[int, ...]:
+    """Return the stages at which DeepSpeed uses a key, derived from its path (0.19.8 runtime/zero/config.py). Stages 1
+    and 2 offload to RAM, whatever the device is."""
+    if nvme_only or path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
         return (3,)
     return (1, 2, 3) if path.startswith("zero_optimization.") else (0, 1, 2, 3)
 
@@ -327,7 +335,8 @@ def _keys_of_plan() -> dict[str, ConfigKey]:
             "default": None if each.default is MISSING else each.default,
             **each.metadata["key"],
         }
-        keys[each.name] = ConfigKey(**{"stages": key_stages(properties["path"]), **properties})
+        stages = key_stages(properties["path"], nvme_only=properties.get("nvme_only", False))
+        keys[each.name] = ConfigKey(**{"stages": stages, **properties})
     return keys
 
 

@@ -192,6 +192,8 @@ def build_side(
         return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = context.question.model, context.question.cluster
     options, batch = split_batch(side.options if side.recorded is not None else context.options)
+    wanted = options.get("global_batch")
+    options["global_batch"] = wanted = wanted if type(wanted) is int else None  # "fastest": the file's or the default
     workload = configured_workload(config, options, model, cluster.gpu)
     assumed = f"{workload.precision} assumed (--precision)" if assumes_half_precision(config, options) else ""
     if workload.optimizer not in OPTIMIZERS:
@@ -207,6 +209,13 @@ def build_side(
     except ConfigFileError as error:
         what = f"{name}: {error.what}"
         raise ConfigFileError(what, why=error.why, fix=error.fix) from error
+    samples = plan.samples_per_step(cluster.world_size)
+    if wanted not in (None, samples):
+        raise WorkloadError(
+            f"--global-batch {wanted} and {name} contradict each other",
+            why=f"its micro batch and accumulation make {samples} samples per step",
+            fix='leave --global-batch out, or write "auto" for the accumulation',
+        )
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
         what = f"{name} cannot run: {obstacle}"

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
-from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_attributes
 from ...estimators.plan import STRATEGIES, PlainPyTorch, PlanSettings, Strategy
-from ...estimators.workload import Workload
+from ...estimators.time.compute_time import ProductTime
+from ...estimators.time.step_time import product_times
+from ..question.question import Question
 from ..search.candidate import Candidate, Verdict
 from .rate_origins import RateOrigin, rate_origins
 from .recommendation import Recommendation
@@ -42,9 +43,13 @@ def substituted_formula(
     formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
-    if not names or any(name not in values and name not in _FUNCTIONS for name in names):
+    if not names or any(name not in values and name not in (*_FUNCTIONS, _ROUNDED) for name in names):
         return ""
-    return _written(formula, values, lambda symbol: write(symbol, values[symbol]))
+
+    def written(symbol: str) -> str:
+        return head(term.symbols[_ROUNDED]) if symbol == _ROUNDED else write(symbol, values[symbol])
+
+    return _written(formula, {**values, _ROUNDED: 0}, written)
 
 
 def head(meaning: str) -> str:
@@ -53,6 +58,9 @@ def head(meaning: str) -> str:
 
 
 _FUNCTIONS = ("min", "max", "sum", "ceil")
+
+_ROUNDED = "p2"
+"""The symbol of the function that rounds up to a power of two, which stands in words also between numbers."""
 
 
 def _written(formula: str, symbols: Mapping[str, object], word_of: Callable[[str], str]) -> str:
@@ -129,6 +137,21 @@ class RateFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProductFigures:
+    """Equal matrix products of a micro batch's forward and backward passes: (rows x inner) by (inner x columns)."""
+
+    rows: int
+    inner: int
+    columns: int
+    copies: int
+    """Products that are launched as one."""
+    launches: int
+    """Launches in a micro batch."""
+    seconds: float
+    """Seconds of one launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
@@ -153,6 +176,9 @@ class ExplanationFigures(PlanSettings):
     """Meanings of the symbols in the formulas."""
     rates: tuple[RateFigures, ...]
     """The rates in the formulas of the time, with their origin."""
+    matrix_products: tuple[ProductFigures, ...]
+    """The products whose seconds, times the micro batches, are the time's term of this name; the largest share first.
+    Empty if the training is not known."""
 
 
 class Part(NamedTuple):
@@ -188,13 +214,15 @@ def term_size(term: Term) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A plan's sections. cluster, workload: its machines, whose rates these are, and its training, if known."""
+    """A plan's sections. question: what the plan answers, if known: its machines, whose rates these are, and its
+    training."""
 
     candidate: Candidate
     sections: tuple[Section, ...]
-    cluster: Cluster | None = None
-    workload: Workload | None = None
+    question: Question | None = None
     rates: tuple[RateOrigin, ...] = ()
+    products: tuple[ProductTime, ...] = ()
+    """The matrix products of a micro batch by size."""
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -227,6 +255,7 @@ class Explanation:
             },
             symbols=self.symbols,
             rates=tuple(from_attributes(RateFigures, rate) for rate in self.rates),
+            matrix_products=tuple(from_attributes(ProductFigures, each) for each in self.products),
         )
 
 
@@ -234,32 +263,35 @@ def _term(term: Term) -> MemoryTermFigures | TimeTermFigures:
     texts = {
         "formula_in_words": in_words(term),
         "formula_with_numbers": substituted_formula(term),
-        "inputs": dict(term.inputs),
     }
     if isinstance(term, MemoryTerm):
-        return from_attributes(MemoryTermFigures, term, **texts)
-    return from_attributes(TimeTermFigures, term, hidden_seconds=term.hidden_s, **texts)
+        return from_attributes(MemoryTermFigures, term, inputs=dict(term.inputs), **texts)
+    return from_attributes(TimeTermFigures, term, hidden_seconds=term.hidden_s, inputs=dict(term.inputs), **texts)
 
 
 def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanation:
     """Return the explanation of the recommended plan, or of the best plan of a strategy. Raises WorkloadError for a
     strategy without a plan."""
     if strategy is None:
-        if answer.shown is None:
-            raise WorkloadError(
-                "no strategy can run this training", why=answer.ladder[0].reason, fix="change the options"
-            )
-        return explain_plan(answer.shown, answer.question.cluster, answer.question.workload)
+        return explain_plan(shown_candidate(answer), answer.question)
     step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")
     if step.candidate is None:
         raise WorkloadError(f"{strategy} cannot run here", why=step.reason, fix="pass another --strategy")
-    return explain_plan(step.candidate, answer.question.cluster, answer.question.workload)
+    return explain_plan(step.candidate, answer.question)
 
 
-def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload: Workload | None = None) -> Explanation:
-    """Return the explanation of a plan; for the origin of its rates with its machines and training."""
+def shown_candidate(answer: Recommendation) -> Candidate:
+    """Return the recommended plan, or the closest one if none fits. Raises WorkloadError without a plan."""
+    if answer.shown is None:
+        raise WorkloadError("no strategy can run this training", why=answer.ladder[0].reason, fix="change the options")
+    return answer.shown
+
+
+def explain_plan(candidate: Candidate, question: Question | None = None) -> Explanation:
+    """Return the explanation of a plan. question: what it answers, for its matrix products and the origin of its
+    rates."""
     memory, time = candidate.memory, candidate.time
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
     sections = (
@@ -269,6 +301,14 @@ def explain_plan(candidate: Candidate, cluster: Cluster | None = None, workload:
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s),
     )
-    rates = () if cluster is None or workload is None else rate_origins(time.terms, candidate.node(cluster), workload)
     found = tuple(section for section in sections if section.terms)
-    return Explanation(candidate=candidate, sections=found, cluster=cluster, workload=workload, rates=rates)
+    if question is None:
+        return Explanation(candidate=candidate, sections=found)
+    model, workload, cluster = question.model, question.workload, question.cluster
+    return Explanation(
+        candidate=candidate,
+        sections=found,
+        question=question,
+        rates=rate_origins(time.terms, candidate.node(cluster), workload),
+        products=product_times(model, workload, cluster, candidate.plan),
+    )

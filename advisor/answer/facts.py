@@ -15,7 +15,7 @@ from ..document.blocks import Fact
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration, chance
 from ..text.job import whole_job
-from ..text.labels import checkpointing_title, cluster_title, device_label, method_title
+from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rate, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
@@ -38,12 +38,11 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
         yield from _evaluation(question, shown)
     yield from _loss(answer)
     if chosen is not None:
-        duration, limit = candidate_duration(question, chosen), question.model.max_positions
+        duration = candidate_duration(question, chosen)
         if duration is not None:
             yield Fact("whole job", *whole_job(duration, question.price))
-        if limit is not None and question.workload.seq_len > limit:
-            positions = f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
-            yield Fact("note", "", positions)
+        if note := positions_note(question):
+            yield Fact("note", "", note)
         for doubt in answer.doubts:
             yield Fact("note", "", doubt.removesuffix("."))
         assumed = [", ".join(speed_assumptions(question, chosen)), _cards_of_this_size(question, chosen)]
@@ -51,6 +50,14 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
             yield Fact("assumed", "", "; ".join(filter(None, assumed)))
     for title, words in zip(("model", "training"), answer_subject(question), strict=True):
         yield Fact(title, "", words, is_subject=True)
+
+
+def positions_note(question: Question) -> str:
+    """Return a note on sequences that are longer than the model's configuration states; "" for others."""
+    limit = question.model.max_positions
+    if limit is None or question.workload.seq_len <= limit:
+        return ""
+    return f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
 
 
 def speed_fact(question: Question, chosen: Candidate) -> Fact:
@@ -139,14 +146,14 @@ def loading_peak(plan: Candidate) -> tuple[str, ...]:
 def batch_fact(question: Question, chosen: Candidate) -> Fact:
     """Return a plan's batch, how samples are shared among GPUs, and checkpointing."""
     plan, cluster, rollouts = chosen.plan, question.cluster, question.workload.rollouts
-    steps, device = plan.gradient_accumulation_steps, device_label(cluster)
+    device = device_label(cluster)
     samples = plan.samples_per_step(cluster.world_size)
     noun = counted_noun(samples, OBJECTIVES[question.workload.objective].sample).partition(" ")[2]
     prompts = f" of {samples // rollouts.num_generations} prompts" if rollouts else ""
     asked = " (--global-batch)" if question.is_batch_free or question.free_batch else ""
     parts = [
         f"{noun}{prompts}{asked}",
-        f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else ""),
+        batch_factors(plan),
     ]
     groups = (
         (plan.sequence_parallel_size, "each sample shared by {} (Ulysses)"),

@@ -64,12 +64,13 @@ def _origin(value: float, base: _Base, unit: str) -> str:
 def _base(symbol: str, term: TimeTerm, cluster: Cluster, workload: Workload) -> _Base:
     gpu = cluster.gpu
     match symbol:
-        case "R":
+        case "R" | "rate" | "backward":
             peaks = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "tf32": gpu.tf32_flops_per_s}
             precision = workload.matmul_precision
             peak = peaks.get(precision) or gpu.fp32_flops_per_s
             clock = " at the data sheet's clock, which GeForce cards exceed" * gpu.is_half_rate
-            return _Base(peak, f"the peak in {precision}{clock}", _known(cluster, "matrix products"))
+            keys = "" if symbol == "R" else " with this many keys"
+            return _Base(peak, f"the peak in {precision}{clock}{keys}", _known(cluster, "matrix products"))
         case "W":
             return _Base(gpu.memory_bytes_per_s, "the memory's bandwidth", _known(cluster, "device memory"))
         case "PCIe":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,21 +16,32 @@ from ..text.units import alternatives
 from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
 
 if TYPE_CHECKING:
+    from ..answer.comparison import Side
     from ..answer.explanation import Explanation
+    from ..question.question import Question
 
 
 def show_key(name: str, model: str | None, question: dict[str, Any], output: Output) -> int:
-    """Explain a key of a DeepSpeed configuration, with a model its cost too."""
+    """Explain a key of a DeepSpeed configuration. model: a model, or a file that has a configuration, for which the key
+    has figures."""
     from ...validate.lint import load_facts
     from ..advise import answer as answer_question
     from ..advise import build_question
-    from ..answer.explained_key import explain_key
+    from ..answer.explained_key import explain_key, find_key
+    from ..answer.key_costs import KeyContext
     from ..document.terminal import print_blocks
-    from ..render.explanation import key_blocks
+    from ..question.file_question import is_ds_config
+    from ..render.explained_key import key_blocks
 
     facts = load_facts()
-    answer = None if model is None else answer_question(build_question(model, **question, say=output.say))
-    explained = explain_key(name, facts=facts, answer=answer)
+    find_key(name, facts)  # what is wrong with it is told before the machine is looked for
+    context = None
+    if model is not None and is_ds_config(Path(model)):
+        side, asked = _file_side(Path(model), question, output)
+        context = KeyContext.of_file(side, asked.model)
+    elif model is not None:
+        context = KeyContext.of_answer(answer_question(build_question(model, **question, say=output.say)))
+    explained = explain_key(name, facts=facts, context=context)
     output.show(lambda: explained, lambda console: print_blocks(key_blocks(explained), console))
     return 0
 
@@ -85,12 +97,14 @@ def explain(
     from ..render.explanation import explanation_blocks, part_blocks
     from ..text.labels import component_title
 
-    if len(part) == 1 and "_" in part[0] and is_key(part[0]):  # titles of parts have no underscore
-        return show_key(part[0], model, question, output)
-    if is_ds_config(Path(model)):
+    path, of_file = Path(model), question | ({"model": costs_of} if costs_of else {})
+    is_file = is_ds_config(path) or (costs_of is not None and path.suffix.lower() == ".json")
+    if len(part) == 1 and {*"_."} & {*part[0]} and is_key(part[0]):  # titles of parts have neither
+        return show_key(part[0], model, of_file if is_file else question, output)
+    if is_file:
         if strategy is not None or settings is not None:
             raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
-        found = _of_file(Path(model), question | ({"model": costs_of} if costs_of else {}), output)
+        found = _of_file(path, of_file, output)
     elif costs_of is not None or is_key(model):
         if part:
             raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
@@ -114,9 +128,10 @@ def _of_question(
     from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
-    from ..answer.explained_key import keys_that_begin, split_settings, without_effect
+    from ..answer.explained_key import keys_that_begin, split_settings
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
+    from ..answer.key_costs import without_costs
     from ..question.workload import named_settings
     from .mistakes import refuse_unknown
 
@@ -132,23 +147,29 @@ def _of_question(
         return explain_answer(answer_question(built), strategy=strategy)
     kept, keys = split_settings(named_settings(settings or ""))
     candidate = strategy_candidate(built, strategy or "", kept)
-    for line in without_effect(keys, candidate.plan):
+    for line in without_costs(keys, candidate.plan):
         output.say(line)
-    return explain_plan(candidate, built.cluster, built.workload)
+    return explain_plan(candidate, built)
 
 
 def _of_file(path: Path, given: dict[str, Any], output: Output) -> Explanation:
     """Explain the plan of a configuration file."""
+    from ..answer.explanation import explain_plan
+
+    side, asked = _file_side(path, given, output)
+    assert side.candidate is not None, "the context is known"
+    workload = side.settings.workload or asked.workload
+    return explain_plan(side.candidate, replace(asked, workload=workload))
+
+
+def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question]:
+    """Return the plan of a configuration file, and the question about its model and machines."""
     from ..advise import files_context
     from ..answer.comparison import build_side
-    from ..answer.explanation import explain_plan
     from ..question.file_question import read_file_question
 
     file = read_file_question(path, given)
     context = files_context([file], given, say=output.say)
     if context is None:
         raise click.UsageError(f"{path} records no model; name it with --model")
-    candidate = build_side(file, context).candidate
-    assert candidate is not None, "the context is known"
-    asked = context.question
-    return explain_plan(candidate, asked.cluster, asked.workload)
+    return build_side(file, context), context.question

@@ -24,7 +24,12 @@ from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, questi
 )
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
-@click.option("--all", "all_offers", is_flag=True, help="Show every machine, not only the Pareto-optimal ones.")
+@click.option(
+    "--all",
+    "all_offers",
+    is_flag=True,
+    help="Show every machine, not only the Pareto-optimal and the best of each GPU.",
+)
 @report_options("cost against hours")
 @output_options
 def rent(
@@ -47,7 +52,9 @@ def rent(
     from ..render.deliver import show_document
     from ..render.rent import rent_document
     from ..rent import rent as rent_advice
+    from .mistakes import refuse_unknown
 
+    refuse_unknown(model)
     advice = rent_advice(model, **question, **limits, say=output.say)
     show_document(lambda: rent_document(advice, all_offers=all_offers), output, html=html, plot=plot)
     return 0 if advice.recommended is not None else 1

@@ -221,7 +221,8 @@ def _print_columns(
         if cell_len(mark + name) <= max(console.width, NARROWEST):
             row(console, mark + name, style=style)
         else:
-            sentence(console, mark.lstrip() + name, style=style, hang=4)
+            # A sentence begins with a space itself.
+            sentence(console, (mark if mark.strip() else mark[1:]) + name, style=style, hang=4)
         mark, name = " " * indent, ""
     last = others.pop() if others and (len(line) < len(widths) or widths[-1] < 0) else ""
     bar = each.cells[-1] if each.cells else ""

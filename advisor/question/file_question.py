@@ -233,13 +233,14 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
         recorded = {each: what for each, what in recorded.items() if each not in detected}
     replaced = {*(_MACHINE if is_elsewhere else ()), *(_JOB if any(each in given for each in _AMOUNTS) else ())}
     known = {each: what for each, what in recorded.items() if each not in replaced}
+    resized = _FILLED if "global_batch" in given else ()
     return FileQuestion(
         name=name,
         document=document,
         config=config,
         model=own_model,
         asked=known | given,
-        batch=_of_plan(plan, config) | batch,
+        batch={name: what for name, what in _of_plan(plan, config).items() if name not in resized} | batch,
         recorded=recorded,
         plan=plan,
     )

@@ -1,16 +1,13 @@
-"""The explanation of a plan (its parts as bars), of a part (formula, numbers and source), or of a ds_config key, as
-blocks."""
+"""The explanation of a plan (its parts as bars), or of a part (formula, numbers and source), as blocks."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm
-from ...validate.lint.values import json_text
-from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import (
     Explanation,
     Part,
@@ -22,6 +19,7 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
+from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
 from ..document.blocks import (
     Block,
@@ -39,6 +37,7 @@ from ..document.blocks import (
 )
 from ..search.candidate import chance
 from ..text.labels import (
+    batch_factors,
     checkpointing_title,
     component_title,
     device_label,
@@ -55,15 +54,14 @@ from ..text.units import (
     capitalised,
     counted_noun,
     ended,
+    fine_seconds,
     gib,
     percent,
     rate,
     seconds,
-    times,
     whole_percents,
 )
-
-_MOST_RULES = 3
+from ..text.units import size as size_in_binary
 
 _SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
@@ -74,16 +72,24 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     part. details: every formula, and the moments of a step, instead of the command."""
     candidate = explanation.candidate
     plan, memory = candidate.plan, candidate.memory
-    size = f"micro batch {plan.micro_batch_size}"
+    question = explanation.question
+    size, cluster = batch_factors(plan), None if question is None else question.cluster
+    device = "GPU" if cluster is None else device_label(cluster)
+    if cluster is not None:
+        groups = cluster.world_size // plan.ranks_per_sample
+        ranks = counted_noun(groups, device if plan.ranks_per_sample == 1 else "group")
+        size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
-    device = "GPU" if explanation.cluster is None else device_label(explanation.cluster)
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
     likely = chance(candidate.fit.probability)
-    if (training := explanation.workload) is not None:
+    if question is not None:
+        training = question.workload
         length = f"sequence {training.seq_len}, {training.loss} loss"
         yield Sentence(f"{capitalised(method_title(training))} in {training.precision}, {length}.")
+        if note := positions_note(question):
+            yield Sentence(ended(capitalised(note)))
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         if section.name == "gpu_cache":  # one part, which is not in the peak
@@ -123,16 +129,21 @@ _NEAREST = 3
 _OTHER_NAMES = {
     "time": ("speed", "throughput", "duration", "latency", "tokens/s"),
     "gpu": ("memory", "vram", "hbm"),
-    "host": ("ram", "cpu"),
+    "host": ("memory", "ram", "cpu"),
     "nvme": ("disk", "ssd"),
 }
 """Other words for the first word of a section's title."""
 
 
+_KV_CACHE = ("kv cache", "kv", "key value cache")
+"""Names of what only generation has."""
+
+
 def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
     for an unknown name. listing: the command that lists all parts."""
-    wanted, known, found = " ".join(name.casefold().replace("_", " ").split()), list[str](), False
+    wanted, known, found = " ".join(re.sub("[_-]", " ", name.casefold()).split()), list[str](), False
+    related = list[str]()  # parts of a family of this name, such as activations
     for section in explanation.sections:
         title = SECTIONS[section.name].casefold()
         if wanted in (title, title.split()[0]):
@@ -141,17 +152,20 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
             return
         for part in section.parts():
             known.append(component_title(part.name))
-            if wanted == known[-1].casefold():
+            if section.name == "gpu_memory" and memory_family(part.name) == wanted:
+                related.append(known[-1])
+            if wanted == known[-1].casefold().replace("-", " "):
                 yield from [Gap()] * found
                 yield from _part(explanation, section, part)
                 found = True
     if not found:
         sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
-        near = sections or [each for each in known if wanted in each.casefold()]
+        near = sections or related or [each for each in known if wanted in each.casefold()]
         near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST))][:_NEAREST]
-        meant = f"did you mean {alternatives(near)}? " if near else ""
+        why = "a training step keeps no KV cache, only generation does" if wanted in _KV_CACHE else ""
+        meant = f"did you mean {alternatives(near)}? " if near and not why else ""
         fix = f"{meant}{listing} lists the parts"
-        raise WorkloadError(f"this plan has no part {name[:60]!r}", fix=fix)
+        raise WorkloadError(f"this plan has no part {name[:60]!r}", why=why, fix=fix)
 
 
 def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
@@ -164,7 +178,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Gap()
     formulas, remarks = _formulas(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
-    if len(part.terms) > 1:
+    if len(part.terms) > 1 or any(map(_hidden_s, part.terms)):
         yield Sentence(f"  {_sum(part)}")
     inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
     rows = []
@@ -174,8 +188,33 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
         rows.append(Row([Snippet(_input(meaning, value, origin)), words]))
     if rows:
         yield from (Gap(), Table(["", ""], rows))
+    if part.name == "matrix products" and explanation.products:
+        yield from (Gap(), *_products(explanation))
     yield Gap()
     yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
+
+
+def _products(explanation: Explanation) -> Iterator[Block]:
+    """Yield the matrix products of a micro batch, whose seconds add up to the part's."""
+    products, rows = explanation.products, []
+    total = sum(each.launches * each.seconds for each in products)
+    shown = [each for each in products if each.launches * each.seconds >= _SMALL * total]
+    copied = any(each.copies > 1 for each in products)
+    for each in shown:
+        sizes: list[Cell] = [Figure(f"{size:,}") for size in (each.rows, each.inner, each.columns)]
+        experts = [Figure(f"{each.copies:,}")] * copied
+        share = [make_figure(each.seconds, fine_seconds), make_figure(each.launches * each.seconds, fine_seconds)]
+        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share]))
+    if rest := products[len(shown) :]:
+        launches, spent = sum(each.launches for each in rest), sum(each.launches * each.seconds for each in rest)
+        sizes = [counted_noun(len(rest), "smaller size"), "", "", *[""] * copied]
+        rows.append(Row([*sizes, Figure(f"{launches:,}"), "", make_figure(spent, fine_seconds)], "faded"))
+    head = ["rows", "inner", "columns", *["as one"] * copied, "launches", "each", "all"]
+    yield Sentence("Products of a micro batch, forward and backward:")
+    yield Table(head, rows, optional=(len(head) - 2,))
+    steps = explanation.candidate.plan.gradient_accumulation_steps
+    batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
+    yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -224,7 +263,10 @@ def _resource(part: Part) -> str:
 
 
 def _figure(size: float, is_time: bool) -> Figure:
-    return make_figure(size, seconds) if is_time else Figure(f"{gib(int(size))} GiB", size)
+    if is_time:
+        return make_figure(size, fine_seconds)
+    text = f"{gib(int(size))} GiB"
+    return Figure(size_in_binary(int(size)) if text == "0.00 GiB" else text, size)
 
 
 def _amount(origin: RateOrigin) -> str:
@@ -320,55 +362,3 @@ def _input(meaning: str, value: float, origin: RateOrigin | None) -> str:
     if isinstance(value, float) and meaning.startswith("bytes ") and value >= 1e6:
         return amount(value, "B")
     return number(value)
-
-
-def _stages(key: KeyExplanation) -> str:
-    if not key.path.startswith("zero_optimization"):
-        return ""
-    return "every stage" if {*key.stages} == {0, 1, 2, 3} else ", ".join(map(str, key.stages)) or "none"
-
-
-def key_blocks(key: KeyExplanation) -> Iterator[Block]:
-    """Yield what a key decides, its type, default and place, a value to copy, and the predicted figures by value."""
-    yield Sentence(key.path, "bold")
-    if key.meaning:
-        yield Sentence(ended(capitalised(key.meaning)))
-    if key.description:
-        yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
-    value = key.recommended or ({} if key.plan else key.example)
-    facts = {
-        "type": key.type,
-        "default": key.default,
-        "ZeRO stage": _stages(key),
-        "condition": " ".join(key.acts),
-        "lint": "; ".join(key.rules[:_MOST_RULES]),
-        "recommended" if key.plan else "example": json.dumps(value) if value else "leave it out" if key.plan else "",
-    }
-    rows = [Row([Snippet(name), Snippet(text)]) for name, text in facts.items() if text]
-    yield from (Gap(), Table(["", ""], rows))
-    if key.keys:
-        yield from (Gap(), Table(["", ""], [Row([Snippet(name), words]) for name, words in key.keys.items()]))
-    yield Gap()
-    if key.plan:
-        title = f"{key.plan}: {key.no_cost or 'predicted figures by value'}"
-        yield Sentence(ended(title) if key.no_cost else title, "bold")
-        if len(key.costs) > 1:
-            yield _costs(key)
-            if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
-                yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
-    else:
-        yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
-    yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
-
-
-def _costs(key: KeyExplanation) -> Table:
-    """Return the figures by value; speeds are compared with the recommended plan's."""
-    own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
-    rows = []
-    for cost in key.costs:
-        value = f"{cost.value:,}" if type(cost.value) is int else json_text(cost.value)
-        sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        ratio = "recommended" if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
-        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), ratio]
-        rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
-    return Table(["value", "GPU GiB", "RAM GiB", "tokens/s", ""], rows)

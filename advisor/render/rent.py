@@ -9,12 +9,12 @@ from math import floor, log10
 from string import ascii_lowercase, ascii_uppercase
 
 from ..answer.facts import training_subject
-from ..document.blocks import Block, Chart, Document, Figure, Gap, Heading, Row, Sentence, Table
+from ..document.blocks import Block, Chart, Commands, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..rent import Offer, RentAdvice
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.units import count, counted_noun, gib, rate, whole_gib
+from ..text.units import count, counted_noun, gib, listed, rate, whole_gib
 
 _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
@@ -25,10 +25,16 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     every offer."""
     chosen = advice.recommended or advice.cheapest
     first, *more = _verdict(advice)
-    blocks: list[Block] = [*map(Sentence, more), Heading("Cost and hours", "cost", printed=False)]
+    blocks: list[Block] = [*map(Sentence, more)]
+    if advice.recommended is not None:
+        blocks += [Sentence("Details:"), Commands([advice.advise_command(advice.recommended)])]
+    blocks.append(Heading("Cost and hours", "cost", printed=False))
     if chosen is None:
         for reason, number in Counter(one.reason for one in advice.left_out).items():
             blocks.append(Sentence(f"On {number} of the choices: {reason}."))
+        if advice.could_join_more:
+            most, verb = counted_noun(advice.most_nodes, "machine"), "was" if advice.most_nodes == 1 else "were"
+            blocks.append(Sentence(f"At most {most} {verb} joined; --max-nodes allows more."))
     else:
         shown = advice.offers if all_offers else advice.listed
         blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
@@ -97,7 +103,6 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
         f"{_ram(chosen)}."
     )
-    yield f"Details: ds-advise {chosen.question.model.name} --gpus {figures.gpus}, with the same options."
 
 
 def _amount(offer: Offer) -> str:
@@ -129,19 +134,27 @@ def _cheapest_title(advice: RentAdvice) -> str:
 
 def _condition(offer: Offer) -> str:
     """The RAM that the plan of a conditional offer assumes."""
-    need = gib(offer.candidate.memory.host_bytes_per_node)
+    need = f"{whole_gib(offer.candidate.memory.host_bytes_per_node):,}"
     return f"{'each' if offer.figures.nodes > 1 else 'it'} has {need} GiB of RAM"
 
 
 def _nothing(advice: RentAdvice) -> Iterator[str]:
-    cheapest, fastest, sign = advice.cheapest, advice.fastest, advice.table.sign
-    if cheapest is None or fastest is None:
+    deadline_s, budget, sign = advice.deadline_s, advice.budget, advice.table.sign
+    if advice.cheapest is None:
         yield "No plan fits on any of these machines."
         return
     yield f"No machine {_limits(advice)}."
-    for which, offer in (("fastest", fastest), ("cheapest", cheapest)):
+    in_time = advice.cheapest_in_time if deadline_s is not None else None
+    affordable = advice.fastest_affordable if budget is not None else None
+    nearest = (
+        (f"cheapest within {hours(deadline_s or 0)}", in_time) if in_time else ("fastest", advice.fastest),
+        (f"fastest within {money(budget or 0, sign)}", affordable) if affordable else ("cheapest", advice.cheapest),
+    )
+    for which, offer in nearest:
+        assert offer is not None, "there are offers"
         figures = offer.figures
-        yield f"The {which} is {_title(offer)}: {hours(figures.duration_s)}, {money(figures.cost, sign)}."
+        condition = f", if {_condition(offer)}" if figures.is_conditional else ""
+        yield f"The {which} is {_title(offer)}: {hours(figures.duration_s)}, {money(figures.cost, sign)}{condition}."
 
 
 def _limits(advice: RentAdvice) -> str | None:
@@ -154,10 +167,10 @@ def _limits(advice: RentAdvice) -> str | None:
 
 def _ram(offer: Offer) -> str:
     have = offer.figures.host_memory_bytes
-    needed = gib(offer.candidate.memory.host_bytes_per_node)
+    needed = f"{whole_gib(offer.candidate.memory.host_bytes_per_node):,}"
     several = offer.figures.nodes > 1
     if have is not None:
-        return f"{needed} of {'each' if several else 'the'} machine's {gib(have)} GiB of RAM"
+        return f"{needed} of {'each' if several else 'the'} machine's {have >> 30:,} GiB of RAM"
     per_machine = " per machine" if several else ""
     return f"{needed} GiB of RAM{per_machine}; the table does not give the machine's RAM"
 
@@ -185,22 +198,33 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             Figure(hours(job.duration_s), job.duration_s),
             Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
-            job.plan.strategy,
+            _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
     return Table(("  machines", "time", "cost", "RAM GiB needed", "plan"), rows, optional=(3, 4))
+
+
+def _plan(advice: RentAdvice, offer: Offer) -> str:
+    """The strategy, with the precision where it is not the one that stands above the table."""
+    heading, own = advice.recommended or advice.cheapest or offer, offer.question.workload.precision
+    strategy: str = offer.figures.plan.strategy
+    return strategy if own == heading.question.workload.precision else f"{strategy}, {own}"
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
-    if _kind(advice) == _BEST_VALUE:
-        most = money(advice.most_for_best_value or 0, table.currency)
+    if _kind(advice) == _BEST_VALUE and (cheapest := advice.cheapest_choice) is not None:
+        most = money(cheapest.figures.cost_high or cheapest.figures.cost, table.currency)
+        condition = "" if cheapest is advice.cheapest_within else ", the cheapest without a condition on its RAM"
         yield (
             f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
-            "cheapest's interval."
+            f"interval of {_title(cheapest)}{condition}."
         )
+    beaten = [letter for offer, letter in zip(shown, _LETTERS, strict=False) if not offer.figures.on_pareto_front]
+    if beaten:
+        yield f"{listed(beaten)}: others cost no more and take no longer."
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
     if advice.left_out:

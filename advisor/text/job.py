@@ -10,7 +10,11 @@ _LEAST_WASTE = 0.05
 
 
 def hours(duration_s: float) -> str:
-    """Return `3.2 h` with two digits, `12 h`, `1,240 h`; less than two hours in minutes."""
+    """Return `3.2 h` with two digits, `12 h`, `1,240 h`; less than two hours in minutes. Whole hours and minutes, which
+    limits have, are exact: `1 h`, `1 min`."""
+    for unit, name in ((HOUR_S, "h"), (60, "min")):
+        if duration_s > 0 and duration_s % unit == 0 and (name == "h" or duration_s < 2 * HOUR_S):
+            return f"{duration_s / unit:,.0f} {name}"
     if duration_s < 2 * HOUR_S:
         return f"{duration_s / 60:.0f} min" if duration_s >= 100 else seconds(duration_s)
     value = duration_s / HOUR_S

@@ -31,6 +31,12 @@ def batch_label(plan: Plan) -> str:
     return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
 
 
+def batch_factors(plan: Plan) -> str:
+    """Return `micro batch 4`, or `micro batch 2 x 8 accumulation steps`."""
+    steps = plan.gradient_accumulation_steps
+    return f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
+
+
 def plan_title(plan: Plan) -> str:
     """Return `ZeRO-3 with optimizer and parameters in host RAM` or `ZeRO-2 (states in bf16)`."""
     title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"

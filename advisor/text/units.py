@@ -103,6 +103,11 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
+def fine_seconds(duration_s: float) -> str:
+    """Return a time that may be short: `3.2 s`, `48 ms`, `9.3 us`, `0 s`."""
+    return seconds(duration_s) if duration_s >= 0.00095 else amount(duration_s, "s") if duration_s else "0 s"
+
+
 def whole_seconds(duration_s: float) -> str:
     """Return a time that is counted while it passes: `3 s`, `1 min 5 s`."""
     if duration_s >= 99.5:

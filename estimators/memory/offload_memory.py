@@ -54,6 +54,7 @@ _PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swa
 _SYMBOLS = {
     **NODE_SYMBOLS,
     "a": "bytes of an accumulated gradient",
+    "grouped": "bytes of the sub-groups' gradients in the type of the masters, each a block of its own",
     "kept": "bytes of whole gradients that one rank keeps until the step",
     "blocks": "bytes of pinned blocks, each tensor's rounded up to a power of two, that one rank holds",
     "buffer_count": "buffers that the swapper has (buffer_count)",
@@ -73,7 +74,7 @@ _MASTERS_1_2 = _FLAT_1_2._replace(name="master_weights")
 _STAGING_1_2 = _FLAT_1_2._replace(name="offload_staging", text="L (p2(w part) + p2(w largest))")
 _ACCUMULATED = _formula("accumulated_gradients", "L kept", f"{_STAGE_1_2} async_accumulate_grad_in_cpu_via_gpu")
 _GRADIENTS_3 = _formula(
-    "gradients", "L (p2(a shards) + sum p2(m G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
+    "gradients", "L (p2(a shards) + grouped)", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
 )
 _MASTERS_3 = _formula("master_weights", "L m shards", f"{_STAGE_3} _create_fp32_partitions")
 _SHARDED_GRADIENTS = _formula("gradients", "L p2(a shards)", f"{_STAGE_3} _setup_for_real_optimizer")
@@ -205,7 +206,9 @@ class _Offload:
 
     def optimizer_3(self, optimizer: OptimizerSpec) -> tuple[Terms, Terms]:
         shards = self.shards - sum(groups_on_gpu(self.sharded, self.plan))
-        pinned = self._blocks(_GRADIENTS_3, *self._gradient_sizes(), m=self.master)
+        sizes = self._gradient_sizes()
+        grouped = _pinned(sizes[1:]) if self.pin else sum(sizes[1:])
+        pinned = self._blocks(_GRADIENTS_3, *sizes, a=self.accumulated_width, shards=self.shards, grouped=grouped)
         if not shards:
             return pinned, ()
         states = self._state_bytes(optimizer, shards)

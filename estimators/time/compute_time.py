@@ -7,8 +7,10 @@ FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` converts both 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..estimate import TimeTerm
@@ -29,7 +31,7 @@ from .memory_bound import (
     concatenated_shares,
     loss_bytes,
 )
-from .roofline import attention_rate, memory_rate, product_rate, product_s
+from .roofline import RAMP_S, TILE_START, attention_rate, memory_rate, product_rate, product_s
 from .step import Step
 from .transfers import gradient_copies, gradient_copies_s
 
@@ -48,6 +50,34 @@ class PassTime:
         return self.products_s + self.attention_s + self.elementwise_s + self.loss_s
 
 
+class ProductTime(NamedTuple):
+    """Equal matrix products of a micro batch's forward and backward passes, (rows x inner) by (inner x columns)."""
+
+    rows: int
+    inner: int
+    columns: int
+    copies: int
+    """Products that are launched as one: the experts of a layer."""
+    launches: int
+    """Launches in a micro batch."""
+    seconds: float
+    """Seconds of one launch."""
+
+
+class AttentionKind(NamedTuple):
+    """The attention of a model whose layers all have the same."""
+
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+    pairs: float
+    """Pairs of a query and a key that a head computes."""
+    forward_rate: float
+    """Operations per second of the kernel."""
+    backward_rate: float
+
+
 class ComputeTime(NamedTuple):
     """Seconds of one micro batch on one GPU, by pass."""
 
@@ -57,6 +87,10 @@ class ComputeTime(NamedTuple):
     """Recomputation under checkpointing; 0 without it."""
     after_layers_s: float
     """The head and the loss in the forward pass."""
+    products: tuple[ProductTime, ...]
+    """The matrix products by size, the largest share first."""
+    attention: AttentionKind | None
+    """None for a model with several kinds of attention, or with a recurrent one."""
 
     @property
     def forward_s(self) -> float:
@@ -102,6 +136,8 @@ def compute_time(
         backward=passes.backward,
         recompute=passes.recompute if gradient_checkpointing else PassTime(),
         after_layers_s=passes.forward.total_s - in_layers_s,
+        products=tuple(sorted(passes.product_times(), key=lambda one: -one.launches * one.seconds)),
+        attention=passes.only_attention(),
     )
 
 
@@ -118,21 +154,46 @@ class _Passes:
         self.forward = PassTime()
         self.backward = PassTime()
         self.recompute = PassTime()
+        self.launches = Counter[tuple[int, int, int, int]]()
+        """Launches of a micro batch by (rows, inner, columns, copies)."""
+        self.attentions = dict[tuple[int, int, int, float, float, float], int]()
+        """Layers by kind of attention: heads, two widths, pairs, two rates. A recurrent one has no heads."""
 
-    def add_product(self, product: Product, layers: int, *, recomputed: bool) -> None:
-        rows, inner, columns = product.rows, product.inner, product.columns
-        product_seconds = partial(
-            product_s,
-            copies=product.copies,
+    def product_seconds(self, rows: int, inner: int, columns: int, copies: int) -> float:
+        return product_s(
+            rows,
+            inner,
+            columns,
+            copies=copies,
             rate=self.rate,
             bandwidth=self.bandwidth,
             element=self.workload.weight_bytes,
             is_cpu=self.gpu.is_cpu,
         )
-        forward_s = product_seconds(rows, inner, columns)
+
+    def product_times(self) -> Iterator[ProductTime]:
+        for size, launches in self.launches.items():
+            yield ProductTime(*size, launches, self.product_seconds(*size))
+
+    def only_attention(self) -> AttentionKind | None:
+        found = list(self.attentions.items())
+        if len(found) != 1 or not found[0][0][0]:
+            return None
+        (numbers, layers) = found[0]
+        return AttentionKind(layers, *numbers)
+
+    def add_product(self, product: Product, layers: int, *, recomputed: bool) -> None:
+        rows, inner, columns, copies = product.rows, product.inner, product.columns, product.copies
+        forward_s = self.product_seconds(rows, inner, columns, copies)
+        self.launches[rows, inner, columns, copies] += layers * (1 + product.repeats)
+        input_s = weight_s = 0.0
         # The gradient of the input sums over the output's width, that of the weight over the rows.
-        input_s = product_seconds(rows, columns, inner) if product.backward else 0.0
-        weight_s = product_seconds(inner, rows, columns) if product.backward == 2 else 0.0
+        if product.backward:
+            input_s = self.product_seconds(rows, columns, inner, copies)
+            self.launches[rows, columns, inner, copies] += layers
+        if product.backward == 2:
+            weight_s = self.product_seconds(inner, rows, columns, copies)
+            self.launches[inner, rows, columns, copies] += layers
         self.forward.products_s += layers * forward_s
         self.backward.products_s += layers * (input_s + weight_s + product.repeats * forward_s)
         self.recompute.products_s += layers * forward_s if recomputed else 0.0
@@ -151,6 +212,12 @@ class _Passes:
                 for which in (False, True)
             )
             backward_flops = backward_pass * block.count * flops * attention_backward(workload.attention)
+            heads, width, value_width = attention.heads, attention.head_dim, attention.v_head_dim
+            pairs = flops / (2 * self.micro_batch * heads * (width + value_width))
+            if attention.chunk or not backward_pass:
+                heads = 0
+            kind = heads, width, value_width, pairs, forward, backward
+            self.attentions[kind] = self.attentions.get(kind, 0) + block.count
             self.forward.attention_s += block.count * flops / forward
             self.recompute.attention_s += backward_pass * block.count * flops / forward
             self.backward.attention_s += backward_flops / backward
@@ -250,23 +317,41 @@ class Passes:
         recomputed = n * self.compute.recompute.total_s
         elementwise, loss = forward.elementwise_s + backward.elementwise_s, forward.loss_s + backward.loss_s
         moved, loss_moved = elementwise * step.values["W"], loss * step.values["W"]
-        products_formula = "n sum(max(2 rows (inner + tile) columns / R, bytes / W) + ramp)"
-        attention_formula = "n L 2 B A (d + dv) pairs (1 + again) / rate(S)"
-        recompute_formula = "n forward: of every layer, up to its last product"
+        moved_formula = "w (rows inner + inner columns + rows columns) / W"
+        products_formula = f"n sum(launched max(2 rows (inner + tile) columns / R, {moved_formula}) + ramp)"
+        element = {"w": step.workload.weight_bytes}
+        if step.cluster.gpu.is_cpu:
+            products_formula = f"n sum(launched (2 rows inner columns / R + {moved_formula}) + ramp)"
+        attention_formula = "n L 2 B A (d + dv) pairs (1 / rate + again / backward)"
+        recompute_formula = "n (products + scores + moves)"
         summed = "Pr" if step.plan.zero_stage >= 2 else "Pt"
         copied = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
         waits = "host time that the GPU waits for, separate for forward and backward"
         launch = step.term("launch overhead", "launch", launched, waits)
         return [
-            step.term("matrix products", "gpu compute", products, products_formula),
-            step.term("attention", "gpu compute", attention, attention_formula),
+            step.term(
+                "matrix products", "gpu compute", products, products_formula, tile=TILE_START, ramp=RAMP_S, **element
+            ),
+            step.term("attention", "gpu compute", attention, attention_formula, **self._attention_numbers()),
             step.term("elementwise operations", "gpu memory", n * elementwise, "n bytes / W", bytes=moved),
             step.term("loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", bytes=loss_moved),
-            step.term("recomputation", "gpu compute", recomputed, recompute_formula),
+            step.term("recomputation", "gpu compute", recomputed, recompute_formula, **self._repeated()),
             step.term("gradient copies", "gpu memory", self.gradient_copies_s, copied, copies=self.gradient_copies),
             self._gathered_copies(),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
+
+    def _attention_numbers(self) -> dict[str, float]:
+        kind = self.compute.attention
+        if kind is None:
+            return {}
+        sizes = {"L": kind.layers, "A": kind.heads, "d": kind.key_width, "dv": kind.value_width, "pairs": kind.pairs}
+        rates = {"rate": kind.forward_rate, "backward": kind.backward_rate}
+        return sizes | rates | {"again": attention_backward(self.step.workload.attention)}
+
+    def _repeated(self) -> dict[str, float]:
+        again = self.compute.recompute
+        return {"products": again.products_s, "scores": again.attention_s, "moves": again.elementwise_s + again.loss_s}
 
     def _gathered_copies(self) -> TimeTerm:
         step, seconds = self.step, sum(self.gathered_copies_s)

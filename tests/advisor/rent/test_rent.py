@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from ds_advise.advisor.advise import build_question, predicted
 from ds_advise.advisor.answer.advice import job_figures
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.render.rent import rent_document
 from ds_advise.advisor.rent import Offer, RentAdvice, ranked, rent
 from ds_advise.advisor.search.candidate import candidate_duration
 
 from tests.advisor.html_report.report_page import Page
+from tests.helpers import printed_document
 
 TABLE = """provider,gpus,price_per_gpu,ram,nodes,interconnect
 One,1/8xA100-80GB,1.6,,1,
@@ -107,6 +110,7 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     assert printed.startswith("The best value: 1 x H100-SXM5.")
     cost = re.search(r"H100-SXM5\. .*?: \$([\d,.]+) \(", printed)
     most = re.search(r"of the machines that cost at most ([\d,.]+) USD", printed)
+    assert "the upper end of the interval of 1 x H100-SXM5, the cheapest without a condition on its RAM" in printed
     assert cost is not None and most is not None and float(cost[1]) <= float(most[1])
     assert re.search(
         r"The cheapest, 1 x RTX 3090, takes \d+ h and costs \$[\d.]+, if it has [\d.]+ GiB of RAM\.", printed
@@ -143,6 +147,7 @@ def test_the_middle_is_listed_and_the_chart_has_every_offer(
     chart, table = "".join(lines[begin + 1 : begin + 9]), "\n".join(lines[begin + 9 :])
     assert all(chart.count(letter) == 1 for letter in "abc") and chart.count("\u2022") == 2
     assert re.search(r"a slow .*\n.*b near .*\n.*c B200 ", table)
+    assert " b: others cost no more and take no longer." in table
 
 
 def test_without_a_job_one_is_taken_and_named(prices: Path) -> None:
@@ -164,6 +169,9 @@ def test_old_cards_train_in_fp16(tmp_path: Path) -> None:
         "V100-SXM2-32GB": "fp16",
         "A100-SXM4-80GB": "bf16",
     }
+    printed = printed_document(rent_document(advice))
+    assert re.search(r" 1 x V100-SXM2-32GB .*, fp16$", printed, re.MULTILINE)
+    assert not re.search(r" 1 x A100-SXM4-80GB .*, bf16$", printed, re.MULTILINE), "the precision above the table"
 
 
 def _printed(words: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -191,7 +199,7 @@ def test_the_cheapest_that_misses_a_limit_is_not_called_the_cheapest(
 ) -> None:
     (tmp_path / "prices.csv").write_text("gpus,price_per_gpu\n1/2/4xA100-80GB,2\n")
     _, printed = _printed("--deadline 5h", tmp_path / "prices.csv", capsys)
-    assert "The best value that ends within 5.0 h: 4 x A100-SXM4-80GB." in printed
+    assert "The best value that ends within 5 h: 4 x A100-SXM4-80GB." in printed
     assert "The cheapest within the time limit, 2 x A100-SXM4-80GB, takes" in printed
 
 
@@ -208,7 +216,9 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     _, late = _printed("--deadline 10h --all", prices, capsys)
     assert "rows with * miss your limits" in late and re.search(r" \* +[\d.]+ (h|min) +[\d.]+", late)
     code, printed = _printed("--deadline 1m", prices, capsys)
-    assert code == 1 and "No machine ends within" in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
+    assert (
+        code == 1 and "No machine ends within 1 min." in printed and "The fastest is One 2 x 8 x H100-SXM5" in printed
+    )
     code, printed = _printed("--budget 1000 --all", prices, capsys)
     assert code == 0 and "The fastest that costs at most $1,000" in printed
     assert "Prices of prices.csv; " in printed
@@ -247,6 +257,54 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
 def test_wrong_words_get_one_sentence(words: str, why: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = _printed(words, prices, capsys)
     assert code == 2 and why in printed and printed.count("ds-advise:") == 1
+
+
+def test_each_of_two_limits_has_its_nearest_machine(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cheapest of those in time, and the fastest of those within the budget."""
+    found = rent("Qwen2.5-7B", prices=prices, method="lora", samples=20000, deadline="1h", budget=8)
+    assert found.recommended is None
+    in_time = [offer.figures for offer in found.offers if offer.figures.duration_s <= 3600]
+    affordable = [offer.figures for offer in found.offers if offer.figures.cost <= 8]
+    assert found.cheapest_in_time is not None and found.fastest_affordable is not None
+    assert found.cheapest_in_time.figures.cost == min(each.cost for each in in_time)
+    assert found.fastest_affordable.figures.duration_s == min(each.duration_s for each in affordable)
+    code, printed = _printed("--deadline 1h --budget 8", prices, capsys)
+    assert code == 1 and "No machine ends within 1 h and costs at most $8.00." in printed
+    assert "The cheapest within 1 h is One" in printed and "The fastest within $8.00 is" in printed
+
+
+def test_the_details_are_a_command_that_gives_the_machines_plan(
+    advice: RentAdvice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the machine's RAM and network, the job and the price."""
+    for offer in advice.offers:
+        words = shlex.split(advice.advise_command(offer))[1:]
+        assert run([*words, "--json", "--offline"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        plan = found["recommended"]
+        assert plan["strategy"] == offer.candidate.strategy
+        assert plan["micro_batch_size"] == offer.candidate.plan.micro_batch_size
+        assert plan["job"]["cost"] == pytest.approx(offer.figures.cost, rel=1e-6)
+
+
+def test_more_machines_are_proposed_if_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for nodes in (2, 1):
+        (tmp_path / "t.csv").write_text(f"gpus,price_per_gpu,ram,nodes\n1x8GB,0.1,8GiB,{nodes}\n")
+        assert run(["rent", "Llama-3.1-70B", "--max-nodes", "1", "--prices", str(tmp_path / "t.csv")]) == 1
+        printed = capsys.readouterr().out
+        assert ("At most 1 machine was joined; --max-nodes allows more." in printed) == (nodes == 2)
+
+
+def test_a_long_name_on_a_narrow_terminal_keeps_its_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for length in range(16, 30):
+        (tmp_path / "t.csv").write_text(f"provider,gpus,price_per_gpu\n{'P' * length},1xA100-80GB,1\nQ,8xH100,2\n")
+        assert run(["rent", "Qwen2.5-1.5B", "--method", "lora", "--prices", str(tmp_path / "t.csv"), "--all"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [each for each in lines if re.match(r"[> ]+a ", each)]
+        assert line.startswith(("  a ", "> a ", " > a ")), line
 
 
 def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

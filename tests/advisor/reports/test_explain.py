@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +18,7 @@ from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
+from ds_advise.estimators.memory.offload_memory import pinned_block
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
@@ -74,15 +78,14 @@ RECOMPUTED = set(
     |optimizer on the host|states from and to NVMe|gradient copies|parameters|persistent_parameters|master_weights
     |optimizer_states|gradients|reduce_buckets|gathered_parameters|step_temporaries|offload_staging|decoder layer inputs
     |library_workspace|allocator_overhead|nccl_buffers|processes|optimizer_swap_buffers|parameter_swap_buffers
-    |log-softmax|decoder attention|decoder feed-forward|pinned_cache|accumulated_gradients|frozen_parameters""".replace(
-        "\n    ", ""
-    ).split("|")
+    |attention|recomputation|log-softmax|decoder attention|decoder feed-forward|pinned_cache|accumulated_gradients
+    |frozen_parameters""".replace("\n    ", "").split("|")
 )
 
 
 def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation]) -> None:
     """What is printed can be worked out with a pocket calculator, and no symbol is left to look up."""
-    functions = {"min": min, "max": max, "ceil": math.ceil}
+    functions = {"min": min, "max": max, "ceil": math.ceil, "p2": pinned_block}
     checked = set()
     for answer in answers:
         for candidate in answer.candidates:
@@ -91,13 +94,45 @@ def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation
                 if term.formula.startswith("L B S ("):  # a sum of "bytes what" for each token
                     bytes_per_token = " + ".join(re.findall(r"(?<=[( ])\d+(?= )", term.formula))
                     text = " * ".join(str(size) for _, size in term.inputs) + f" * ({bytes_per_token})"
-                if text and "sum" not in text and "p2" not in text:
+                if text and "sum" not in text:
                     plain = re.sub(r"(?<=\d),(?=\d{3})", "", text).replace(" x ", " * ")
+                    plain = plain.replace("rounded up to a power of two (", "p2(")
                     value = eval(plain, {"__builtins__": {}}, functions)
                     result = term.size_bytes if isinstance(term, MemoryTerm) else term.seconds + term.hidden_s
                     assert value == pytest.approx(result, rel=1e-4, abs=1), (term, text)
                     checked.add(term.name)
     assert checked >= RECOMPUTED
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "options"),
+    [
+        ("Qwen2.5-7B", "8xH100", {}),
+        ("Qwen3-30B-A3B", "8xH100", {"method": "lora"}),
+        ("gpt2", "A100-80GB", {"micro_batch": 2}),
+    ],
+)
+def test_the_matrix_products_add_up_to_their_part(model: str, gpus: str, options: dict[str, Any]) -> None:
+    """The time of each can be computed with the formula's numbers."""
+    answer = advise(model, gpus=gpus, deepspeed_estimate=False, offline=True, **options)
+    found = explain(answer)
+    term = next(each for each in found.candidate.time.terms if each.name == "matrix products")
+    n, tile, rate, width, bandwidth, ramp = (dict(term.inputs)[name] for name in ("n", "tile", "R", "w", "W", "ramp"))
+    assert n * sum(each.launches * each.seconds for each in found.products) == pytest.approx(term.seconds)
+    for each in found.products:
+        rows, inner, columns = each.rows, each.inner, each.columns
+        computed = 2 * rows * (inner + tile) * columns / rate
+        moved = width * (rows * inner + inner * columns + rows * columns) / bandwidth
+        assert each.seconds == pytest.approx(each.copies * max(computed, moved) + ramp)
+    assert len(found.figures().matrix_products) == len(found.products) > 3
+
+
+def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = printed("matrix products")
+    each = re.findall(r"^ +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+) +([\d.]+ [mu]?s) +([\d.]+ m?s)$", page, re.MULTILINE)
+    assert len(each) > 5
+    assert re.search(r"^ \d+ micro batch(es)? x [\d.]+ m?s = [\d.]+ m?s\.$", page, re.MULTILINE)
 
 
 def printed(*words: str) -> str:
@@ -168,7 +203,7 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
     shares = 0
     for answer in answers:
         for candidate in answer.candidates:
-            for rate in explain_plan(candidate, answer.question.cluster, answer.question.workload).rates:
+            for rate in explain_plan(candidate, answer.question).rates:
                 assert rate.origin
                 if found := re.match(r"(\d+) % of .*, ([\d.]+) ([TGM])(?:B|FLOP)/s \(.+\)$", rate.origin):
                     share, value, prefix = found.groups()
@@ -186,6 +221,9 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["speed"], "did you mean time? ds-advise explain "),
         (["gradient"], "did you mean gradients of activations, gradients or "),
         (["xyz"], "no part 'xyz'; ds-advise explain "),
+        (["activations"], "did you mean decoder layer inputs, "),
+        (["memory"], "did you mean gpu or host?"),
+        (["kv-cache"], "no part 'kv-cache': a training step keeps no KV cache, only generation does; ds-advise"),
     ],
 )
 def test_impossible_explanations_are_one_line(
@@ -208,3 +246,62 @@ def test_the_passes_of_a_part_are_labelled_and_no_share_of_a_part_is_zero(capsys
     assert " <1 %" in out and not re.search(r" 0 %", out)
     assert re.search(r"1\.\d+ x the peak in bf16 at the data sheet's clock", out), "GeForce cards exceed the clock"
     assert not re.search(r"1\d\d % of the peak", out)
+
+
+def test_small_parts_have_a_unit_in_which_they_are_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "8xH100", "--details", "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"(?<![\d.])0\.0+ (GiB|ms|s)", out)
+    assert re.search(r"^ rotary tables +[\d.]+ [MK]iB", out, re.MULTILINE)
+
+
+def test_one_overlapped_term_is_a_sum_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "8xH100", "--offline", "gradient reduction"]) == 0
+    assert re.search(r"^   \d+ ms - \d+ ms \(overlapped\) = \d+ ms$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_sequence_beyond_the_models_positions_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["explain", "Qwen2.5-0.5B", "--gpus", "8xH100", "--offline", "--seq-len"]
+    assert run([*question, "200k"]) == 0
+    assert "states 32,768 positions; longer sequences need RoPE scaling." in " ".join(capsys.readouterr().out.split())
+    assert run([*question, "4k"]) == 0
+    assert "RoPE" not in capsys.readouterr().out
+
+
+OPEN_FILE = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ("", "micro batch 4 x 2 accumulation steps x 4 GPUs = 32 samples"),
+        ("--micro-batch 4", "micro batch 4 x 2 accumulation steps x 4 GPUs = 32 samples"),
+        ("--micro-batch 2 --global-batch 32", "micro batch 2 x 4 accumulation steps x 4 GPUs = 32 samples"),
+        ("--global-batch 128", "micro batch 4 x 8 accumulation steps x 4 GPUs = 128 samples"),
+    ],
+)
+def test_the_batch_of_a_file_that_leaves_it_open(
+    words: str, batch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The global batch is kept, whatever the micro batch is."""
+    path = tmp_path / "open.json"
+    path.write_text(json.dumps(OPEN_FILE))
+    question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
+    assert run([*question, *words.split()]) == 0
+    assert batch in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_global_batch_that_a_file_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fixed.json"
+    path.write_text(json.dumps(OPEN_FILE | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}))
+    question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
+    assert run([*question, "--global-batch", "64"]) == 2
+    assert "8 samples per step" in capsys.readouterr().err

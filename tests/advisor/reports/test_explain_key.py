@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ds_advise import advise
+from ds_advise import advise, estimate
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
+from ds_advise.advisor.answer.key_costs import KeyContext
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import lint, read_document
@@ -54,6 +56,13 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("enabled", "fp16.enabled, bf16.enabled"),
         ("overlap_com", "did you mean overlap_comm?"),
         ("zero", "; did you mean zero_optimization?"),
+        ("overlapcomm", "did you mean overlap_comm?"),
+        ("overlap-comm", "did you mean overlap_comm?"),
+        ("ZERO_OPTIMIZATION", "did you mean zero_optimization?"),
+        ("amp", "amp is not in DeepSpeed 0.19"),
+        ("mics_shard_size", "zero_optimization.mics_shard_size is not in DeepSpeed 0.19"),
+        ("elasticity", "elasticity is not in DeepSpeed 0.19"),
+        ("curriculum_learning", "Use 'data_efficiency.data_sampling.curriculum_learning' instead"),
     ],
 )
 def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +78,7 @@ def test_a_setting_that_changes_no_figure_says_so(capsys: pytest.CaptureFixture[
     assert run([*question, "--set", "allgather_bucket_size=1e8,stage3_prefetch_bucket_size=1e6"]) == 0
     out, error = capsys.readouterr()
     assert out == without
-    assert "zero_optimization.allgather_bucket_size: it changes neither memory nor time" in error
+    assert "zero_optimization.allgather_bucket_size: it has no effect at any stage" in error
     assert "zero_optimization.stage3_prefetch_bucket_size: it has no effect at stage 2" in error
 
 
@@ -91,8 +100,9 @@ def test_models_and_files_are_not_keys() -> None:
 def test_the_cost_is_predicted_by_value() -> None:
     """For the recommended plan; a key that the plan has no use for says why it costs nothing."""
     answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
+    context = KeyContext.of_answer(answer)
     assert answer.recommended is not None and answer.recommended.plan.zero_stage == 3
-    found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
+    found = explain_key("reduce_bucket_size", facts=facts(), context=context)
     need = [cost.device_bytes_per_gpu for cost in found.costs]
     # In between, a gradient larger than the bucket stays until the next one comes.
     assert len(need) == 5 and min(need) == need[0] < need[-1] == max(need)
@@ -100,8 +110,86 @@ def test_the_cost_is_predicted_by_value() -> None:
     (own,) = [cost for cost in found.costs if cost.is_the_plans]
     assert own.tokens_per_s == pytest.approx(answer.recommended.tokens_per_s)
     assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)
-    assert "NVMe" in explain_key("max_in_cpu", facts=facts(), answer=answer).no_cost
-    assert "neither memory nor time" in explain_key("wall_clock_breakdown", facts=facts(), answer=answer).no_cost
+    assert "NVMe" in explain_key("max_in_cpu", facts=facts(), context=context).no_cost
+    for unseen in ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled", "memory_breakdown"):
+        no_cost = explain_key(unseen, facts=facts(), context=context).no_cost
+        assert "same in dry runs" in no_cost and "not predicted" in no_cost, "a dry run does not wait for the GPU"
+    assert "without engine.compile()" in explain_key("deepcompile", facts=facts(), context=context).no_cost
+
+
+def test_a_key_that_an_option_sets_has_the_figures_of_the_option() -> None:
+    """The figures are those of the question with another value, at the same plan."""
+    question: dict[str, Any] = {"gpus": "8xH100", "strategy": "zero1", "micro_batch": 1, "global_batch": 32}
+    question["offline"] = True
+    answer = advise("Qwen2.5-7B", gpus="8xH100", deepspeed_estimate=False, offline=True)
+    context = KeyContext.of_answer(answer)
+    assert context.plan.strategy == "zero1" and context.plan.micro_batch_size == 1
+    checkpointing = "on" if context.plan.gradient_checkpointing else "off"
+    question |= {"gradient_checkpointing": checkpointing, "loss": context.workload.loss}
+    for key, option, value in (
+        ("bf16.enabled", "precision", "fp32"),
+        ("fp16.enabled", "precision", "fp16"),
+        ("optimizer.type", "optimizer", "sgd"),
+        ("train_batch_size", "global_batch", 64),
+    ):
+        found = explain_key(key, facts=facts(), context=context)
+        (cost,) = [each for each in found.costs if each.value == value]
+        (own,) = [each for each in found.costs if each.is_the_plans]
+        other = estimate("Qwen2.5-7B", **question | {option: value})
+        assert cost.fits == other.fits
+        assert found.option == option and own.tokens_per_s != cost.tokens_per_s
+        assert cost.tokens_per_s == pytest.approx(other.tokens_per_second), key
+        assert cost.device_bytes_per_gpu == other.device_bytes_per_gpu, key
+
+
+def test_a_setting_that_an_option_sets_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["explain", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--strategy", "zero2", "--offline"]
+    assert run([*question, "--set", "bf16.enabled=false,wall_clock_breakdown=true"]) == 0
+    error = capsys.readouterr().err
+    assert "bf16.enabled: it follows --precision" in error
+    assert "wall_clock_breakdown: memory and operations are the same in dry runs" in error
+
+
+def test_a_key_is_explained_at_the_value_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without naming the model of a file that records it."""
+    path = tmp_path / "own.json"
+    zero = {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 30_000_000}
+    batch = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    path.write_text(json.dumps({**batch, "bf16": {"enabled": True}, "zero_optimization": zero}))
+    question = ["--model", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--offline"]
+    assert run(["explain", str(path), "reduce_bucket_size", *question]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^> 30,000,000 .* in the file$", out, re.MULTILINE)
+    assert 'in the file  {"zero_optimization": {"reduce_bucket_size": 30000000}}' in out
+    assert run(["explain", str(path), "reduce_bucket_size", "--gpus", "2x24GB"]) == 2
+    assert "records no model" in capsys.readouterr().err
+    assert run(["explain", "nope.json", "--model", "Qwen2.5-0.5B"]) == 2
+    assert "nope.json: no such file" in capsys.readouterr().err
+    assert run(["rent", str(path)]) == 2
+    assert f"write ds-advise explain {path} --model MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("ratio", (3,)), ("super_offload", (3,)), ("cpuadam_cores_perc", (3,)), ("pipeline_read", (3,))],
+)
+def test_a_key_of_an_offload_names_the_stages_that_use_it(name: str, stages: tuple[int, ...]) -> None:
+    """Stages 1 and 2 have neither SuperOffload nor NVMe, and refuse a ratio below 1."""
+    assert explain_key(name, facts=facts()).stages == stages
+
+
+def test_predicted_speeds_that_are_not_told_apart_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "reduce_bucket_size", "--model", "Qwen2.5-7B", "--gpus", "8xH100", "--offline"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Speeds within 3 % are not told apart; the faster values take more GPU memory." in out
+    assert '"auto" The Trainer fills in' in out and "condition" not in out
+
+
+def test_a_page_has_no_empty_table_and_no_paragraphs_of_a_block(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "torch_adam"]) == 0
+    assert "\n\n\n" not in capsys.readouterr().out
+    assert run(["explain", "zero_optimization"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 130
 
 
 def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended_plan() -> None:
@@ -117,9 +205,10 @@ def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended
         report = lint(read_document(json.dumps(example).encode(), name="x"), facts=facts())
         assert not [each for each in report.findings if each.code in ("DS010", "DS011", "DS020", "DS022")], path
     answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
-    found = explain_key("reduce_bucket_size", facts=facts(), answer=answer)
+    context = KeyContext.of_answer(answer)
+    found = explain_key("reduce_bucket_size", facts=facts(), context=context)
     assert found.recommended == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
-    assert explain_key("wall_clock_breakdown", facts=facts(), answer=answer).recommended == {}
+    assert explain_key("wall_clock_breakdown", facts=facts(), context=context).recommended == {}
 
 
 def test_the_rules_of_lint_about_a_key_are_named() -> None:

@@ -1,0 +1,204 @@
+"""Figures of a plan by value of a key of its configuration, or why they do not depend on the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.emit import ds_config
+from ...ds_configs.read import unmodeled_features
+from ...estimators.errors import DsAdviseError
+from ...estimators.hardware import Cluster
+from ...estimators.json_form import from_attributes
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.plan import ConfigKey, Plan
+from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
+from ...validate.lint import load_facts
+from ...validate.lint.key_effects import follows, without_effect
+from ..question.options import OPTIONS
+from ..search.candidate import predict
+from .comparison import Side
+from .config_settings import ConfigSettings
+from .explanation import shown_candidate
+from .recommendation import Recommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCost:
+    """Predicted figures of the plan with one value of the key."""
+
+    value: Any
+    """The key's value; of a key that follows an option the option's value."""
+    is_the_plans: bool
+    """Whether the plan has this value."""
+    device_bytes_per_gpu: int
+    peak: str
+    """The moment of a step at which GPU memory peaks."""
+    host_bytes_per_node: int
+    tokens_per_s: float
+    reason: str
+    """Whether it fits, as a short phrase: `needs 1.4 x the VRAM`, `fits`."""
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyContext:
+    """The plan for which a key is explained, with its training and machines."""
+
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+    config: Mapping[str, Any]
+    """The plan's configuration; {} if it cannot be written."""
+    file: str = ""
+    """The file that has the configuration; "" for the recommended plan."""
+
+    @classmethod
+    def of_answer(cls, answer: Recommendation) -> KeyContext:
+        """Return the recommended plan, or the closest one if none fits. Raises WorkloadError without a plan."""
+        plan, question = shown_candidate(answer).plan, answer.question
+        model, workload, cluster = question.model, question.workload, question.cluster
+        try:
+            config = ds_config(plan, model, workload, cluster, flavor=workload.framework)
+        except DsAdviseError:  # a swap folder that nobody named
+            config = {}
+        return cls(model=model, workload=workload, cluster=cluster, plan=plan, config=config)
+
+    @classmethod
+    def of_file(cls, side: Side, model: ModelShape) -> KeyContext:
+        """Return the plan of a file whose model and machines are known."""
+        settings = side.settings
+        assert side.candidate is not None and settings.workload is not None and settings.cluster is not None
+        return cls(
+            model=model,
+            workload=settings.workload,
+            cluster=settings.cluster,
+            plan=side.candidate.plan,
+            config=settings.config,
+            file=side.name,
+        )
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.name}, {self.plan.strategy}, micro batch {self.plan.micro_batch_size}"
+
+
+def key_costs(path: str, context: KeyContext) -> tuple[tuple[KeyCost, ...], str]:
+    """Return (figures by value, ""), or ((), why there are none)."""
+    if reason := _why_no_costs(path, context.plan):
+        return (), reason
+    costs, model, cluster = list[KeyCost](), context.model, context.cluster
+    own = context.workload, context.plan
+    for value, workload, plan in _variants(CONFIG_KEYS[path], context):
+        if (workload, plan) == own or not unsupported(model, workload, plan, cluster):
+            found = predict(model, workload, cluster, plan)
+            is_own, peak = (workload, plan) == own, found.memory.peak.name
+            costs.append(
+                from_attributes(
+                    KeyCost, found.memory, found.time, found.fit, value=value, is_the_plans=is_own, peak=peak
+                )
+            )
+    return (tuple(costs), "") if len(costs) > 1 else ((), "no other value can be predicted with this plan")
+
+
+def follows_option(path: str) -> str:
+    """Return the option of a question that a key outside the plan follows; "" for other keys."""
+    known = CONFIG_KEYS.get(path)
+    return "" if known is None else known.option
+
+
+def without_costs(paths: Iterable[str], plan: Plan) -> Iterator[str]:
+    """Yield a line for each key on which the figures of a plan do not depend, or that an option sets."""
+    for path in paths:
+        option = follows_option(path)
+        if reason := f"it follows {_flag(option)}, which sets it" if option else _why_no_costs(path, plan):
+            yield f"{path}: {reason}"
+
+
+def _why_no_costs(path: str, plan: Plan) -> str:
+    """Return why there are no figures by value; "" if there are some."""
+    known = CONFIG_KEYS.get(path)
+    if load_facts().block(path) is not None:
+        return "name one of the block's keys for its cost"
+    if known is not None and plan.zero_stage not in known.stages:
+        if not known.stages:
+            return "it has no effect at any stage"
+        verb = "DeepSpeed refuses it" if known.refused_elsewhere else "it has no effect"
+        return f"{verb} at stage {plan.zero_stage}"
+    if known is not None and known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
+        return "this plan uses no NVMe"
+    if known is not None and (known.field or known.option):
+        return ""
+    switched_on = {"zero_optimization": {"stage": plan.zero_stage}} | nested(path, True)
+    if path.startswith("zero_optimization."):
+        switched_on["zero_optimization"] |= {"stage": plan.zero_stage}
+    for feature in unmodeled_features(switched_on):
+        return feature.predicted
+    if path in without_effect():
+        return (
+            "memory and operations are the same in dry runs of the engine; time that it adds by waits or output is "
+            "not predicted"
+        )
+    if follows(path, plan):
+        return "its effect on memory and time is within the error of the predictions"
+    return "its effect is not predicted; a dry run shows it"
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _variants(known: ConfigKey, context: KeyContext) -> Iterator[tuple[Any, Workload, Plan]]:
+    """Yield the values of a key, or of its option, with the workload and the plan that have it."""
+    workload, plan = context.workload, context.plan
+    if known.option == "global_batch":
+        # At the plan's micro batch.
+        for steps in _numbers(plan.gradient_accumulation_steps, 1, None):
+            other = plan.replace_fields(gradient_accumulation_steps=steps)
+            yield other.samples_per_step(context.cluster.world_size), workload, other
+    elif known.option in ("precision", "optimizer"):
+        for value in dict.fromkeys((getattr(workload, known.option), *_choices(known.option))):
+            yield value, replace(workload, **{known.option: value}), plan
+    elif known.field:
+        zero = {"zero_optimization": {"stage": plan.zero_stage}}
+        default = ConfigSettings(zero, load_facts()).default(known.path).value
+        for value in _values(known.field, getattr(plan, known.field), known.lowest, default):
+            yield value, workload, plan.replace_fields(**{known.field: value})
+
+
+def _choices(option: str) -> list[str]:
+    """Return the values of an option that a configuration can have."""
+    if option == "optimizer":
+        return [name for name, spec in OPTIMIZERS.items() if spec.block_type]
+    return [choice for choice in OPTIONS[option].choices if choice != "auto"]
+
+
+def _values(field: str, value: Any, lowest: int, default: Any) -> list[Any]:
+    """Return the value and alternatives: all values of a choice; half, twice and four times a number, and DeepSpeed's
+    default."""
+    kind = get_type_hints(Plan)[field]
+    if kind is bool:
+        return [False, True]
+    if get_args(kind):
+        return list(get_args(kind))
+    return [value] if kind is str else _numbers(value, lowest, default)
+
+
+def _numbers(value: float, lowest: int, default: Any) -> list[Any]:
+    kind = type(value)
+    numbers = {value, kind(value / 2), value * 2, value * 4} if kind is int else {value, value / 2, 1.0}
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        numbers.add(kind(default))
+    return sorted(number for number in numbers if number >= max(lowest, 1 if kind is int else 0))
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Return the configuration that has only this key; {} without a value."""
+    for key in reversed(path.split(".")):
+        value = None if value is None else {key: value}
+    return value or {}

@@ -1,0 +1,103 @@
+"""The explanation of a key of a ds_config, as blocks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from ...validate.lint.values import json_text
+from ..answer.explained_key import AUTO, KeyExplanation
+from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Snippet, Table
+from ..search.choice import SAME_SPEED
+from ..text.labels import phase_title
+from ..text.units import capitalised, ended, gib, percent, rate, times
+
+_MOST_RULES = 3
+
+
+def _stages(key: KeyExplanation) -> str:
+    if not key.path.startswith("zero_optimization"):
+        return ""
+    return "every stage" if {*key.stages} == {0, 1, 2, 3} else ", ".join(map(str, key.stages)) or "none"
+
+
+def key_blocks(key: KeyExplanation) -> Iterator[Block]:
+    """Yield what a key decides, its type, default and place, a value to copy, and the predicted figures by value."""
+    yield Sentence(key.path, "bold")
+    if key.meaning:
+        yield Sentence(ended(capitalised(key.meaning)))
+    if key.description:
+        yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
+    value = key.recommended or ({} if key.plan else key.example)
+    whose = "in the file" if key.file else "recommended" if key.plan else "example"
+    facts = {
+        "type": key.type,
+        "default": key.default,
+        "ZeRO stage": _stages(key),
+        "condition": " ".join(each for each in key.acts if not each.startswith(AUTO)),
+        AUTO.rstrip(": "): " ".join(capitalised(each.removeprefix(AUTO)) for each in key.acts if each.startswith(AUTO)),
+        "lint": "; ".join(key.rules[:_MOST_RULES]),
+        whose: json.dumps(value) if value else _without_value(key),
+    }
+    rows = [Row([Snippet(name), Snippet(text)]) for name, text in facts.items() if text]
+    if rows:
+        yield from (Gap(), Table(["", ""], rows))
+    if key.keys:
+        rows = [Row([Snippet(name), _first_sentence(words)]) for name, words in key.keys.items()]
+        yield from (Gap(), Table(["", ""], rows))
+    yield Gap()
+    if key.plan:
+        flag = f"--{key.option.replace('_', '-')}"
+        figures = f"predicted figures by {flag}, which sets it" if key.option else "predicted figures by value"
+        plan = f"{key.file}: {key.plan}" if key.file else key.plan
+        title = f"{plan}: {key.no_cost or figures}"
+        yield Sentence(ended(title) if key.no_cost else title, "bold")
+        if len(key.costs) > 1:
+            yield _costs(key)
+            yield from _equal_speeds(key)
+            if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
+                yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
+    else:
+        yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
+    yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
+
+
+def _without_value(key: KeyExplanation) -> str:
+    return "not written" if key.file else "leave it out" if key.plan else ""
+
+
+def _first_sentence(text: str) -> str:
+    """Return the start of a description of DeepSpeed's, which may have paragraphs."""
+    return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
+
+
+_SENTENCE_END = re.compile(r"(?<=[^.])\.(?: |$)")
+
+
+def _equal_speeds(key: KeyExplanation) -> Iterator[Block]:
+    """Yield why a value is the plan's although the predicted speed of another is a little higher."""
+    own = next((cost for cost in key.costs if cost.is_the_plans), None)
+    most = 0.0 if own is None else own.tokens_per_s * (1 + SAME_SPEED)
+    faster = [cost for cost in key.costs if own is not None and own.tokens_per_s < cost.tokens_per_s <= most]
+    if own is None or not faster or key.file:
+        return
+    more = all(cost.device_bytes_per_gpu > own.device_bytes_per_gpu for cost in faster)
+    memory = "; the faster values take more GPU memory" if more else ""
+    yield Sentence(f"Speeds within {percent(SAME_SPEED)} are not told apart{memory}.", "dim")
+
+
+def _costs(key: KeyExplanation) -> Table:
+    """Return the figures by value; speeds are compared with the plan's."""
+    own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
+    rows = []
+    for cost in key.costs:
+        value = f"{cost.value:,}" if type(cost.value) is int else cost.value if key.option else json_text(cost.value)
+        sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
+        whose = "in the file" if key.file else "recommended"
+        ratio = whose if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
+        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason)))
+        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), words]
+        rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
+    title = f"--{key.option.replace('_', '-')}" if key.option else "value"
+    return Table([title, "GPU GiB", "RAM GiB", "tokens/s", ""], rows)
