@@ -145,7 +145,7 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text()
     assert printed.isascii() and printed.startswith(" It fits: ")
     lines = printed.splitlines()
-    chart = lines[next(at for at, line in enumerate(lines) if line.startswith(" Memory over the run")) + 1 :]
+    chart = lines[next(at for at, line in enumerate(lines) if line.startswith(" Tensors over the run")) + 1 :]
     height = next(number for number, line in enumerate(chart) if "|" not in line)
     assert height >= 6 and "GiB |" in chart[0] and chart[height - 1].strip().startswith("0 |_")
     assert "iteration 1" in chart[height + 1] and "iteration 2" in chart[height + 1]
@@ -187,8 +187,8 @@ def test_words_with_the_same_initial_have_different_ones() -> None:
     assert _stretch_names(chart, 6) == (["st sa", "1"], {"st": "step", "sa": "saving", "1": "iterations"})
 
 
-def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None:
-    """A thin layer has no whole cell of its own."""
+def test_the_legend_has_every_family_of_the_areas_even_where_it_is_thin() -> None:
+    """A thin layer has no whole cell of its own. An area with room has its name, too."""
     layers = {"weights": [8.0] * 20, "buffers": [0.0] * 20}
     layers |= {"optimizer": [0.5] * 10 + [0.0] * 10, "loss": [0.0] * 10 + [8.0] * 10}
     chart = Lines(
@@ -204,7 +204,7 @@ def test_every_family_of_the_areas_is_named_once_even_where_it_is_thin() -> None
     draw(chart, console)
     shown = "".join(file.getvalue().split())
     counted = {ink: shown.count(MEMORY_FAMILIES[ink].replace(" ", "")) for ink in layers}
-    assert counted == {"weights": 1, "buffers": 0, "optimizer": 1, "loss": 1}
+    assert counted == {"weights": 2, "buffers": 0, "optimizer": 1, "loss": 2}
 
 
 @pytest.mark.parametrize(("peak_bytes", "unit"), [(2**30, "GiB"), (2**20, "MiB")])
