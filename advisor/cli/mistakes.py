@@ -11,6 +11,7 @@ import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
 from ...estimators.plan import PLANS, STRATEGIES
+from ..question.gpu_text import meant_gpus
 from ..question.other_names import advice_for, meant_choice, other_name
 from .model_argument import is_model
 from .options import CommandWithUsersCommand
@@ -90,31 +91,15 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write {before} without {word}"
     if "--gpus" in known and gpus and not re.match(r"\d+x", word):  # `--gpus H100 80GB`, `--gpus 2 x A100`
         whole = re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
-        meant = (_gpus_meant(whole.replace(" ", mark)) for mark in ("-", "", "x"))
-        if found := next(filter(None, meant), ""):
+        if found := meant_gpus(whole):
             return f"write --gpus {found}"
-    if "--gpus" in known and (found := _gpus_meant(word)):
+    if "--gpus" in known and (found := meant_gpus(word)):
         return f"write --gpus {found}"
     if is_model(whole := "-".join((args[0], *words))):  # `qwen 2.5 14b`
         return f"write {whole}"
     if is_model(word) and not is_model(args[0]):
         return f"write --model {word}" if "--model" in known else f"write ds-advise {word} --gpus 2x24GB"
     return ""
-
-
-def _gpus_meant(text: str) -> str:
-    """Return what to write for a description of GPUs, such as 2xA100-SXM4-80GB for A100x2; "" for any other text."""
-    from ..question.cluster import build_cluster  # imported here: only mistakes need it
-    from ..question.options import fill_defaults
-
-    if text == "auto":
-        return ""
-    try:
-        build_cluster(fill_defaults({"gpus": text}))
-    except DsAdviseError as error:
-        found = re.match(r"write --gpus (\S+?),?(?: or |$)", error.fix)
-        return _gpus_meant(found[1]) if found and found[1] != text and not text.isdigit() else ""
-    return text
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
@@ -274,7 +259,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         if is_folder:
             fix = "name the folder that has the model's config.json"
             raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
-        if gpus := _gpus_meant(name):
+        if gpus := meant_gpus(name):
             fix = f"write ds-advise MODEL --gpus {gpus}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
