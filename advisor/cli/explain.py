@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -111,19 +110,19 @@ def _of_question(
     model: str, question: dict[str, Any], strategy: str | None, settings: str | None, output: Output
 ) -> Explanation:
     """Explain the recommended plan of a question, or the one that the options name."""
-    from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
     from ..answer.explained_key import keys_that_begin, split_settings, without_effect
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
+    from ..question.other_names import refuse_unknown_plan
     from ..question.workload import named_settings
-    from .mistakes import refuse_unknown
+    from .mistaken_files import refuse_unknown
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
-    if any(rule.code == model.upper() for rule in RULES):
-        raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
+    if strategy is not None:
+        refuse_unknown_plan(strategy)
     near = alternatives(keys_that_begin(model))
     what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {near}?"
     refuse_unknown(model, what, meant if near else "")
