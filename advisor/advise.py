@@ -32,7 +32,7 @@ from .question.options import (
     names_in,
     plan_options,
 )
-from .question.other_names import refuse_unknown_plan
+from .question.other_names import known_plan
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import (
@@ -277,14 +277,14 @@ def estimate(
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
-    refuse_unknown_plan(strategy)
+    plan = known_plan(strategy)
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         # A shape that is given completely is one plan, so the search must not add a dimension.
         chosen = {"zero_hpz_partition_size": 1} | chosen
-    candidates, obstacle = strategy_candidates(strategy, question, settings=chosen)
+    candidates, obstacle = strategy_candidates(plan, question, settings=chosen)
     best = best_of_strategy(candidates, LEAST[question.risk])
     if best is None:
         raise WorkloadError(f"{strategy} cannot run here", why=obstacle, fix="pass another --strategy")

@@ -115,14 +115,14 @@ def _of_question(
     from ..answer.explained_key import keys_that_begin, split_settings, without_effect
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
-    from ..question.other_names import refuse_unknown_plan
+    from ..question.other_names import known_plan
     from ..question.workload import named_settings
     from .mistaken_files import refuse_unknown
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
     if strategy is not None:
-        refuse_unknown_plan(strategy)
+        known_plan(strategy)
     near = alternatives(keys_that_begin(model))
     what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {near}?"
     refuse_unknown(model, what, meant if near else "")

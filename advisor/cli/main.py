@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -237,6 +237,7 @@ def run(args: list[str]) -> int:
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
     from . import mistakes  # imported here: an answer does not need it
+    from .typed_line import options_of
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = command_named(name)
@@ -248,7 +249,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             if not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, command)
             if not fix or fix.endswith("?"):
-                owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(command_named(other))]
+                owners = [other for other in COMMANDS if error.option_name in options_of(command_named(other))]
                 if owners:
                     return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):

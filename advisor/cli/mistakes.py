@@ -130,10 +130,9 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
         rest = words_for(command_named(named), args, command)
         return f"write {line([named, *(each for each in rest if each != named)])}"
-    if "--gpus" in known and gpus and not re.match(r"\d+x", word):  # `--gpus H100 80GB`, `--gpus 2 x A100`
-        if found := meant_gpus(re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))):
-            return f"write --gpus {found}"
-    if "--gpus" in known and (found := meant_gpus(word)):
+    # `--gpus H100 80GB`, `--gpus 2 x A100`
+    whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
+    if "--gpus" in known and (found := (gpus and meant_gpus(whole)) or meant_gpus(word)):
         return f"write --gpus {found}"
     first = next(iter(typed), word)
     if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 
 import click
 

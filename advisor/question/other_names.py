@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...estimators.errors import WorkloadError
-from ...estimators.plan import PLANS
+from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 
 _LAYERS = (
     "leave it out: ZeRO keeps layers whole; ds-advise explain MODEL --strategy zero1 --set autotp_size=2 splits them"
@@ -119,10 +119,11 @@ _SIMILAR = 0.7
 choice."""
 
 
-def refuse_unknown_plan(name: str) -> None:
-    """Raise WorkloadError for a name that is neither a strategy nor a plan of plain PyTorch."""
-    if name in PLANS:
-        return
+def known_plan(name: str) -> Strategy | PlainPyTorch:
+    """Return the strategy or the plan of plain PyTorch with this name. Raises WorkloadError for any other name."""
+    for plan in PLANS:
+        if plan == name:
+            return plan
     near = meant_choice(name, PLANS)
     what = f"unknown strategy {name[:40]!r}" if name else "no strategy is named"
     raise WorkloadError(what, fix=f"write {near}" if near else f"pass one of {', '.join(PLANS)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.mistakes import options_of
+from ds_advise.advisor.cli.typed_line import options_of
 from ds_advise.advisor.question.other_names import ADVICE, OTHER_NAMES
 from ds_advise.advisor.text.lines import wrapped
 
@@ -31,7 +31,7 @@ MISTAKES = {
     "--load-in-4bit": "write --method qlora",
     "--method qlora4": "write --method qlora",
     "--attn-implementation flash_attention_2": "write --attention flash",
-    "--zero-stage 3": "every strategy is compared; ds-advise explain gpt2 --gpus 24GB --offline --strategy zero3 shows one",
+    "--zero-stage 3": "is compared; ds-advise explain gpt2 --gpus 24GB --offline --strategy zero3 shows one",
     "--zero 2": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero2 shows one",
     "--zero2-offload": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero2-offload shows one",
     "--tp 2": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero1 --set autotp_size=2 splits them",
