@@ -122,7 +122,7 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
     own = list(args[1:] if args[:1] == [command.name] else args)
     typed = [own[place] for place in positional_places(command, own)]
-    before = args[args.index(word) - 1] if args.index(word) else ""
+    before = args[args.index(word) - 1] if word in args[1:] else ""
     if divided := divided_command(args, command):
         return divided
     if word.lower() in ("yes", "true", "on", "1", "no", "false") and before in known and known[before].is_flag:

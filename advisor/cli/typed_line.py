@@ -30,7 +30,7 @@ def typed_words() -> list[str]:
 
 def value_of(option: str, args: Sequence[str]) -> str:
     """Return the value that an option was given; "" if none is."""
-    for word, after in zip(args, [*args[1:], "-"], strict=True):
+    for word, after in zip(args, [*args[1:], "-"], strict=False):
         if word == option:
             return "" if re.match(r"-\D", after) or after == "-" else after
         if word.startswith(f"{option}="):
