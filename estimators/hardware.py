@@ -351,7 +351,7 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            f"{name!r} matches several GPUs: {', '.join(names)}",
+            f"{name[:60]!r} matches several GPUs: {', '.join(names)}",
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
@@ -359,7 +359,7 @@ def find_gpu(name: str) -> Gpu:
     if _normal(name) == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
     raise ClusterError(
-        f"no GPU called {name!r} is known",
+        f"no GPU called {name[:60]!r} is known",
         why="its memory and speed are not known",
         fix=f"nearest: {', '.join(nearest)}; or give the memory alone, such as --gpus 2x24GB",
     )

@@ -114,14 +114,13 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
 
 
 def _with_gpus(name: str, gpus: str) -> str:
-    """Return the typed line with the GPUs, which are in the place of the model, behind `--gpus`, and the model, which
-    may be there, in its place."""
+    """Return the typed line with the GPUs, which are in the place of the model, behind `--gpus`. The model may be in
+    another place, or behind `--gpus`."""
     typed = typed_words()
     other = value_of("--gpus", typed)
-    words = ["MODEL" if word == name else word for word in typed]
-    words = [word for word in words if word not in ("--gpus", f"--gpus={other}", other)]
-    model = other if other and is_model(other) else "MODEL"
-    return line([model if word == "MODEL" else word for word in [*words, "--gpus", gpus]])
+    words = [word for word in typed if word not in ("--gpus", f"--gpus={other}", other)]
+    model = [] if any(map(is_model, words)) else [other if other and is_model(other) else "MODEL"]
+    return line([*(part for word in words for part in (model if word == name else [word])), "--gpus", gpus])
 
 
 def refuse_unknown_side(name: str) -> None:

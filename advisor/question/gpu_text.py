@@ -55,6 +55,9 @@ _SAME_SIZE = 0.1
 """Relative difference between a memory in MB and the nominal one of a card that has it: a driver's own figure, or
 powers of ten."""
 
+_LONGEST = 100
+"""Longer texts mean no GPUs; the expressions above would take long for them."""
+
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
 """Words that other tools have for the GPUs of this machine."""
 
@@ -98,6 +101,8 @@ def counts_in(text: str) -> tuple[int | None, int | None]:
 def meant_gpus(text: str) -> str:
     """What to write in `--gpus` for a text that means counts and a known kind, as one word: `2xA100-SXM4-80GB` for
     `A100x2`, and the text itself in the right form; "" for any other text."""
+    if len(text) > _LONGEST:
+        return ""
     for counts, kind in _meanings(text.strip()):
         if known := _known_kind(kind):
             return _spec(_possible(counts), known)

@@ -108,6 +108,8 @@ LINES = {
     "foo gpt2 --gpus 8xH100": "write ds-advise gpt2 --gpus 8xH100\n",
     "--gpus 8xH100 explain gpt2": "write ds-advise explain --gpus 8xH100 gpt2\n",
     "explain 8xH100": "write ds-advise explain MODEL --gpus 8xH100\n",
+    "explain 8xH100 gpt2": "write ds-advise explain gpt2 --gpus 8xH100\n",
+    "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",
     "gpt4": "no model named 'gpt4'",
     "rent gpt2 qwen2.5-7b": "write one model: gpt2 or qwen2.5-7b\n",
     "rent gpt2 --max-price 500": "write --budget 500\n",
@@ -184,6 +186,11 @@ def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert (LINES.get(line) or MISTAKES[line.removeprefix(f"{QUESTION} ")]) in error
     assert error.count("\n") == 1 and len(error) < 400
+
+
+def test_a_word_with_spaces_is_one_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["gpt2", "two words", "--gpus", "24GB"]) == 2
+    assert capsys.readouterr().err.startswith("ds-advise: got unexpected extra argument (two words)")
 
 
 def test_every_name_of_another_tool_leads_to_an_option_once() -> None:
