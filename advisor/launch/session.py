@@ -302,7 +302,7 @@ def keep_training(attempt: Attempt) -> None:
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
     result["log_folder"] = str(outcome.folder.absolute())
     output_folder, losses = request.arguments.output_dir, [loss for _, loss in outcome.losses if loss is not None]
-    if output_folder is not None:
+    if output_folder is not None and output_folder.is_dir():
         result["output_folder"] = str(output_folder.absolute())
     if losses:
         result |= {"first_loss": losses[0], "last_loss": losses[-1]}

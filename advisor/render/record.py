@@ -128,8 +128,8 @@ def subject_of(record: Record) -> str:
 def length_of(record: Record) -> int | None:
     """Return the tokens per sample; None if they are not known, and for a network without tokens."""
     is_command = "command" in record.workload
-    length: int | None = record.workload.get("observed_seq_len" if is_command else "seq_len")
-    return None if record.result.get("unit") == "samples" else length
+    length: int = record.workload.get("observed_seq_len" if is_command else "seq_len") or 0
+    return None if record.result.get("unit") == "samples" else length or None
 
 
 def config_of(record: Record) -> Mapping[str, Any]:

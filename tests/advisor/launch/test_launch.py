@@ -547,6 +547,7 @@ def test_every_training_is_kept(tmp_path: Path, kind: FailureKind | None) -> Non
 def test_a_kept_training_has_its_command_its_losses_and_its_folders(tmp_path: Path) -> None:
     """A model that a check has seen changes nothing; the script of `train` is no command of the user's."""
     losses = ((1, 6.27), (2, None), (3, 2.31))
+    (tmp_path / "out").mkdir()
     for is_users in (True, False):
         run = Run(config={}, model={}, cluster=cpu_cluster(2), shape=find("gpt2"), model_name="GPT2LMHeadModel")
         request = launch_request(run, tmp_path, "--output_dir", str(tmp_path / "out"), is_users=is_users)

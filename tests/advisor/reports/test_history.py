@@ -323,7 +323,8 @@ def test_runs_of_one_model_differ_by_their_length(
     """At 80 columns; a terminal too narrow for a table has everything that is known, and nothing that is not."""
     for length in (2048, 4096):
         Store().add(replace(TRAINING, workload={"seq_len": length, "gpus": "2xL4"}))
-    Store().add(replace(PROBE, result=ON_CPU.to_json(), workload={"gpus": "1 CPU rank"}))
+    without = {"gpus": "1 CPU rank", "command": "python train.py", "observed_seq_len": 0}
+    Store().add(replace(PROBE, result=ON_CPU.to_json(), workload=without))
     run(["history"])
     lines = {line.split()[0]: line for line in _lines(capsys) if line.split()}
     assert " 2,048 " in lines["1"] and " 4,096 " in lines["2"]
