@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 from ..estimators.errors import DsAdviseError, WorkloadError
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
-from ..estimators.plan import PLANS, Plan
+from ..estimators.plan import Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
@@ -32,6 +32,7 @@ from .question.options import (
     names_in,
     plan_options,
 )
+from .question.other_names import known_plan
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import (
@@ -276,16 +277,14 @@ def estimate(
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a strategy, or of plain PyTorch, with these settings. Raises the errors of `estimate`."""
-    if strategy not in PLANS:
-        what = f"unknown strategy {strategy[:40]!r}" if strategy else "no strategy is named"
-        raise WorkloadError(what, fix=f"pass one of {', '.join(PLANS)}")
+    plan = known_plan(strategy)
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         # A shape that is given completely is one plan, so the search must not add a dimension.
         chosen = {"zero_hpz_partition_size": 1} | chosen
-    candidates, obstacle = strategy_candidates(strategy, question, settings=chosen)
+    candidates, obstacle = strategy_candidates(plan, question, settings=chosen)
     best = best_of_strategy(candidates, LEAST[question.risk])
     if best is None:
         raise WorkloadError(f"{strategy} cannot run here", why=obstacle, fix="pass another --strategy")

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,35 @@ _MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a configuration has kilobytes."""
 
 
+_MOST_NAMES = 10_000
+"""Names of a folder that are compared with a misspelled one."""
+
+
 def read_file(path: Path, max_bytes: int, *, fix: str, error: type[DsAdviseError] = ConfigFileError) -> bytes:
     """Read at most `max_bytes` + 1 bytes of a regular file. Raises `error` for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
             if path.exists():
                 raise error(f"{path}: not a regular file", fix=fix)
-            raise error(f"{path}: no such file", fix=fix)
+            near = nearest_file(path)
+            raise error(f"{path}: no such file", fix=f"write {near}" if near else fix)
         with path.open("rb") as stream:
             return stream.read(max_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
         reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
         raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
+
+
+def nearest_file(path: Path) -> str:
+    """The path of the file in the same folder whose name is nearly the same; "" without one."""
+    from difflib import get_close_matches  # imported here: only mistakes need it
+
+    try:
+        names = [each.name for each in islice(path.parent.iterdir(), _MOST_NAMES)]
+    except (OSError, ValueError):
+        return ""
+    near = (path.with_name(name) for name in get_close_matches(path.name[:100], names, cutoff=0.8))
+    return next((str(each) for each in near if each.is_file()), "")
 
 
 def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:
@@ -58,6 +75,8 @@ def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: 
     try:
         value = json.loads(text)
     except json.JSONDecodeError as problem:
+        if not text.strip():
+            raise error(f"{name}: not JSON: the file is empty", fix=fix) from problem
         place = f"line {problem.lineno}, column {problem.colno}"
         raise error(f"{name}: not JSON: {problem.msg} ({place})", fix=fix) from problem
     except (ValueError, RecursionError) as problem:  # a number with thousands of digits, or thousands of open brackets

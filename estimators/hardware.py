@@ -345,29 +345,33 @@ def find_gpu(name: str) -> Gpu:
 
     Raises ClusterError, with the nearest names, for a name that fits no GPU or several.
     """
-    wanted = _normal(name)
-    found = _by_spelling().get(wanted)
-    if found is not None:
-        return found
-    words = _words(name)
-    candidates = [gpu for gpu in gpus() if words and words <= _words(gpu.name) | {str(gpu.nominal_gb)}]
+    candidates = gpus_named(name)
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            f"{name!r} matches several GPUs: {', '.join(names)}",
+            f"{name[:60]!r} matches several GPUs: {', '.join(names)}",
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
     nearest = nearest_names(name)
-    if wanted == "cpu":
+    if _normal(name) == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
     raise ClusterError(
-        f"no GPU called {name!r} is known",
+        f"no GPU called {name[:60]!r} is known",
         why="its memory and speed are not known",
         fix=f"nearest: {', '.join(nearest)}; or give the memory alone, such as --gpus 2x24GB",
     )
+
+
+def gpus_named(name: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that a name fits, in the order of the table: one for the full name in any spelling of `find_gpu`,
+    several for a name that leaves memory or form factor out."""
+    if (found := _by_spelling().get(_normal(name))) is not None:
+        return (found,)
+    words = _words(name)
+    return tuple(gpu for gpu in gpus() if words and words <= _words(gpu.name) | {str(gpu.nominal_gb)})
 
 
 def assumes_sxm(name: str, gpu: Gpu) -> bool:

@@ -226,6 +226,12 @@ def optimizer(name: str, *, bf16_states: bool = False, step: OptimizerStep = "au
     return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
 
 
+def optimizer_names(key: str) -> tuple[str, ...]:
+    """Return the names of an optimizer of the table: its key, DeepSpeed's type and classes, and values of `optim=`."""
+    spec = OPTIMIZERS[key]
+    return (key, *filter(None, (spec.block_type, spec.gpu_class, spec.cpu_class)), *spec.trainer_names)
+
+
 def deepspeed_optimizer(block_type: str) -> OptimizerSpec | None:
     """Return the optimizer for a `type` of DeepSpeed's optimizer block, in any case; None if unknown."""
     return next((spec for spec in OPTIMIZERS.values() if spec.block_type.lower() == block_type.lower() != ""), None)

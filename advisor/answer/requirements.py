@@ -9,9 +9,9 @@ from typing import Any, Literal
 from ...estimators.errors import WorkloadError
 from ...validate.lint import load_facts
 from ..answer.lint_file import lint_question
-from ..question.cluster import parse_size
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
+from ..question.machine_parts import parse_size
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import hours, money

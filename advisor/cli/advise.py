@@ -103,7 +103,7 @@ def advise(
     # Imported here: `--help` needs none of it.
     from ..advise import checked_answer
     from ..render.deliver import Destination, deliver
-    from .mistakes import refuse_unknown
+    from .mistaken_files import refuse_unknown
 
     if words := users_command():
         return _command_advice(

@@ -268,7 +268,7 @@ def compare(
     from ..question.job import check_job, has_amount
     from ..render.comparison import comparison_document
     from ..render.deliver import show_document
-    from .mistakes import refuse_unknown_side
+    from .mistaken_files import refuse_unknown_side
 
     for name in (first, second):
         refuse_unknown_side(name)

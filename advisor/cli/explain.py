@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -108,6 +107,8 @@ def explain(
     elif costs_of is not None or is_key(model):
         if part:
             raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
+        if not is_key(model):
+            _refuse_unknown(model)
         return show_key(model, costs_of, question, output)
     else:
         found = _of_question(model, question, strategy, settings, output)
@@ -121,27 +122,34 @@ def explain(
     return 0
 
 
+def _refuse_unknown(name: str) -> None:
+    """Raise UnknownModelError for a word that is neither a model nor a key."""
+    from ..answer.explained_key import keys_that_begin
+    from .mistaken_files import refuse_unknown
+
+    near = alternatives(keys_that_begin(name))
+    what = f"{name[:60]!r} is neither a model nor a key of a configuration"
+    refuse_unknown(name, what, f"did you mean {near}?" if near else "")
+
+
 def _of_question(
     model: str, question: dict[str, Any], strategy: str | None, settings: str | None, output: Output
 ) -> Explanation:
     """Explain the recommended plan of a question, or the one that the options name."""
-    from ...validate.lint import RULES
     from ..advise import answer as answer_question
     from ..advise import build_question, strategy_candidate
-    from ..answer.explained_key import keys_that_begin, split_settings
+    from ..answer.explained_key import split_settings
     from ..answer.explanation import explain as explain_answer
     from ..answer.explanation import explain_plan
     from ..answer.key_costs import without_costs
+    from ..question.other_names import known_plan
     from ..question.workload import named_settings
-    from .mistakes import refuse_unknown
 
     if settings is not None and strategy is None:
         raise click.UsageError("--set needs --strategy: name the plan to change")
-    if any(rule.code == model.upper() for rule in RULES):
-        raise UnknownModelError(f"{model} is a rule of lint", fix=f"write ds-advise lint --explain {model.upper()}")
-    near = alternatives(keys_that_begin(model))
-    what, meant = f"{model[:60]!r} is neither a model nor a key of a configuration", f"did you mean {near}?"
-    refuse_unknown(model, what, meant if near else "")
+    if strategy is not None:
+        known_plan(strategy)
+    _refuse_unknown(model)
     built = build_question(model, **question, say=output.say)
     if settings is None and strategy not in get_args(PlainPyTorch):
         return explain_answer(answer_question(built), strategy=strategy)

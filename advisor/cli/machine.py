@@ -100,6 +100,8 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     from ..render.deliver import show_document
     from ..render.history import forgotten_document, history_document, page_document
 
+    if "all" in ids and len(ids) > 1:
+        raise click.UsageError("all stands for every record; write it alone, or the numbers without it")
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
     if forget:

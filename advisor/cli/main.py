@@ -12,9 +12,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,49 +25,13 @@ from ...estimators.errors import DsAdviseError
 from ...probes.command_line import set_command_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
+from .commands import COMMANDS, GROUPS, command_named
 from .help import HelpContext, HelpFormatter, help_records
 from .model_argument import with_model
 from .options import complete_model
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Ask": {
-        "advise": ("advise:advise", "Recommend the fastest DeepSpeed configuration that fits."),
-        "explain": ("explain:explain", "Show each figure's formula, values and source."),
-        "compare": ("config_files:compare", "Compare two configurations: differences and their effects."),
-        "rent": ("rent:rent", "Compare the machines that one can rent by cost and hours."),
-        "page": ("machine:page", "Open the what-if page in the browser, or build it."),
-    },
-    "Try and run a training": {
-        "dry-run": ("runs:dry_run", "Run your script, a configuration or a model on a simulated GPU."),
-        "probe": ("runs:probe", "Run a configuration for a few real steps on this machine."),
-        "launch": ("launch:launch", "Launch the training with your own script, and monitor it."),
-        "train": ("train:train", "Train a model on a data file: advise, check, launch and save."),
-        "why": ("why:why", "Name the cause of a failed training and its fix, by its log."),
-        "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
-    },
-    "Check a file": {
-        "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
-        "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
-        "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
-    },
-    "This machine": {
-        "doctor": ("machine:doctor", "Find what makes trainings fail or slow on this machine."),
-        "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
-        "history": ("machine:history", "List, export or remove measurements."),
-        "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
-    },
-    "For other programs": {
-        "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),
-        "mcp": ("mcp:mcp", "Serve these commands to a coding agent (Model Context Protocol)."),
-    },
-}
-"""What one wants -> command -> (module of this folder and function, summary). A module is imported when its command
-runs."""
-
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
 """Commands whose process ends with their prediction. They make about a hundred thousand objects and no reference
@@ -102,7 +65,7 @@ class AdviseByDefault(click.Group):
         # `main` pauses the collector; commands that train or serve run long and need it.
         if name not in PREDICTING:
             gc.enable()
-        return _command(name)
+        return command_named(name)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completions: commands, and models for `advise`."""
@@ -172,12 +135,6 @@ _COLUMN = 20
 """Width of the options in the short help."""
 
 
-def _command(name: str) -> click.Command:
-    module, function = COMMANDS[name][0].split(":")
-    command: click.Command = getattr(import_module(f".{module}", __package__), function)
-    return command
-
-
 def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | None:
     """The command that the first word is close to, if it is no model: no path, and no beginning of a name of the
     catalogue unless a second word follows, which only commands take."""
@@ -232,7 +189,7 @@ def run(args: list[str]) -> int:
                 traceback.print_exc()
             raise
     except DsAdviseError as error:
-        from .mistakes import other_reader  # imported here: an answer does not need it
+        from .mistaken_files import other_reader  # imported here: an answer does not need it
 
         what, fix = other_reader(error, args) or (error.what, error.fix)
         why = error.why if what == error.what else ""
@@ -282,9 +239,10 @@ def run(args: list[str]) -> int:
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
     from . import mistakes  # imported here: an answer does not need it
+    from .typed_line import options_of
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
-    command = _command(name)
+    command = command_named(name)
     message, fix = error.format_message().rstrip("."), ""
     message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
@@ -293,7 +251,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             if not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, command)
             if not fix or fix.endswith("?"):
-                owners = [other for other in COMMANDS if error.option_name in mistakes.options_of(_command(other))]
+                owners = [other for other in COMMANDS if error.option_name in options_of(command_named(other))]
                 if owners:
                     return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):

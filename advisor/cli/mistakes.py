@@ -1,56 +1,104 @@
-"""What to type in place of a usual mistake: options of other tools, files of another command, words without a place."""
+"""What to type in place of a usual mistake: options of other tools, values in another form, words without a place."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
 import click
 
-from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
-from ...estimators.plan import PLANS, STRATEGIES
+from ...estimators.plan import STRATEGIES
+from ..question.gpu_text import meant_gpus
 from ..question.other_names import advice_for, meant_choice, other_name
-from .model_argument import is_model
-from .options import CommandWithUsersCommand
+from .commands import COMMANDS, command_named
+from .mistaken_files import is_there
+from .model_argument import is_model, positional_places
+from .options import COUNT, CommandWithUsersCommand
+from .typed_line import (
+    GPUS,
+    STARTERS,
+    choices_of,
+    divided_words,
+    line,
+    named_options,
+    options_of,
+    question_for,
+    value_of,
+    words_for,
+)
 
 
 def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of an unknown option; "" if nobody knows."""
-    known = options_of(command)
+    known = named_options(command)
     own = option.replace("_", "-").lower()
-    name, value = own.lstrip("-").replace("-", "_"), _value(option, args)
+    name, value = own.lstrip("-").replace("-", "_"), value_of(option, args)
     if own in known:
         return f"write {own} {value}".rstrip()
-    written = other_name(name)
-    target = written.partition(" ")[0]
-    if target in known or (target == "--model" and "--gpus" in known):  # in place of the argument MODEL
-        if "{N}" in written and value and not re.fullmatch(r"[1-9]\d*[kKmM]?", value):
-            value = _example_number(next(each for each in command.params if target in each.opts))
-        return f"write {_filled(written, value, known.get(target, ()))}"
-    strategy = next((each for each in STRATEGIES if own.lstrip("-") in (each, each.replace("-", ""))), "")
-    if advice := advice_for("strategy" if strategy else name):
-        model = args[0] if args and is_model(args[0]) else "MODEL"
-        meant = strategy or next((each for each in STRATEGIES if value in (each, each.removeprefix("zero"))), "zero3")
-        return advice.replace("MODEL", model).replace("zero3", meant)
-    near = get_close_matches(own, [*known, *_HELP], n=1, cutoff=0.75)
     if own in _HELP:
         return f"write ds-advise {own}"
-    return f"did you mean {near[0]}?" if near else ""
+    written = other_name(name)
+    target = written.partition(" ")[0]
+    if (target in known and _is_meant(known[target], written)) or (target == "--model" and "--gpus" in known):
+        if "{N}" in written and value and not _accepts(known[target], value):
+            value = _number(known[target], value)
+        choices = choices_of(known[target]) if target in known else ()
+        return f"write {_filled(written, value, choices)}"
+    near = _nearest(own, value, known)
+    strategy = next((each for each in STRATEGIES if own.lstrip("-") in (each, each.replace("-", ""))), "")
+    advice = advice_for("strategy" if strategy else name)
+    if advice and not (_is_misspelled(own, near) and _accepts(known[near], value)):
+        meant = strategy or next((each for each in STRATEGIES if value in (each, each.removeprefix("zero"))), "zero3")
+        return _with_question(advice.replace("zero3", meant), args, command)
+    return f"did you mean {near}?" if near else ""
 
 
 _HELP = ("--help", "--help-all", "--version")
 
 
-def _value(option: str, args: Sequence[str]) -> str:
-    """Return the value that an option was given; "" if none is."""
-    for word, after in zip(args, [*args[1:], "-"], strict=True):
-        if word == option:
-            return "" if re.match(r"-\D", after) or after == "-" else after
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return ""
+def _is_meant(option: click.Option, written: str) -> bool:
+    """Return whether an option takes what stands in its place in `OTHER_NAMES`: the budget of a probe is a time."""
+    place = re.search(r"\{(.+)\}", written)
+    return place is None or option.metavar is None or place[1] == option.metavar
+
+
+def _nearest(own: str, value: str, known: Mapping[str, click.Option]) -> str:
+    """Return the option with the most similar name, first of those that accept the value; "" without one."""
+    names = {name.lstrip("-"): name for name in (*known, *_HELP)}
+    near = [names[each] for each in get_close_matches(own.lstrip("-"), names, cutoff=0.75)]
+    return next((each for each in near if each in known and _accepts(known[each], value)), next(iter(near), ""))
+
+
+_MISSPELLED = 0.9
+"""Share of equal characters from which an option is taken for a misspelled one though its name has an advice."""
+
+
+def _is_misspelled(own: str, near: str) -> bool:
+    return bool(near) and SequenceMatcher(None, own.lstrip("-"), near.lstrip("-")).ratio() >= _MISSPELLED
+
+
+def _accepts(option: click.Option, value: str) -> bool:
+    """Return whether an option takes a value, as far as its type tells."""
+    if not value or isinstance(option.type, click.Choice):
+        return True
+    if option.is_flag:
+        return not value.isdigit()
+    try:
+        (COUNT if option.metavar == "N" else option.type).convert(value, option, None)
+    except click.UsageError:
+        return False
+    return True
+
+
+def _with_question(advice: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the advice with the typed model and options in the command that it names."""
+
+    def filled(found: re.Match[str]) -> str:
+        return line([found[1], *question_for(command_named(found[1]), args, command)])
+
+    return re.sub(r"ds-advise (\S+) MODEL", filled, advice)
 
 
 def _filled(written: str, value: str, choices: Sequence[str]) -> str:
@@ -61,9 +109,6 @@ def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
 
 
-_STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
-
-
 def divided_command(args: Sequence[str], command: click.Command) -> str:
     """Return the line with `--` before the command that trains; "" if there is no such command, or `--` before it."""
     divided = divided_words(args)
@@ -72,56 +117,42 @@ def divided_command(args: Sequence[str], command: click.Command) -> str:
     return f"write ds-advise {' '.join(divided)}"
 
 
-def divided_words(args: Sequence[str]) -> list[str]:
-    """Return the words with `--` before the command that trains, if there is one without it."""
-    starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in _STARTERS)
-    at = None if "--" in args else next(starts, None)
-    return [*args] if at is None else [*args[:at], "--", *args[at:]]
-
-
 def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of words that a command does not take."""
-    known, gpus, word = options_of(command), _value("--gpus", args), words[0]
-    before = args[args.index(word) - 1] if args.index(word) else ""
-    flags = [each for each in command.params if isinstance(each, click.Option) and each.is_flag]
+    known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
+    own = list(args[1:] if args[:1] == [command.name] else args)
+    typed = [own[place] for place in positional_places(command, own)]
+    before = args[args.index(word) - 1] if word in args[1:] else ""
     if divided := divided_command(args, command):
         return divided
-    if word.lower() in ("yes", "true", "on", "1", "no", "false") and any(before in each.opts for each in flags):
+    if word.lower() in ("yes", "true", "on", "1", "no", "false") and before in known and known[before].is_flag:
         return f"write {before} without {word}"
-    if "--gpus" in known and gpus and not re.match(r"\d+x", word):  # `--gpus H100 80GB`, `--gpus 2 x A100`
-        whole = re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
-        meant = (_gpus_meant(whole.replace(" ", mark)) for mark in ("-", "", "x"))
-        if found := next(filter(None, meant), ""):
-            return f"write --gpus {found}"
-    if "--gpus" in known and (found := _gpus_meant(word)):
+    if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
+        rest = words_for(command_named(named), args, command)
+        return f"write {line([named, *(each for each in rest if each != named)])}"
+    # `--gpus H100 80GB`, `--gpus 2 x A100`
+    whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
+    if "--gpus" in known and (found := (gpus and meant_gpus(whole)) or meant_gpus(word)):
         return f"write --gpus {found}"
-    if is_model(whole := "-".join((args[0], *words))):  # `qwen 2.5 14b`
+    first = next(iter(typed), word)
+    if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
         return f"write {whole}"
-    if is_model(word) and not is_model(args[0]):
-        return f"write --model {word}" if "--model" in known else f"write ds-advise {word} --gpus 2x24GB"
-    return ""
-
-
-def _gpus_meant(text: str) -> str:
-    """Return what to write for a description of GPUs, such as 2xA100-SXM4-80GB for A100x2; "" for any other text."""
-    from ..question.cluster import build_cluster  # imported here: only mistakes need it
-    from ..question.options import fill_defaults
-
-    if text == "auto":
+    models = [each for each in typed if is_model(each)]
+    if len(models) > 1:
+        return f"write one model: {' or '.join(models)}"
+    if not is_model(word):
         return ""
-    try:
-        build_cluster(fill_defaults({"gpus": text}))
-    except DsAdviseError as error:
-        found = re.match(r"write --gpus (\S+?),?(?: or |$)", error.fix)
-        return _gpus_meant(found[1]) if found and found[1] != text and not text.isdigit() else ""
-    return text
+    if "--model" in known:
+        return f"write --model {word}"
+    place = ["--gpus", found] if (found := meant_gpus(first)) and not gpus else []
+    return f"write {line([part for each in args for part in (place if each == first else [each])])}"
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "": "estimate estimate-memory recommend predict fit tune autotune plan memory mem ask",
     "--html report.html": "report html",
     "--plot memory.svg": "plot chart",
-    "launch": "run start torchrun",
+    "launch": f"run start {' '.join(STARTERS)}",
     "train": "finetune sft pretrain",
     "lint": "validate verify",
     "why": "debug diagnose logs",
@@ -141,14 +172,15 @@ def other_tools_command(args: Sequence[str]) -> str:
     """Return the line for a command of another tool, unless it is a model or a file."""
     word = args[0]
     name = next((name for name, words in COMMANDS_OF_OTHERS.items() if word.lower() in words.split()), None)
-    if name is None or is_model(word) or _is_there(Path(word)):
+    if name is None or is_model(word) or is_there(Path(word)):
         return ""
-    rest = divided_words(args[1:]) if name == "launch" else [*args[1:]]
+    rest = [*args[word not in STARTERS :]]
+    rest = divided_words(rest) if name == "launch" else rest
     if name and not name.startswith("-"):
-        return " ".join(("ds-advise", name, *rest))
+        return line([name, *rest])
     rest = [word for word in rest if word not in ("--help", "-h")]
     model = [] if any(is_model(each) for each in rest) else ["MODEL"]
-    gpus = [] if "--gpus" in rest else ["--gpus", "2x24GB"]
+    gpus = [] if "--gpus" in rest else ["--gpus", GPUS]
     return " ".join(filter(None, ("ds-advise", *model, *rest, *gpus, name)))
 
 
@@ -163,7 +195,7 @@ def no_option_value(name: str, command: click.Command) -> str:
     for option in command.params:
         if isinstance(option, click.Option) and name in option.opts:
             own = option.type.name  # of a count with words N|max
-            metavar = option.metavar or "|".join(_choices(option)) or (own if "|" in own else own.upper())
+            metavar = option.metavar or "|".join(choices_of(option)) or (own if "|" in own else own.upper())
             text = (option.help or "").partition("  [")[0].rstrip(".")
             return f"write {name} {metavar}" + (f" ({text})" if text else "")
     return ""
@@ -175,7 +207,7 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
     option = error.param
     if found is None or not isinstance(option, click.Option):
         return ""
-    name, value, choices = option.opts[0], found[1].lower(), _choices(option)
+    name, value, choices = option.opts[0], found[1].lower(), choices_of(option)
     if value == "auto":
         return f"leave {name} out for the recommended value"
     if near := meant_choice(value, choices):
@@ -187,113 +219,18 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
         return f"write {_filled(written, '', ())}"
     if choices:
         return f"write {name} {'|'.join(choices)}"
-    return f"write {name} {_example_number(option)}"
+    return f"write {name} {_number(option, value)}"
 
 
-def _example_number(option: click.Parameter) -> str:
-    """Return the default of an option that takes a number, or 8."""
+_NUMBER = re.compile(r"[^\d.-]*(\d[\d,_]*(?:\.\d+)?)\s*([kmbt](?![a-z]))?\D*", re.IGNORECASE | re.ASCII)
+"""A number among words: `$500`, `500USD`, `1k`."""
+
+
+def _number(option: click.Option, value: str) -> str:
+    """Return the number that a value means, if the option takes it; else the option's default, or 8."""
+    if found := _NUMBER.fullmatch(value):
+        number = float(re.sub("[,_]", "", found[1])) * 1000 ** " kmbt".index((found[2] or " ").lower())
+        if number and _accepts(option, text := f"{number:.12g}"):
+            return text
     found = re.search(r"\[default: (?:about )?([\d.]+)", f"{getattr(option, 'help', '')} [default: {option.default}]")
     return found[1] if found else "8"
-
-
-def other_command(name: str) -> str:
-    """Return the command for a file that is no model; "" for a model or a name."""
-    from ..question.file_question import is_ds_config, records_question  # imported here: names need none of it
-
-    path = Path(name)
-    if is_ds_config(path):
-        return f"ds-advise explain {name}" + ("" if records_question(path) else " --model MODEL --gpus 2x24GB")
-    if path.suffix.lower() == ".py":
-        return f"ds-advise --gpus 2x24GB -- torchrun {name}"
-    if not _is_there(path) or not path.is_file() or _begins_object(path):
-        return ""
-    return _READERS.get(path.suffix.lower(), "").format(name=name)
-
-
-_READERS: Mapping[str, str] = {
-    **dict.fromkeys((".yaml", ".yml", ".toml"), "ds-advise from {name} --gpus 2x24GB"),
-    **dict.fromkeys((".log", ".txt", ".out", ".err"), "ds-advise why {name}"),
-    **dict.fromkeys((".jsonl", ".csv", ".parquet"), "ds-advise MODEL --gpus 2x24GB --data {name}"),
-    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
-}
-"""Suffix of a file -> the command that reads it."""
-
-
-def _begins_object(path: Path) -> bool:
-    """Return whether a file may hold a JSON object, whatever its suffix."""
-    try:
-        with path.open("rb") as file:
-            return file.read(100).lstrip().startswith(b"{")
-    except OSError:  # the command that reads it reports it
-        return True
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long, a null byte
-        return False
-
-
-def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] | None:
-    """Return what is wrong and what to type if a file that should be JSON is one that another command reads. args: the
-    command line."""
-    name, colon, _ = error.what.partition(": not JSON")
-    command = other_command(name) if isinstance(error, ConfigFileError) and colon else ""
-    if command and args[0] in _RUNNING and name.endswith(".py"):
-        own, _, users = " ".join(divided_words(args)).partition(" -- ")
-        gpus = " --gpus 2x24GB" if args[0] == "dry-run" and "--gpus" not in args else ""
-        starter = "" if users.split()[0] in _STARTERS else "torchrun "
-        return f"{name[:80]} is not a DeepSpeed configuration", f"write ds-advise {own}{gpus} -- {starter}{users}"
-    return (f"{name[:80]} is not a DeepSpeed configuration", f"write {command}") if command else None
-
-
-_RUNNING = ("dry-run", "probe", "launch")
-"""Commands that run the user's command."""
-
-
-def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
-    """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
-    what to write, in place of the nearest models."""
-    from ...estimators.models import catalogue
-    from ..question.model_source import is_user_module
-
-    path = Path(name)
-    if command := "" if is_user_module(name) else other_command(name):
-        raise UnknownModelError(f"{name[:80]} is not a model", fix=f"write {command}")
-    if path.suffix.lower() in (".json", *_READERS) and not _is_there(path):
-        raise UnknownModelError(f"{name[:80]}: no such file", fix="name a model, such as Qwen2.5-14B, or its folder")
-    if hub := re.fullmatch(r"https?://[\w.-]+/([\w.-]+/[\w.-]+?)(?:/tree/\w+)?/?", name):
-        raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub[1]}")
-    is_folder = _is_there(path) and path.is_dir()
-    if "/" in name or is_user_module(name) or (_is_there(path) and not is_folder) or _is_there(path / "config.json"):
-        return
-    try:
-        catalogue.find(name)
-    except UnknownModelError as error:
-        if is_folder:
-            fix = "name the folder that has the model's config.json"
-            raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
-        if gpus := _gpus_meant(name):
-            fix = f"write ds-advise MODEL --gpus {gpus}"
-            raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
-        raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
-
-
-def refuse_unknown_side(name: str) -> None:
-    """Raise ConfigFileError for a side of a comparison that is neither a strategy nor like the name of a file."""
-    if name in PLANS or _is_there(Path(name)) or not re.fullmatch(r"\w[\w-]*", name):
-        return
-    near = get_close_matches(name, PLANS, n=1, cutoff=0.85)
-    fix = f"write {near[0]}" if near else f"write one of {', '.join(PLANS)}, or the path of a file"
-    raise ConfigFileError(f"no strategy or file {name[:40]!r}", fix=fix)
-
-
-def options_of(command: click.Command) -> dict[str, tuple[str, ...]]:
-    """Return the long options of a command with their choices."""
-    options = [each for each in command.params if isinstance(each, click.Option)]
-    return {name: _choices(each) for each in options for name in each.opts if name.startswith("--")}
-
-
-def _choices(option: click.Option) -> tuple[str, ...]:
-    return tuple(map(str, getattr(option.type, "choices", ())))

@@ -18,7 +18,7 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     users = list(args[end:])
     own = [part for word in args[:end] for part in (word.split("=", 1) if word.startswith("--model=") else [word])]
-    places = list(_arguments(command, own))
+    places = list(positional_places(command, own))
     if any(each.name == "model" and isinstance(each, click.Argument) for each in command.params):
         place = own.index("--model") if "--model" in own else None
         others = [own[each] for each in places if place is None or each != place + 1]
@@ -46,7 +46,7 @@ def _has_option(command: click.Command) -> bool:
     return any("--model" in each.opts for each in command.params)
 
 
-def _arguments(command: click.Command, args: Sequence[str]) -> Iterator[int]:
+def positional_places(command: click.Command, args: Sequence[str]) -> Iterator[int]:
     """Places of the words that are no options and no values of options."""
     options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
     valued = {name for each in options for name in each.opts}

@@ -52,7 +52,7 @@ def rent(
     from ..render.deliver import show_document
     from ..render.rent import rent_document
     from ..rent import rent as rent_advice
-    from .mistakes import refuse_unknown
+    from .mistaken_files import refuse_unknown
 
     refuse_unknown(model)
     advice = rent_advice(model, **question, **limits, say=output.say)

@@ -15,6 +15,7 @@ from ..text.lines import LONGEST, NARROWEST, WARNING, WIDTH, blank, commands, co
 from . import terminal_charts
 from .blocks import (
     METER_COLUMNS,
+    NOTHING,
     Beside,
     Block,
     Cell,
@@ -167,8 +168,8 @@ def _print_beside(block: Beside, console: Console) -> None:
 def _print_table(table: Table, console: Console) -> None:
     """Print a table in columns, without the optional ones if there is no room. Text in the last column is wrapped, or
     on a narrow terminal stands below its row if it is long; a longer name in the first column stands above its figures.
-    On a terminal too narrow for the other columns, each row becomes a sentence."""
-    terminal = max(console.width, NARROWEST)
+    On a terminal too narrow for the other columns, each row becomes a sentence, with the optional ones."""
+    terminal, whole = max(console.width, NARROWEST), table
     indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
     for count in range(len(table.optional) + 1):
         shown = table.without(table.optional[:count])
@@ -187,6 +188,9 @@ def _print_table(table: Table, console: Console) -> None:
     table, is_below = shown, is_text and widths[-1] > _LEAST_TEXT and room < min(_LEAST_NAME, widths[0])
     if is_below:
         room += widths[-1] + table.gap - needless
+    if room < 0 and whole.optional:
+        _print_table(whole._replace(optional=()), console)
+        return
     widths[0] = min(widths[0], room)
     before = indent + sum(width + table.gap for width in widths[:-1])
     if count == 0 and table.legend and before + cell_len(table.legend) <= terminal:
@@ -246,14 +250,16 @@ def _print_columns(
 
 
 def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int]) -> str:
-    """Return `name: title figure, title figure, text`, with the marks of the titles' language."""
+    """Return `name: title figure, title figure, text` without unknown figures, with the marks of the titles'
+    language."""
     name, *others = line
     titles = [f"{title} " if width > 0 else "" for title, width in zip(head[1:], widths[1:], strict=True)]
     if others and len(line) < len(head):
         titles[len(others) - 1] = ""  # the last text extends over other columns
     is_wide = any(cell_len(title) > len(title) for title in head)
     colon, comma = ("\uff1a", "\uff0c") if is_wide else (": ", ", ")
-    words = comma.join(f"{title}{text.strip()}" for title, text in zip(titles, others, strict=False) if text)
+    known = ((title, text.strip()) for title, text in zip(titles, others, strict=False) if text.strip(f" {NOTHING}"))
+    words = comma.join(f"{title}{text}" for title, text in known)
     return f"{name}{colon if name and words else ''}{words}"
 
 

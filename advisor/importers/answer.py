@@ -16,7 +16,8 @@ from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
-from ..question.cluster import counts_in, parse_cluster
+from ..question.cluster import parse_cluster
+from ..question.gpu_text import counts_in
 from ..question.model_source import load_model
 from ..question.options import Risk
 from ..question.run import read_ds_config

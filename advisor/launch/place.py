@@ -16,14 +16,8 @@ from ...probes.command.processes import Processes, read_processes
 from ...probes.command.training_command import TrainingCommand
 from ...probes.machine import ON_CPU
 from ...probes.run import Device
-from ..question.cluster import (
-    MOST_CPU_RANKS,
-    MOST_GPUS_PER_NODE,
-    MOST_NODES,
-    build_cluster,
-    cluster_here,
-    counts_in,
-)
+from ..question.cluster import MOST_CPU_RANKS, build_cluster, cluster_here
+from ..question.gpu_text import MOST_GPUS_PER_NODE, MOST_NODES, counts_in
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "hostfile": ("deepspeed",),

@@ -52,6 +52,8 @@ class LaunchRequest:
 
     words: tuple[str, ...]
     """The command that trains: with a launcher in front, or a Python script or module with its arguments."""
+    is_users: bool = True
+    """Whether the user typed the command, which is not so for the script of `train`."""
     run: Run
     """The run; `nodes` and `gpus_per_node` of its cluster are the ranks. An empty `model` means an unknown model."""
     config_path: Path | None

@@ -300,12 +300,20 @@ def keep_training(attempt: Attempt) -> None:
     kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
+    result["log_folder"] = str(outcome.folder.absolute())
+    output_folder, losses = request.arguments.output_dir, [loss for _, loss in outcome.losses if loss is not None]
+    if output_folder is not None and output_folder.is_dir():
+        result["output_folder"] = str(output_folder.absolute())
+    if losses:
+        result |= {"first_loss": losses[0], "last_loss": losses[-1]}
     if prediction is not None and not outcome.differences:
         result["predicted"] = prediction.stored()
     conditions: dict[str, Any] = {"gpus": machines_label(run.cluster)}
-    if run.shape is None:
+    if request.is_users:
         run = replace(run, model_name=run.model_name or Path(request.target).name)
         conditions["command"] = shlex.join(request.words)
+    if request.dry_run is not None:
+        conditions["observed_seq_len"] = request.dry_run.training.seq_len
     record = build_record(run, "training", result, config=_config_that_ran(run, outcome), **conditions)
     try_store(lambda store: store.add(record), None)
 

@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware import (
-    KERNEL_MEMORY_SHARE,
-    Cluster,
-    Gpu,
-    assumes_sxm,
-    find_gpu,
-    gpu_of_memory,
-    nearest_names,
-)
+from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster
 from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
 from ..text.units import counted_noun
-from .machine_parts import NETWORK, drive_rates, parse_rate, with_host, with_links
+from .gpu_text import described_cluster
+from .machine_parts import NETWORK, drive_rates, parse_rate, parse_size, with_host, with_links
 from .options import MachineOptions, names_in
-
-MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
-"""Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
 
 MOST_CPU_RANKS = 1024
 """Larger counts of processes on one host are assumed to be typing errors: no host has more cores."""
@@ -32,32 +21,7 @@ MOST_CPU_RANKS = 1024
 DEFAULT_CPU_RANKS = 2
 """Default number of ranks on the CPU: the fewest that communicate."""
 
-_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
-"""Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
-
-_NAME_AND_SIZE = re.compile(
-    r"((?:[a-z]|\d{4}(?![\d.]|x(?!tx?[\W_])))[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b",
-    flags=re.IGNORECASE | re.ASCII,
-)
-"""Name and memory size, such as `RTX 3060-8GB`. The name has at least two characters; otherwise it could be the x
-between counts. A longer number, or one before an x (not that of 7900XT), is no name but a wrong count."""
-
-_OTHER_ORDER = re.compile(
-    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<count_first>\d{1,4})(?:\s*[*:]\s*|\s+)(?P<kind_last>.+)",
-    re.IGNORECASE,
-)
-"""Other orders of kind and count: `H100x8`, `H100:8`, `8*H100`, `8 H100`. The kind has a digit, so that the x in
-RTX9090 is not parsed as a separator."""
-
-_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
-
 _SIZE_FIRST = re.compile(r"[\d.]+[KMGTP]i?B?:", re.IGNORECASE)
-
-_THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
-"""Words that other tools have for the GPUs of this machine."""
-
-_GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 
 def build_cluster(options: Mapping[str, Any]) -> Cluster:
@@ -142,7 +106,7 @@ def parse_cluster(
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond the size of real machines.
     """
-    cluster = _this_machine() if gpus.strip().lower() == "auto" else _described(gpus)
+    cluster = _this_machine() if gpus.strip().lower() == "auto" else described_cluster(gpus)
     if ram is not None:
         usable, reading = parse_ram(ram)
         cluster = replace(cluster, host_memory_bytes_per_node=usable)
@@ -232,126 +196,6 @@ def _assuming(cluster: Cluster, assumption: str) -> Cluster:
     return replace(cluster, assumptions=(*cluster.assumptions, assumption))
 
 
-def counts_in(gpus: str) -> tuple[int | None, int | None]:
-    """(nodes, GPUs per node) in a text of `--gpus`; None for a count that the text does not give."""
-    first, second, _ = _parts(gpus)
-    return (_count(first), _count(second)) if first and second else (None, _count(first) if first else None)
-
-
-def _parts(gpus: str) -> tuple[str, str, str]:
-    """(first count, second count, kind) of a text of `--gpus`; "" for a missing count."""
-    text = gpus.strip()
-    counts = re.match(r"(?:(-?\d+)\s*x\s*)?(?:(-?\d+)\s*x\s*)?", text, flags=re.IGNORECASE | re.ASCII)
-    assert counts is not None
-    return counts[1] or "", counts[2] or "", text[counts.end() :]
-
-
-def _count(digits: str) -> int:
-    """The count, or for a longer one a number beyond any that is accepted: `int` refuses thousands of digits."""
-    return int(digits[:10])
-
-
-def _described(gpus: str) -> Cluster:
-    first, second, kind = _parts(gpus)
-    nodes, per_node = (_count(first), _count(second)) if second else (1, _count(first or "1"))
-    if not kind:
-        raise ClusterError(
-            f"--gpus {gpus[:40]!r} has no kind of GPU",
-            why="memory and speed depend on it",
-            fix=f"write --gpus {gpus.strip()}24GB, or a name: {gpus.strip()}A100-80GB" if first else _GRAMMAR,
-        )
-    if not 0 < nodes <= MOST_NODES or per_node < 1:
-        node_count = f"{min(max(1, abs(nodes)), MOST_NODES)}x" if second else ""
-        raise ClusterError(
-            f"--gpus {gpus[:40]!r}",
-            why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed",
-            fix=f"write --gpus {node_count}{max(1, abs(per_node))}x{kind}",
-        )
-    if per_node > MOST_GPUS_PER_NODE:
-        write = f"nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}"
-        if kind.strip().isdigit():  # 4090x2
-            write = f"--gpus {kind.strip()}xRTX{per_node}"
-        raise ClusterError(
-            f"--gpus {gpus[:40]!r} has {(second or first)[:40]} GPUs in one node",
-            why=f"a node holds at most {MOST_GPUS_PER_NODE}",
-            fix=f"write {write}",
-        )
-    gpu, assumptions = _gpu_of_kind(kind, gpus)
-    return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
-
-
-def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
-    size = _SIZE.fullmatch(kind.strip())
-    if size and size[2]:
-        gpu = gpu_of_memory(float(size[1]))
-        known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
-        return gpu, (known,)
-    if size and len(size[1]) < 4:
-        number, is_count = size[1], gpus.strip() == size[1] and size[1] in map(str, range(17))
-        raise ClusterError(
-            f"--gpus {gpus!r} ends in a number without a unit",
-            why="it could be a count or a memory size",
-            fix=f"write --gpus {number}x24GB for {number} GPUs of 24 GB, or --gpus {number}GB for one of {number} GB"
-            if is_count
-            else f"write --gpus {gpus.strip()}GB for memory",
-        )
-    if kind.strip().lower() in _THIS_MACHINE:
-        raise ClusterError(f"--gpus {gpus!r} names no GPU", fix="write --gpus auto for those of this machine")
-    try:
-        gpu = find_gpu(kind)
-    except ClusterError as error:
-        named = _NAME_AND_SIZE.fullmatch(kind.strip())
-        if named is not None:
-            return _gpu_of_name_and_memory(named[1], float(named[2]))
-        same = {each.strip() for each in gpus.split(",")}
-        if len(same) == 1 and "," in gpus:
-            fix = f"write --gpus {gpus.count(',') + 1}x{same.pop()}"
-            raise ClusterError(f"--gpus {gpus!r} lists the cards one by one", fix=fix) from None
-        other = _OTHER_ORDER.fullmatch(gpus.strip())
-        if other is not None and kind == gpus.strip():  # no count was found
-            count, kind = other["count"] or other["count_first"], other["kind"] or other["kind_last"]
-            kind = kind.strip() if _SIZE.fullmatch(kind.strip()) else _one_of_name(kind.strip())
-            raise ClusterError(f"--gpus {gpus!r} is not GPUs x kind", fix=f"write --gpus {count}x{kind}") from None
-        if (one := _one_of_name(kind)) != kind:
-            fix = f"write --gpus {gpus.removesuffix(kind)}{one} or another of them"
-            raise ClusterError(error.what, why=error.why, fix=fix) from None
-        if (part := re.fullmatch(r"(\d*[.,]\d+)\s*x\s*(.+)", kind.strip())) is not None:
-            number = ceil(float(part[1].replace(",", ".")))
-            what = f"--gpus {gpus[:40]!r}: {part[1]} is not a whole number of GPUs"
-            raise ClusterError(what, fix=f"write --gpus {number}x{part[2]}") from None
-        if error.fix.startswith("nearest: ") and (near := nearest_names(kind, least=0.65)):
-            counts = gpus.removesuffix(kind)
-            names = ", ".join(f"{counts}{name.replace(' ', '-')}" for name in near)
-            fix = f"write --gpus {names}, or {counts}24GB for the memory alone"
-            raise ClusterError(error.what, why=error.why, fix=fix) from None
-        raise
-    return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
-
-
-def _one_of_name(kind: str) -> str:
-    """The last of several GPUs with this name, such as A100-SXM4-80GB; any other name as it is."""
-    try:
-        find_gpu(kind)
-    except ClusterError as error:
-        found = re.fullmatch("name one of them, such as --gpus (.+)", error.fix)
-        return found[1] if found else kind
-    return kind
-
-
-def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
-    """An unknown card, or a known card with another memory size. Its speed is that of the card with its name, else that
-    of a card of its size. Raises ClusterError for a name of several cards of other sizes."""
-    gpu = gpu_of_memory(gigabytes)
-    try:
-        gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
-    except ClusterError as error:
-        if (one := _one_of_name(name)) != name:
-            fix = f"write --gpus {one}, or the memory alone: --gpus {gigabytes:g}GB"
-            raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=error.what, fix=fix) from None
-    taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
-    return gpu, (taken,)
-
-
 def _this_machine() -> Cluster:
     from ...probes.machine import chosen_threads, cpu_cores, gpu_links, host_memory_bytes, visible_gpus
 
@@ -394,23 +238,3 @@ def parse_ram(text: str) -> tuple[int, str]:
         f"--ram {text.strip()} is taken as {size / 2**30:,.4g} GiB, minus {100 * KERNEL_MEMORY_SHARE:.0f} % for the "
         "kernel"
     )
-
-
-def parse_size(option: str, text: str, *, least: int, most: int) -> int:
-    """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
-    example = f"{text.strip()}GB" if text.strip().isdigit() else "200GiB"
-    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else example}"
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
-    unit = match[2].lower() if match else ""
-    scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
-    if match is None or scale is None:
-        what = f"{option} {text[:40]!r} is not a size"
-        raise ClusterError(what, why="a number and a unit are needed", fix=fix)
-    size = int(float(match[1]) * scale)
-    if not least <= size <= most:
-        raise ClusterError(
-            f"{option} {text!r} is out of range",
-            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
-            fix=fix,
-        )
-    return size

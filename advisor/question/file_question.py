@@ -20,7 +20,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...validate.lint.config_file import read_config_file, shown_name
-from ...validate.lint.document import Document
+from ...validate.lint.document import FIX, Document
 from .cluster import build_cluster, gpus_argument, machine_arguments, parse_cluster
 from .model_source import is_user_module, load_model
 from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in
@@ -207,9 +207,11 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
         ones. An option that describes the machine replaces the whole recorded machine, an amount of training the whole
         recorded job. Another model has no recorded question.
 
-    Raises ConfigFileError for a record that is not understood.
+    Raises ConfigFileError for the config.json of a model, and for a record that is not understood.
     """
     value = document.value
+    if key := _key_of_model(value):
+        raise ConfigFileError(f"{name} is a model's config.json, not a DeepSpeed configuration: it has {key}", fix=FIX)
     config = without_record(value)
     given, batch = split_batch(given)
     model = given.pop("model", None)
@@ -266,9 +268,17 @@ def _written_at(path: Path) -> int:
 
 
 def is_ds_config(path: Path) -> bool:
-    """Whether a file exists that is a DeepSpeed configuration, and not that of a model."""
-    values = _values(path)
-    return bool(values) and "model_type" not in values and "architectures" not in values
+    """Whether a file exists that is a DeepSpeed configuration: it has one of its keys, and is not that of a model."""
+    if not (values := _values(path)) or _key_of_model(values):
+        return False
+    from ...validate.lint import load_facts  # imported here: names of models need no facts
+
+    return RECORD_KEY in values or any("" in load_facts().owners(key) for key in values)
+
+
+def _key_of_model(values: Mapping[str, Any]) -> str:
+    """The key by which a file is a model's config.json; "" for any other file."""
+    return next((key for key in ("model_type", "architectures") if key in values), "")
 
 
 def records_question(path: Path) -> bool:

@@ -145,9 +145,11 @@ def parse_duration(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
     duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not duration_s:
-        fix = f"write it as {option} 24h, 90m, 3d"
+        is_number = re.fullmatch(r"0*[1-9]\d{0,5}(?:\.\d{1,3})?", text.strip(), re.ASCII)
+        example = f"{text.strip()}h, {text.strip()}m or {text.strip()}d" if is_number else "24h, 90m, 3d"
+        why = "it must be above 0" if match else "a number and a unit are needed"
         what = f"{option} {text[:40]!r} is not a duration"
-        raise WorkloadError(what, why="a number and a unit are needed", fix=fix)
+        raise WorkloadError(what, why=why, fix=f"write it as {option} {example}")
     return duration_s
 
 

@@ -1,4 +1,5 @@
-"""From the options that describe the parts of a machine besides its GPUs (`--nvme`, `--link`, `--host`) to rates."""
+"""From the options that describe the parts of a machine besides its GPUs (`--nvme`, `--link`, `--host`) to rates and
+sizes."""
 
 from __future__ import annotations
 
@@ -180,3 +181,28 @@ def with_host(cluster: Cluster, text: str) -> Cluster:
     return replace(
         cluster, cpu_cores_per_node=cores, dram_bytes_per_s_per_node=memory, cpu_adam_parameters_per_s_per_node=None
     )
+
+
+_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
+"""Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
+
+
+def parse_size(option: str, text: str, *, least: int, most: int) -> int:
+    """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
+    example = f"{text.strip()}GB" if text.strip().isdigit() else "200GiB"
+    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else example}"
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
+    unit = match[2].lower() if match else ""
+    scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
+    if match is None or scale is None:
+        what = f"{option} {text[:40]!r} is not a size"
+        raise ClusterError(what, why="a number and a unit are needed", fix=fix)
+    size = int(float(match[1]) * scale)
+    if not least <= size <= most:
+        raise ClusterError(
+            f"{option} {text!r} is out of range",
+            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
+            fix=fix,
+        )
+    return size

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+
+from ...estimators.errors import WorkloadError
+from ...estimators.plan import PLANS, PlainPyTorch, Strategy
 
 _LAYERS = (
     "leave it out: ZeRO keeps layers whole; ds-advise explain MODEL --strategy zero1 --set autotp_size=2 splits them"
@@ -23,7 +27,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "grad_accum grad_accumulation accumulation_steps",
     "--seq-len {N}": "seq max_length max_seq_length max_seq_len seq_length sequence_length sequence_len "
     "model_max_length cutoff_len context_length context_len context ctx block_size max_tokens",
-    "--method lora": "lora use_lora peft use_peft finetuning_type",
+    "--method {NAME}": "mode finetuning_type train_type training_type tuner_type",
+    "--method lora": "lora use_lora peft use_peft",
     "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits",
     "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",
     "--lora-rank {N}": "lora_r lora_dim rank r",
@@ -48,6 +53,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "--details": "verbose v all_details",
     "--quiet": "q silent",
     "--json": "format output_format",
+    "--budget {AMOUNT}": "max_price max_cost max_budget",
     "--price {RATE}": "cost hourly_price",
     "--interconnect {RATE}": "bandwidth network",
     "--lang {LANGUAGE}": "language locale",
@@ -65,7 +71,7 @@ ADVICE: Mapping[str, str] = {
     "name the model, or the folder with its config.json": "model_size num_params params hidden_size num_layers layers "
     "vocab_size num_heads",
     "write --samples N, which is steps x global batch": "steps max_steps num_steps",
-    "write ds-advise dry-run MODEL --gpus 2x24GB": "dry_run simulate",
+    "write ds-advise dry-run MODEL": "dry_run simulate",
     "leave it out: nothing is asked; --force overwrites files": "yes y overwrite",
     "leave it out: set HF_TOKEN, HF_HOME for the hub": "token hf_token cache_dir trust_remote_code",
     "leave it out: NO_COLOR=1 turns colours off": "color colour no_color",
@@ -84,18 +90,43 @@ def advice_for(name: str) -> str:
 
 
 def meant_choice(value: str, choices: Sequence[str]) -> str:
-    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`; "" for any
-    other value."""
-    from difflib import get_close_matches  # imported here: only mistakes need it
+    """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`, `zero3` for
+    `ZeRO-3`; "" for any other value, also one that is as near to several choices."""
+    from difflib import SequenceMatcher  # imported here: only mistakes need it
 
     from ...validate.lint.rules_types import DTYPES
 
-    value = value.lower()
-    known = DTYPES.get(value) or _CHOICES.get(value, "")
+    known = DTYPES.get(value.lower()) or _CHOICES.get(value.lower(), "")
     if known in choices:
         return known
-    near = next((choice for choice in choices if value.startswith(choice)), "")
-    return near or next(iter(get_close_matches(value, choices, n=1, cutoff=0.7)), "")
+    plain = _plain(value[:100])  # the comparison takes quadratic time
+
+    def likeness(choice: str) -> float:
+        own = _plain(choice)
+        return max(SequenceMatcher(None, plain, own).ratio(), _SIMILAR * plain.startswith(own))
+
+    found = {choice: likeness(choice) for choice in choices}
+    near = [choice for choice in choices if found[choice] == max(found.values()) >= _SIMILAR]
+    return near[0] if len(near) == 1 else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_ ]", "", name.lower())
+
+
+_SIMILAR = 0.7
+"""Share of equal characters from which a value is taken for a misspelled choice, and that of one that begins with a
+choice."""
+
+
+def known_plan(name: str) -> Strategy | PlainPyTorch:
+    """Return the strategy or the plan of plain PyTorch with this name. Raises WorkloadError for any other name."""
+    for plan in PLANS:
+        if plan == name:
+            return plan
+    near = meant_choice(name, PLANS)
+    what = f"unknown strategy {name[:40]!r}" if name else "no strategy is named"
+    raise WorkloadError(what, fix=f"write {near}" if near else f"pass one of {', '.join(PLANS)}")
 
 
 _CHOICES = {

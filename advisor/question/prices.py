@@ -13,7 +13,8 @@ from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware import Cluster
 from ...estimators.time.job import HOUR_S, Price
 from ..data.rows import DataError, read_csv
-from .cluster import MOST_NODES, parse_cluster
+from .cluster import parse_cluster
+from .gpu_text import MOST_NODES
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
 

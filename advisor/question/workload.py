@@ -18,7 +18,7 @@ from ...estimators.models.lora import LINEAR_MODULES, linear_modules
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
 from ...estimators.objectives import LIGER_LAYERS_ALONE, OBJECTIVES, framework_loss, trained_model
-from ...estimators.optimizers import OPTIMIZERS, trainer_optimizer, trainer_optimizer_step
+from ...estimators.optimizers import OPTIMIZERS, optimizer_names, trainer_optimizer, trainer_optimizer_step
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
     DEFAULT_SEQ_LEN,
@@ -203,9 +203,11 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            raise WorkloadError(
-                f"{option} has no setting {str(name)[:40]!r}", fix=f"set one of {', '.join(types).replace('_', '-')}"
-            )
+            from difflib import get_close_matches  # imported here: only mistakes need it
+
+            near = get_close_matches(field[:100], types)
+            fix = f"did you mean {', '.join(near)}?" if near else f"set one of {', '.join(types)}"
+            raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=fix)
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
 
@@ -366,9 +368,13 @@ def _optimizer(name: str) -> tuple[str, OptimizerStep]:
             fix=f"pass {key}, whose states have the same size and stay on the GPU",
         )
     if key is None:
+        from difflib import get_close_matches  # imported here: only mistakes need it
+
+        names = {letters(each): known for known in reversed(OPTIMIZERS) for each in optimizer_names(known)}
+        near = get_close_matches(letters(name[:100]), names, n=1, cutoff=0.75)
         raise WorkloadError(
-            f"unknown optimizer {name!r}",
+            f"unknown optimizer {name[:60]!r}",
             why="the memory depends on its state bytes per parameter",
-            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
+            fix=f"pass {names[near[0]]}" if near else f"pass one of {', '.join(sorted(OPTIMIZERS))}",
         )
     return key, trainer_optimizer_step(name)

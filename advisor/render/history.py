@@ -23,6 +23,7 @@ from .record import (
     failure_of,
     figures_of,
     gpus_of,
+    length_of,
     machine_title,
     made,
     plan_of,
@@ -80,14 +81,14 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
         how = "simulated" if record.kind == "dry-run" else "measured"
         rows.append(Row([number, when, record.kind, gpus_of(record), how, *_result(record)]))
-    titles = ["id", "when", "kind", "GPUs", "figures", "training", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
+    titles = ["id", "when", "kind", "GPUs", "figures", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     words = (
         "A dry run simulates its GPUs; the other figures are measured. GPU GiB: device memory of the fullest GPU, or "
-        "what a dry run needs of each. training: the script of a command, or the model. plan: the strategy, and micro "
-        "batch x accumulation steps."
+        "what a dry run needs of each. training: the script of a command, or the model. length: tokens per sample. "
+        "plan: the strategy, and micro batch x accumulation steps."
     )
     blocks: list[doc.Block] = [
-        Table(titles, rows, gap=1, optional=(4, 9, 3, 1)),
+        Table(titles, rows, gap=1, optional=(4, 10, 3, 6, 1)),
         doc.Gap(),
         doc.Sentence(words, "dim"),
         *([doc.Sentence("Older ones: --limit N.", "dim")] if more else []),
@@ -134,7 +135,8 @@ def _result(record: Record) -> list[Cell]:
     config = config_of(record)
     batch = batch_label(plan) if config.get(MICRO_BATCH, "auto") != "auto" else ""
     strategy = plan.strategy if config else "-"
-    cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", f"{strategy} {batch}".strip()]
+    length = make_figure(length_of(record), "{:,}".format)
+    cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", length, f"{strategy} {batch}".strip()]
     if failure := failure_of(record):
         return [*cells, failure]
     figures = figures_of(record)

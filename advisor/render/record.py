@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ...ds_configs.files import config_text
@@ -17,11 +17,13 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.command.words import script_in
 from ...probes.machine import Machine
+from ...probes.real_run.result import ProbeResult
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Fact, Figure, Row, Table
+from ..question.options import OPTIONS
 from ..text.labels import global_batch_label, method_title, plan_title, versions_label
-from ..text.units import age, counted_noun, gib, printable, rate, seconds
+from ..text.units import age, counted_noun, gib, loss_figure, printable, rate, seconds
 from ..verification.contribution import machine_spec
 
 _KINDS = {"probe": "Probe", "bench": "Benchmark", "training": "Training", "dry-run": "Dry run"}
@@ -58,11 +60,12 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "host_bytes": ("RAM GiB, all ranks", gib),
 }
 
-_TITLES = {"global_batch_size": "--global-batch", "optimizer_block": "optimizer", "rollouts": "rollouts"}
-"""Titles of conditions that have not the name of their option."""
-
-_ELSEWHERE = ("seq_len", "method", "software")
-"""Conditions that are no option, or stand in the line of the training."""
+_TITLES = {
+    **{name: option.flag for name, option in OPTIONS.items() if name not in ("seq_len", "method", "software")},
+    "global_batch_size": "--global-batch",
+    "rollouts": "rollouts",
+}
+"""Titles of conditions that are options, without those in the line of the training."""
 
 _PHASE_COLUMNS = {"GPU peak": "gpu_peak_bytes", "GPU live": "gpu_live_bytes", "host live": "host_live_bytes"}
 
@@ -83,18 +86,16 @@ def figures_of(record: Record) -> Figures:
             allocated_bytes=peak.get("allocated_bytes_per_gpu"),
             host_bytes=result.get("required_host_bytes_per_node"),
         )
-    ranks = result.get("ranks") or []
-    steps = [median(step["total_s"] for step in rank["steps"]) for rank in ranks if rank.get("steps")]
-    step_s, tokens = max(steps, default=None), result.get("tokens_per_step")
-    highest = {
-        name: max((rank[name] for rank in ranks if rank.get(name)), default=None)
-        for name in ("device_bytes", "reserved_bytes", "allocated_bytes")
-    }
+    try:
+        probe = from_json(ProbeResult, result)
+    except (TypeError, ValueError, AttributeError):  # of another version
+        return Figures()
+    ran = bool(probe.ranks) and all(rank.steps for rank in probe.ranks)
     return Figures(
-        **_rate_of(result, tokens / step_s if tokens and step_s else None),
-        step_s=step_s,
-        host_bytes=result.get("host_peak_bytes") or sum(rank["host_peak_bytes"] for rank in ranks) or None,
-        **highest,
+        **_rate_of(result, probe.tokens_per_s if ran else None),
+        step_s=probe.step_s if ran else None,
+        host_bytes=probe.host_peak_bytes or sum(rank.host_peak_bytes for rank in probe.ranks) or None,
+        **{name: probe.highest(name) for name in ("device_bytes", "reserved_bytes", "allocated_bytes")},
     )
 
 
@@ -122,6 +123,13 @@ def subject_of(record: Record) -> str:
     """Return the script of a command, else the model."""
     script = script_in(shlex.split(str(record.workload.get("command", ""))))
     return Path(script).name or record.model_name.rpartition("/")[2] or "a module"
+
+
+def length_of(record: Record) -> int | None:
+    """Return the tokens per sample; None if they are not known, and for a network without tokens."""
+    is_command = "command" in record.workload
+    length: int = record.workload.get("observed_seq_len" if is_command else "seq_len") or 0
+    return None if record.result.get("unit") == "samples" else length or None
 
 
 def config_of(record: Record) -> Mapping[str, Any]:
@@ -182,9 +190,25 @@ def record_document(record: Record, data: Any) -> doc.Document:
 
 
 def repeat(record: Record) -> list[doc.Block]:
-    """Return the command that repeats a run, if it is stored."""
-    command = record.workload.get("command_line")
+    """Return the command that repeats a run, if it is stored. A training of `train` is repeated in another output
+    folder, because it takes an empty one, and not at all if it was resumed."""
+    words = shlex.split(record.workload.get("command_line", ""))
+    if words[1:2] == ["train"]:
+        if "--resume" in words:
+            return []
+        words = _in_another_folder(words, record.result.get("output_folder"))
+    command = shlex.join(words)
     return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
+
+
+def _in_another_folder(words: Sequence[str], used: str | None) -> list[str]:
+    """Return the words of `train` with the next `--output-dir` that does not exist. used: the folder of the record."""
+    own = [part for word in words for part in (word.split("=", 1) if word.startswith("--output-dir=") else [word])]
+    at = own.index("--output-dir") if "--output-dir" in own else len(own)
+    typed = (own[at + 1] if at < len(own) else "output").rstrip("/")
+    place = Path(used or typed)
+    number = next(each for each in count(2) if not place.with_name(f"{place.name}-{each}").exists())
+    return [*own[:at], "--output-dir", f"{typed}-{number}", *own[at + 2 :]]
 
 
 def made(record: Record) -> str:
@@ -198,8 +222,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "date", made(record)
     yield "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
-    if conditions.get("observed_seq_len"):
-        yield "sequence", f"{conditions['observed_seq_len']:,} tokens"
+    if "command" in conditions and (length := length_of(record)):
+        yield "sequence", f"{length:,} tokens"
     if record.model_name != subject_of(record):
         yield "model", record.model_name
     workload = Workload()
@@ -210,15 +234,17 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         checkpointing += " (inputs in host RAM)" if conditions.get("cpu_checkpointing") else ""
         yield "training", f"{method_title(workload)}, {workload.seq_len:,} tokens, checkpointing {checkpointing}"
         usual = Workload()
-        others = (name for name in sorted(names) if getattr(workload, name) != getattr(usual, name))
-        options = {name: _TITLES.get(name, f"--{name.replace('_', '-')}") for name in others}
-        shown = (f"{title} {conditions[name]}" for name, title in options.items() if name not in _ELSEWHERE)
-        yield "options", ", ".join(shown)
+        others = [name for name in sorted(names & {*_TITLES}) if getattr(workload, name) != getattr(usual, name)]
+        yield "options", ", ".join(f"{_TITLES[name]} {conditions[name]}" for name in others)
     yield "plan", plan_title(plan_of(record)) if config else ""
     yield "batch", global_batch_label(config, int(result.get("world_size") or 1), "rank")
     limit = conditions.get("memory_limit_bytes")
     yield "limit", f"{gib(limit)} GiB per rank" if limit else ""
     yield "versions", versions_label(record.versions) if record.versions else ""
+    losses = [loss_figure(result[name]) for name in ("first_loss", "last_loss") if result.get(name) is not None]
+    yield "loss", " to ".join(losses)
+    yield "logs", f"{result['log_folder']}/rank*.log" if result.get("log_folder") else ""
+    yield "output", str(result.get("output_folder") or "")
     yield "took", seconds(result["seconds"]) if result.get("seconds") else ""
     simulated = max((phase["iteration"] for phase in result.get("phases") or ()), default=0)
     yield "steps", str(result.get("steps") or simulated or "")

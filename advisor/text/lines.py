@@ -123,9 +123,10 @@ def padded(text: str, width: int) -> str:
 
 
 def copyable(console: Console, lines: Sequence[str]) -> None:
-    """Print lines of a file without wrapping, so that they can be copied."""
+    """Print lines of a file without wrapping, so that they can be copied; a narrow terminal indents them less."""
+    has_room = console.width >= min(WIDTH, max(map(cell_len, lines), default=0) + 3)
     for line in lines:
-        row(console, Text(f"   {line}", style="bold"))
+        row(console, Text(f"{'   ' if has_room else ' '}{line}", style="bold"))
 
 
 def commands(console: Console, lines: Sequence[str]) -> None:

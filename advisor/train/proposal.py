@@ -255,6 +255,7 @@ def build_request(run: Run, prediction: Estimate | None, job: TrainingJob, folde
     paths = ScriptArguments.from_values(folder.script_paths(evaluates=job.evaluates))
     return LaunchRequest(
         words=(sys.executable, str(folder.script), *paths.words, *job.arguments),
+        is_users=False,
         run=run,
         config_path=folder.ds_config,
         folder=folder.new_launch(),

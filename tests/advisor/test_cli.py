@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from ds_advise.advisor.cli.main import COMMANDS, program
+from ds_advise.advisor.cli.commands import COMMANDS
+from ds_advise.advisor.cli.main import program
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.terminal import print_blocks

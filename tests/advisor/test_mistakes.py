@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli.advise import advise
 from ds_advise.advisor.cli.main import run
-from ds_advise.advisor.cli.mistakes import options_of
+from ds_advise.advisor.cli.typed_line import options_of
 from ds_advise.advisor.question.other_names import ADVICE, OTHER_NAMES
 from ds_advise.advisor.text.lines import wrapped
 
@@ -31,10 +31,10 @@ MISTAKES = {
     "--load-in-4bit": "write --method qlora",
     "--method qlora4": "write --method qlora",
     "--attn-implementation flash_attention_2": "write --attention flash",
-    "--zero-stage 3": "every strategy is compared; ds-advise explain gpt2 --strategy zero3 shows one",
-    "--zero 2": "ds-advise explain gpt2 --strategy zero2 shows one",
-    "--zero2-offload": "ds-advise explain gpt2 --strategy zero2-offload shows one",
-    "--tp 2": "ds-advise explain gpt2 --strategy zero1 --set autotp_size=2 splits them",
+    "--zero-stage 3": "is compared; ds-advise explain gpt2 --gpus 24GB --offline --strategy zero3 shows one",
+    "--zero 2": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero2 shows one",
+    "--zero2-offload": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero2-offload shows one",
+    "--tp 2": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero1 --set autotp_size=2 splits them",
     "-g 2x48GB": "write --gpus 2x48GB",
     "-q": "write --quiet",
     "--versoin": "did you mean --version?",
@@ -56,6 +56,18 @@ MISTAKES = {
     "2x24GB": "write --gpus 2x24GB",
     "--batch-size 0": "write --micro-batch 8\n",
     "--batch-size -4": "write --micro-batch 8\n",
+    "--mode lora": "write --method lora\n",
+    "--finetuning-type full": "write --method full\n",
+    "--simulate": "write ds-advise dry-run gpt2 --gpus 24GB --offline\n",
+    "--optimizer AdmW": "pass adamw\n",
+    "--optimizer adam8bit": "pass adamw_8bit\n",
+    "--optimizer FusedAdam": "pass adamw\n",
+    "--optimizer nonsense": "pass one of adafactor, adagrad",
+    "--token hf_abc": "set HF_TOKEN",
+    "--token 1B": "did you mean --tokens?",
+    "--max-price 500": "see ds-advise --help-all\n",
+    "qwen2.5-7b": "write one model: gpt2 or qwen2.5-7b\n",
+    "explain time": "write ds-advise explain gpt2 --gpus 24GB --offline time\n",
     "--max-length 1.5": "write --seq-len 2048\n",
     "--deadline 24h": "it is one of ds-advise rent; see ds-advise rent --help\n",
     "--nvme 2TB:/mnt": "write --nvme /mnt:2TB\n",
@@ -67,6 +79,8 @@ LINES = {
     "gpt2 --gpus A100x2": "write --gpus 2xA100-SXM4-80GB",
     "gpt2 --gpus 2 x A100": "write --gpus 2xA100-SXM4-80GB",
     "gpt2 --gpus 8 H100-SXM5": "write --gpus 8xH100-SXM5",
+    "gpt2 --gpus 8H100": "write --gpus 8xH100\n",
+    "gpt2 --gpus 64xH100": "write --gpus 8x8xH100, which is nodes x GPUs x kind",
     "gpt2 --gpus 2": "write --gpus 2x24GB for 2 GPUs of 24 GB",
     "gpt2 --gpus 80": "write --gpus 80GB for memory",
     "Qwen2.5-8B --gpus 24GB": "write Qwen2.5-7B,",
@@ -78,7 +92,7 @@ LINES = {
     "gpt2 --gpus 8 x A100 80GB": "write --gpus 8xA100-80GB\n",
     "mixtrl-8x7 --gpus 24GB": "nearest names: mistralai/Mixtral-8x7B-v0.1",
     "gpt2 --gpus all": "write --gpus auto",
-    "--gpus gpt2 2x24GB": "write ds-advise MODEL --gpus 2x24GB",
+    "--gpus gpt2 2x24GB": "write ds-advise gpt2 --gpus 2x24GB\n",
     "lama3.1-8b --gpus 24GB": "write Llama-3.1-8B",
     "qwen 2.5 14b --gpus 24GB": "write qwen-2.5-14b",
     "folder --gpus 24GB": "the folder folder has no config.json",
@@ -88,6 +102,36 @@ LINES = {
     "recommend --gpus 24GB": "write ds-advise MODEL --gpus 24GB",
     "launch ds.json": "write ds-advise launch ds.json -- train.py",
     "gpt2 --gpus 24GB --data folder": "folder is a folder; name a data file in it",
+    "torchrun --nproc_per_node 2 train.py": "write ds-advise launch -- torchrun --nproc_per_node 2 train.py\n",
+    "python train.py": "write ds-advise launch -- python train.py\n",
+    "8xH100 gpt2 --offline": "write ds-advise --gpus 8xH100 gpt2 --offline\n",
+    "foo gpt2 --gpus 8xH100": "write ds-advise gpt2 --gpus 8xH100\n",
+    "--gpus 8xH100 explain gpt2": "write ds-advise explain --gpus 8xH100 gpt2\n",
+    "explain 8xH100": "write ds-advise explain MODEL --gpus 8xH100\n",
+    "explain 8xH100 gpt2": "write ds-advise explain gpt2 --gpus 8xH100\n",
+    "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",
+    "gpt4": "no model named 'gpt4'",
+    "rent gpt2 qwen2.5-7b": "write one model: gpt2 or qwen2.5-7b\n",
+    "rent gpt2 --max-price 500": "write --budget 500\n",
+    "rent gpt2 --budget $500": "write --budget 500\n",
+    "rent gpt2 --budget 1,500USD": "write --budget 1500\n",
+    "rent gpt2 --budget 1k": "write --budget 1000\n",
+    "rent gpt2 --budget lots": "write --budget 8\n",
+    "rent gpt2 --deadline 12": "write it as --deadline 12h, 12m or 12d\n",
+    "rent gpt2 --deadline 0h": "it must be above 0; write it as --deadline 24h",
+    "explain gpt2 --strategy ZeRO3": "write zero3\n",
+    "explain gpt2 --strategy zero-3": "write zero3\n",
+    "explain gpt2 --strategy zero4": "zero3-nvme, fsdp, fsdp2, torch\n",
+    "explain gpt2 --gpus 24GB --strategy zero2 --set reduce_bucket=2e8": "did you mean reduce_bucket_size?",
+    "lint DS151": "write ds-advise lint --explain DS151\n",
+    "lint dss.json": "write ds.json\n",
+    "dss.json": "dss.json: no such file; write ds.json\n",
+    "history --forget all 3": "write it alone",
+    "empty.json": "empty.json: not JSON: the file is empty;",
+    "lint model.json": "model.json is a model's config.json, not a DeepSpeed configuration: it has model_type;",
+    "other.json --gpus 24GB": "other.json: model_type is missing",
+    "ds.json --gpus 8xH100": "write ds-advise explain ds.json --model MODEL --gpus 8xH100\n",
+    "train.py --gpus 8xH100": "write ds-advise --gpus 8xH100 -- torchrun train.py\n",
     "why missing.log": "pipe it: COMMAND 2>&1 | ds-advise why -",
     "page --port 99999999": "from 0 to 65535",
     "train --model gpt2 --data rows.jsonl --learning-rate 1e30": "it must be above 0 and below 100",
@@ -115,7 +159,7 @@ LINES = {
     "launch -- missing.py": "there is no file missing.py",
     "launch ds.json train.py --lr 1": "write ds-advise launch ds.json -- train.py --lr 1",
     "gpt2 --gpus H100 80GB": "write --gpus H100-80GB",
-    "gpt2 --gpus 4090x2": "write --gpus 2xRTX4090",
+    "gpt2 --gpus 4090x2": "write --gpus 2x4090",
     "gpt2 --gpus 4*48GB": "write --gpus 4x48GB",
     "gpt2 --gpus 4xA100-48GB": "or the memory alone: --gpus 48GB",
     "train gpt2": "--data is missing; for example: ds-advise train",
@@ -132,6 +176,9 @@ def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.Captu
     """On one line, before the machine is looked for."""
     Path("ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     Path("recorded.json").write_text('{"zero_optimization": {"stage": 2}, "ds_advise": {}}')
+    Path("model.json").write_text('{"model_type": "llama"}')
+    Path("other.json").write_text('{"other": 1}')
+    Path("empty.json").touch()
     Path("folder").mkdir()
     for name in ("train.py", "axolotl.yaml", "run.log", "rows.jsonl"):
         Path(name).write_text("x: 1\n")
@@ -139,6 +186,11 @@ def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert (LINES.get(line) or MISTAKES[line.removeprefix(f"{QUESTION} ")]) in error
     assert error.count("\n") == 1 and len(error) < 400
+
+
+def test_a_word_with_spaces_is_one_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["gpt2", "two words", "--gpus", "24GB"]) == 2
+    assert capsys.readouterr().err.startswith("ds-advise: got unexpected extra argument (two words)")
 
 
 def test_every_name_of_another_tool_leads_to_an_option_once() -> None:

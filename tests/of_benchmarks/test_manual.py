@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from ds_advise.advisor.cli.main import GROUPS, program
+from ds_advise.advisor.cli.commands import GROUPS
+from ds_advise.advisor.cli.main import program
 from ds_advise.advisor.cli.schema import NAMES, Schema, command_schema
 from ds_advise.advisor.text.units import gib
 

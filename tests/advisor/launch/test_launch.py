@@ -35,6 +35,7 @@ from ds_advise.advisor.verification.prediction import by_estimate
 from ds_advise.advisor.verification.probe_order import measured_estimate
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.command.observed import ObservedArguments, ObservedOption
 from ds_advise.probes.command.training_command import read_command
@@ -559,6 +560,21 @@ def test_every_training_is_kept(tmp_path: Path, kind: FailureKind | None) -> Non
     assert (record.model_name, record.plan["zero_optimization"]["stage"]) == ("train.py", 2)
     assert record.workload["command"].endswith("train.py --lr 1")
     assert bool(record.result["failure"]) == (kind is not None)
+    assert record.result["log_folder"] == str(tmp_path) and "last_loss" not in record.result
+
+
+def test_a_kept_training_has_its_command_its_losses_and_its_folders(tmp_path: Path) -> None:
+    """A model that a check has seen changes nothing; the script of `train` is no command of the user's."""
+    losses = ((1, 6.27), (2, None), (3, 2.31))
+    (tmp_path / "out").mkdir()
+    for is_users in (True, False):
+        run = Run(config={}, model={}, cluster=cpu_cluster(2), shape=find("gpt2"), model_name="GPT2LMHeadModel")
+        request = launch_request(run, tmp_path, "--output_dir", str(tmp_path / "out"), is_users=is_users)
+        keep_training(Attempt(request=request, outcome=outcome_of(tmp_path, None, losses=losses)))
+    own, users = Store().find(kind="training")
+    assert "train.py --output_dir" in users.workload["command"] and "command" not in own.workload
+    kept = {"first_loss": 6.27, "last_loss": 2.31, "output_folder": str(tmp_path / "out"), "log_folder": str(tmp_path)}
+    assert kept.items() <= users.result.items()
 
 
 def test_a_failure_shows_the_users_line(tmp_path: Path) -> None:

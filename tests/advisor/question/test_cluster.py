@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.question.cluster import build_cluster, cluster_here, machine_arguments, parse_cluster
+from ds_advise.advisor.question.gpu_text import meant_gpus
 from ds_advise.estimators import hardware
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware import (
@@ -37,10 +38,12 @@ Driver = Callable[..., None]
         ("2 X RTX 4090", 1, 2, "RTX 4090"),
         ("24gib", 1, 1, "RTX 3090"),
         (" 2 x 4 x 24 GB ", 2, 4, "RTX 3090"),
+        ("7900XTX", 1, 1, "RX 7900 XTX"),
+        ("2x7900XTX", 1, 2, "RX 7900 XTX"),
     ],
 )
 def test_gpus_are_nodes_times_gpus_times_kind(text: str, nodes: int, per_node: int, name: str) -> None:
-    """Counts may be left out from the left; a kind is a name or a memory size."""
+    """Counts may be left out from the left; a kind is a name, which may have a number before an x, or a memory size."""
     cluster = parse_cluster(text)
     assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.name) == (nodes, per_node, name)
     assert cluster.world_size == nodes * per_node
@@ -224,11 +227,30 @@ def test_bad_input_is_one_clear_error(option: str, text: str) -> None:
     assert "\n" not in str(error.value) and len(error.value.what) < 400
 
 
-@pytest.mark.parametrize("text", ["H100x8", "H100 x 8", "H100:8", "H100*8", "8*H100", "8:H100"])
-def test_a_count_in_another_place_is_corrected(text: str) -> None:
-    with pytest.raises(ClusterError) as error:
-        parse_cluster(text)
-    assert error.value.fix == "write --gpus 8xH100"
+@pytest.mark.parametrize(
+    ("texts", "meant"),
+    [
+        ("H100x8|H100 x 8|H100:8|H100*8|8*H100|8:H100|8H100|8 H100|7.5xH100", "8xH100"),
+        ("4x8H100|4x8 H100", "4x8xH100"),
+        ("64 H100", "8x8xH100"),
+        ("24GB,24GB|2\xd724GB|2x24000MB|2x24564MiB", "2x24GB"),
+        ("4090x2", "2x4090"),
+        ("A100x2|2 A100", "2xA100-SXM4-80GB"),
+    ],
+)
+def test_another_form_of_counts_and_kind_is_corrected(texts: str, meant: str) -> None:
+    """What is advised describes the machines."""
+    for text in texts.split("|"):
+        with pytest.raises(ClusterError) as error:
+            parse_cluster(text)
+        assert error.value.fix == f"write --gpus {meant}"
+    assert meant_gpus(meant) == meant and parse_cluster(meant).world_size > 1
+
+
+@pytest.mark.parametrize("text", ["gpt4", "4x4090TI", "Qwen2.5-7B", "2", "80", "2x32", "foo", "auto", ""])
+def test_a_text_without_a_kind_describes_no_gpus(text: str) -> None:
+    """Also one that is nearly the name of a kind."""
+    assert meant_gpus(text) == ""
 
 
 def test_auto_asks_the_driver(driver: Driver) -> None:

@@ -12,19 +12,22 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.history import bench_document
 from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
 from ds_advise.probes.machine import busy, cpu_cores
+from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.store import Record, Store
 
-from tests.helpers import MACHINE, bench_result, printed_document
+from tests.helpers import MACHINE, bench_result, failed_probe, printed_document, ran
 
-STEP = {"total_s": 2.0, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.5, "waiting_s": None}
-RANK = {
-    "steps": [STEP, {**STEP, "total_s": 4.0}, STEP],
-    "device_bytes": 5 * 2**30,
-    "reserved_bytes": 4 * 2**30,
-    "host_peak_bytes": 3 * 2**30,
-    "host_baseline_bytes": 2**30,
-    "losses": [1.0, float("nan")],
-}
+STEP = StepTime(total_s=2.0, forward_s=0.5, backward_s=1.0, optimizer_s=0.5, waiting_s=None)
+ON_GPU = ran(
+    STEP,
+    world_size=2,
+    device="cuda",
+    tokens_per_step=1000,
+    device_bytes=5 * 2**30,
+    reserved_bytes=4 * 2**30,
+    host_peak_bytes=3 * 2**30,
+)
+RANK = replace(ON_GPU.ranks[0], steps=(STEP, replace(STEP, total_s=4.0), STEP), losses=(1.0, float("nan")))
 PROBE = Record(
     kind="probe",
     machine=MACHINE,
@@ -37,7 +40,7 @@ PROBE = Record(
         "gradient_accumulation_steps": 2,
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
-    result={"tokens_per_step": 1000, "ranks": [RANK, RANK], "failure": None},
+    result=replace(ON_GPU, ranks=(RANK, RANK)).to_json(),
 )
 BENCH = Record(
     kind="bench",
@@ -87,8 +90,10 @@ def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.Captur
 
 
 PEAKS = {"device_bytes": 3 * 2**30, "host_bytes": 2**33}
-FAILED = {"ranks": [], "world_size": 2, "device": "cpu", "failure": {"kind": "out_of_memory", "rank": 1}}
-ON_CPU = {**RANK, "device_bytes": None, "reserved_bytes": None}
+FAILED = failed_probe("out_of_memory").to_json()
+ON_CPU = replace(
+    ran(STEP, world_size=1, device="cpu", tokens_per_step=1000, host_peak_bytes=3 * 2**30), host_peak_bytes=3 * 2**30
+)
 NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_node": 2**34, "tokens_per_s": 96_300.0}
 
 
@@ -96,12 +101,12 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
     ("kind", "result", "gpus", "words"),
     [
         ("training", {"tokens_per_s": 1234.0, "peaks": PEAKS}, "8xH100-SXM5", ["1,230", "3.0", "8.0"]),
-        ("probe", PROBE.result, "2xL4", ["a-model-with-~", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
+        ("probe", PROBE.result, "2xL4", ["a-model-with-~", "128", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
         ("probe", FAILED, "2 CPU ranks", ["out", "of", "memory"]),
         ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
         ("dry-run", {"peak": {}, "unit": "samples", **NEED}, "2x24GB", ["4x2", "96,300", "samples", "6.0", "16.0"]),
         ("dry-run", {"peak": {"device_bytes_per_gpu": 2**32}}, "2x24GB", ["4x2", "-", "4.0", "-"]),
-        ("probe", {"tokens_per_step": 1000, "ranks": [ON_CPU], "failure": None}, "", ["500", "-", "3.0"]),
+        ("probe", ON_CPU.to_json(), "", ["500", "-", "3.0"]),
     ],
     ids=["training", "probe", "failed", "dry run", "without tokens", "dry run of an earlier version", "on the CPU"],
 )
@@ -115,8 +120,8 @@ def test_a_record_is_one_line(
 ) -> None:
     """Its kind, GPUs, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest GPU (of a
     dry run that of its verdict), RAM of all ranks, each in its column; or how it failed."""
-    Store().add(replace(PROBE, kind=kind, result=result, workload={"gpus": gpus} if gpus else {}))
-    monkeypatch.setenv("COLUMNS", "100")
+    Store().add(replace(PROBE, kind=kind, result=result, workload={"seq_len": 128, **({"gpus": gpus} if gpus else {})}))
+    monkeypatch.setenv("COLUMNS", "110")
     run(["history"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1"]]
     assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
@@ -156,8 +161,7 @@ def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.Captu
         "command_line": "ds-advise probe ds_config.json --model ./tiny",
         "predicted": {"evidence": "analytic", "tokens_per_s": 400.0, "device_bytes": 6 * 2**30},
     }
-    result = {**PROBE.result, "world_size": 2}
-    Store().add(replace(PROBE, workload=workload, result=result, versions={"torch": "2.13.0"}))
+    Store().add(replace(PROBE, workload=workload, versions={"torch": "2.13.0"}))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert shown.startswith("It ran: 500 tokens/s, 2.0 s a step.") and "on 2xL4" in shown
@@ -166,6 +170,46 @@ def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.Captu
     assert "micro batch 4 x 2 accumulation steps x 2 ranks = global batch 16" in shown
     assert "tokens/s 500 400 step 2.0 s 2.5 s GPU GiB, device 5.0 6.0" in shown
     assert '"offload_optimizer": {' in shown and shown.endswith("ds-advise probe ds_config.json --model ./tiny")
+
+
+TRAINING = replace(
+    PROBE,
+    kind="training",
+    workload={"seq_len": 128, "gpus": "2xL4", "optimizer": "lion", "optimizer_block": True, "framework": "deepspeed"},
+    result={"tokens_per_s": 500.0, "peaks": PEAKS, "first_loss": 6.27, "last_loss": 2.31, "log_folder": "/a/log"},
+)
+
+
+def test_the_page_of_a_training_says_how_good_it_was_and_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its loss, its folders, and its options as they are typed."""
+    Store().add(replace(TRAINING, result={**TRAINING.result, "output_folder": "/a/out"}))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert "loss 6.270 to 2.310 logs /a/log/rank*.log output /a/out" in shown
+    assert "options --framework deepspeed, --optimizer lion plan" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "repeated"),
+    [
+        ("train --model m", "train --model m --output-dir output-3"),
+        ("train --output-dir v1.5 --merge", "train --output-dir v1.5-2 --merge"),
+        ("train --output-dir=v1.5/ --merge", "train --output-dir v1.5-2 --merge"),
+        ("train --resume", ""),
+        ("launch -- train.py --output-dir v1.5", "launch -- train.py --output-dir v1.5"),
+    ],
+)
+def test_a_training_is_repeated_in_a_new_folder(
+    typed: str, repeated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train` refuses one that is not empty. A resumed training has ended."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("output", "output-2", "v1.5"):
+        Path(name).mkdir()
+    Store().add(replace(TRAINING, workload={**TRAINING.workload, "command_line": f"ds-advise {typed}"}))
+    assert run(["history", "1"]) == 0
+    shown = "\n".join(_lines(capsys))
+    assert shown.endswith(f"ds-advise {repeated}") if repeated else "Repeat" not in shown
 
 
 def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +226,7 @@ def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[st
 
 def test_a_failed_run_has_its_error_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:
     failure = {"kind": "crash", "rank": 1, "message": "ValueError: no", "details": "Traceback\nValueError: no"}
-    Store().add(replace(PROBE, result={"ranks": [], "world_size": 2, "device": "cpu", "failure": failure}))
+    Store().add(replace(PROBE, result=FAILED | {"failure": failure}))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert shown.startswith("It failed: crash.") and "Rank 1: ValueError: no Traceback" in shown
@@ -271,6 +315,24 @@ def test_a_narrow_terminal_tells_runs_apart(
     run(["history"])
     (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
     assert " days" in line and "a-model-with-~" in line and line.endswith("5.0") and len(line) <= 64
+
+
+def test_runs_of_one_model_differ_by_their_length(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 80 columns; a terminal too narrow for a table has everything that is known, and nothing that is not."""
+    for length in (2048, 4096):
+        Store().add(replace(TRAINING, workload={"seq_len": length, "gpus": "2xL4"}))
+    without = {"gpus": "1 CPU rank", "command": "python train.py", "observed_seq_len": 0}
+    Store().add(replace(PROBE, result=ON_CPU.to_json(), workload=without))
+    run(["history"])
+    lines = {line.split()[0]: line for line in _lines(capsys) if line.split()}
+    assert " 2,048 " in lines["1"] and " 4,096 " in lines["2"]
+    monkeypatch.setenv("COLUMNS", "40")
+    run(["history"])
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert " days, training, 2xL4, measured, a-model-with-~, length 4,096, zero2-offload 4x2," in shown
+    assert "tokens/s 500, RAM GiB 3.0 2: " in shown and " -," not in shown
 
 
 def test_the_plan_is_that_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:

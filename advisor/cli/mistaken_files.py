@@ -1,0 +1,132 @@
+"""What to type in place of a file or a name that a command does not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...ds_configs.files import nearest_file
+from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
+from ...estimators.plan import PLANS
+from ..question.gpu_text import meant_gpus
+from ..question.other_names import meant_choice
+from .model_argument import is_model
+from .typed_line import GPUS, STARTERS, divided_words, line, typed_words, value_of
+
+
+def other_command(name: str) -> str:
+    """Return the command for a file or a rule of lint that is no model; "" for a model or a name."""
+    from ..question.file_question import is_ds_config, records_question  # imported here: names need none of it
+
+    path, typed = Path(name), typed_words()
+    gpus, model = value_of("--gpus", typed) or GPUS, value_of("--model", typed) or "MODEL"
+    if re.fullmatch(r"ds\d+", name, re.IGNORECASE):
+        from ...validate.lint import RULES  # imported here: it is slow
+
+        if name.upper() in (rule.code for rule in RULES):
+            return f"ds-advise lint --explain {name.upper()}"
+    if is_ds_config(path):
+        return f"ds-advise explain {name}" + ("" if records_question(path) else f" --model {model} --gpus {gpus}")
+    if path.suffix.lower() == ".py":
+        return f"ds-advise --gpus {gpus} -- torchrun {name}"
+    if not is_there(path) or not path.is_file() or _begins_object(path):
+        return ""
+    return _READERS.get(path.suffix.lower(), "").format(name=name, gpus=gpus)
+
+
+_READERS: Mapping[str, str] = {
+    **dict.fromkeys((".yaml", ".yml", ".toml"), "ds-advise from {name} --gpus {gpus}"),
+    **dict.fromkeys((".log", ".txt", ".out", ".err"), "ds-advise why {name}"),
+    **dict.fromkeys((".jsonl", ".csv", ".parquet"), "ds-advise MODEL --gpus {gpus} --data {name}"),
+    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
+}
+"""Suffix of a file -> the command that reads it."""
+
+
+def _begins_object(path: Path) -> bool:
+    """Return whether a file may hold a JSON object, whatever its suffix."""
+    try:
+        with path.open("rb") as file:
+            return file.read(100).lstrip().startswith(b"{")
+    except OSError:  # the command that reads it reports it
+        return True
+
+
+def is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, a null byte
+        return False
+
+
+def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] | None:
+    """Return what is wrong and what to type if what should be a JSON file is read by another command. args: the
+    command line."""
+    found = re.match("(.+): (not JSON|no such file)", error.what, re.DOTALL)
+    name = found[1] if found and isinstance(error, ConfigFileError) else ""
+    if found and found[2] == "no such file" and Path(name).suffix:  # else it may be the name of a rule
+        return None
+    command = other_command(name) if name else ""
+    what = f"{name[:80]} is not a DeepSpeed configuration"
+    if command and args[0] in _RUNNING and name.endswith(".py"):
+        own, _, users = " ".join(divided_words(args)).partition(" -- ")
+        gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in args else ""
+        starter = "" if users.split()[0] in STARTERS else "torchrun "
+        return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
+    return (what, f"write {command}") if command else None
+
+
+_RUNNING = ("dry-run", "probe", "launch")
+"""Commands that run the user's command."""
+
+
+def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
+    """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
+    what to write, in place of the nearest models."""
+    from ...estimators.models import catalogue
+    from ..question.model_source import is_user_module, load_config
+
+    path = Path(name)
+    if command := "" if is_user_module(name) else other_command(name):
+        raise UnknownModelError(f"{name[:80]} is not a model", fix=f"write {command}")
+    if path.suffix.lower() in (".json", *_READERS) and not is_there(path):
+        near = nearest_file(path)
+        fix = f"write {near}" if near else "name a model, such as Qwen2.5-14B, or its folder"
+        raise UnknownModelError(f"{name[:80]}: no such file", fix=fix)
+    if hub := re.fullmatch(r"https?://[\w.-]+/([\w.-]+/[\w.-]+?)(?:/tree/\w+)?/?", name):
+        raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub[1]}")
+    is_folder = is_there(path) and path.is_dir()
+    if is_there(path) and path.is_file():
+        load_config(name, offline=True)  # raises for a file that is no JSON
+    if "/" in name or is_user_module(name) or (is_there(path) and not is_folder) or is_there(path / "config.json"):
+        return
+    try:
+        catalogue.find(name)
+    except UnknownModelError as error:
+        if is_folder:
+            fix = "name the folder that has the model's config.json"
+            raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
+        if gpus := meant_gpus(name):
+            fix = f"write {_with_gpus(name, gpus)}"
+            raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
+        raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
+
+
+def _with_gpus(name: str, gpus: str) -> str:
+    """Return the typed line with the GPUs, which are in the place of the model, behind `--gpus`. The model may be in
+    another place, or behind `--gpus`."""
+    typed = typed_words()
+    other = value_of("--gpus", typed)
+    words = [word for word in typed if word not in ("--gpus", f"--gpus={other}", other)]
+    model = [] if any(map(is_model, words)) else [other if other and is_model(other) else "MODEL"]
+    return line([*(part for word in words for part in (model if word == name else [word])), "--gpus", gpus])
+
+
+def refuse_unknown_side(name: str) -> None:
+    """Raise ConfigFileError for a side of a comparison that is neither a strategy nor like the name of a file."""
+    if name in PLANS or is_there(Path(name)) or not re.fullmatch(r"\w[\w-]*", name):
+        return
+    near = meant_choice(name, PLANS)
+    fix = f"write {near}" if near else f"write one of {', '.join(PLANS)}, or the path of a file"
+    raise ConfigFileError(f"no strategy or file {name[:40]!r}", fix=fix)

@@ -1,0 +1,93 @@
+"""The typed line. What is proposed in its place keeps what was right of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Container, Sequence
+
+import click
+
+from ...probes.command_line import command_line
+from .model_argument import is_model, positional_places
+
+STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
+"""Words that begin a command that trains."""
+
+GPUS = "2x24GB"
+"""GPUs of a proposal for a line that names none."""
+
+
+def line(words: Sequence[str]) -> str:
+    """Return the arguments of `ds-advise` as a shell reads them."""
+    return shlex.join(["ds-advise", *words])
+
+
+def typed_words() -> list[str]:
+    """Return the arguments of this process."""
+    return shlex.split(command_line())[1:]
+
+
+def value_of(option: str, args: Sequence[str]) -> str:
+    """Return the value that an option was given; "" if none is."""
+    for word, after in zip(args, [*args[1:], "-"], strict=False):
+        if word == option:
+            return "" if re.match(r"-\D", after) or after == "-" else after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def without(options: Container[str], args: Sequence[str], command: click.Command) -> list[str]:
+    """Return the words of a command without some options and their values. An option that the command does not have
+    takes what follows it, unless that is another option or a model."""
+    known = {name: getattr(each, "is_flag", False) for each in command.params for name in each.opts}
+    kept, is_value = list[str](), False
+    for at, word in enumerate(args):
+        name, equals, _ = word.partition("=")
+        if word.startswith("-") and name in options:
+            value = "" if equals else value_of(name, args[at : at + 2])
+            is_value = bool(value) and not known.get(name, is_model(value))
+        elif is_value:
+            is_value = False
+        else:
+            kept.append(word)
+    return kept
+
+
+def divided_words(args: Sequence[str]) -> list[str]:
+    """Return the words with `--` before the command that trains, if there is one without it."""
+    starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in STARTERS)
+    at = None if "--" in args else next(starts, None)
+    return [*args] if at is None else [*args[:at], "--", *args[at:]]
+
+
+def words_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:
+    """Return the words of a line for `typed` without its name and the options that another command does not have."""
+    own = list(args[: args.index("--")] if "--" in args else args)
+    own = own[1:] if own[:1] == [typed.name] else own
+    known = {name for each in command.params for name in each.opts}
+    return without({word.partition("=")[0] for word in own if word.startswith("-")} - known, own, typed)
+
+
+def question_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:
+    """Return the model of a line for `typed`, or MODEL, and those of its options that another command takes too."""
+    rest = words_for(command, args, typed)
+    places = {*positional_places(typed, rest)}
+    model = next((rest[at] for at in sorted(places) if is_model(rest[at])), value_of("--model", rest) or "MODEL")
+    return [model, *without(("--model",), [word for at, word in enumerate(rest) if at not in places], typed)]
+
+
+def options_of(command: click.Command) -> dict[str, tuple[str, ...]]:
+    """Return the long options of a command with their choices."""
+    return {name: choices_of(each) for name, each in named_options(command).items()}
+
+
+def named_options(command: click.Command) -> dict[str, click.Option]:
+    """Return the options of a command by their long names."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    return {name: each for each in options for name in each.opts if name.startswith("--")}
+
+
+def choices_of(option: click.Option) -> tuple[str, ...]:
+    return tuple(map(str, getattr(option.type, "choices", ())))

@@ -1,0 +1,251 @@
+"""The text of `--gpus`: [nodes x] GPUs per node x kind, and what a text in another form means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+
+from ...estimators.errors import ClusterError
+from ...estimators.hardware import (
+    LARGEST_GB,
+    SMALLEST_GB,
+    Cluster,
+    Gpu,
+    assumes_sxm,
+    find_gpu,
+    gpu_of_memory,
+    gpus,
+    gpus_named,
+    nearest_names,
+)
+from .machine_parts import parse_size
+
+MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
+"""Larger counts are assumed to be typing errors (DGX-2 has the most GPUs in one host, 16)."""
+
+_GPUS_OF_A_NODE = 8
+"""GPUs of the usual large node, in a correction of more GPUs than one node holds."""
+
+_COUNT = re.compile(r"(-?\d+)\s*x\s*", re.IGNORECASE | re.ASCII)
+
+_COUNT_FIRST = re.compile(
+    r"(\d{1,4}(?:[.,]\d{1,3})?|[.,]\d{1,3})(?:\s*[x*:\u00d7]\s*|\s+|(?=[a-z]))(.*\d.*)", re.IGNORECASE | re.ASCII
+)
+_COUNT_LAST = re.compile(r"(.*\d.*?)\s*[x*:\u00d7]\s*(\d{1,4})", re.IGNORECASE | re.ASCII)
+"""Other forms of a count and a kind: `8H100`, `8*H100`, `8 H100`, `1.5xH100`; `H100x8`, `H100:8`. The kind has a digit:
+`Ti` of `4090 Ti` is none."""
+
+_NAME = re.compile(r"(?=.*(?:[a-z]|\d{4}))[\w .-]+", re.IGNORECASE | re.ASCII)
+"""A name, in contrast to a memory size, which several cards have."""
+
+_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
+_WITHOUT_UNIT = re.compile(r"-?(\d{1,3})(?:\.\d+)?", re.ASCII)
+
+_NAME_AND_SIZE = re.compile(
+    r"((?:[a-z]|\d{4}(?![\d.]|x(?!tx?[\W_])))[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b",
+    flags=re.IGNORECASE | re.ASCII,
+)
+"""Name and memory size, such as `RTX 3060-8GB`. The name has at least two characters; otherwise it could be the x
+between counts. A longer number, or one before an x (not that of 7900XT), is no name but a wrong count."""
+
+_SAME_SIZE = 0.1
+"""Relative difference between a memory in MB and the nominal one of a card that has it: a driver's own figure, or
+powers of ten."""
+
+_LONGEST = 100
+"""Longer texts mean no GPUs; the expressions above would take long for them."""
+
+_THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
+"""Words that other tools have for the GPUs of this machine."""
+
+_GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
+
+Counts = tuple[str, ...]
+"""The counts in front of a kind: (), (GPUs per node,) or (nodes, GPUs per node)."""
+
+
+def described_cluster(text: str) -> Cluster:
+    """The cluster that a text of `--gpus` other than `auto` describes. Raises ClusterError, with what it means if it is
+    in another form."""
+    counts, kind = _read(text)
+    try:
+        gpu, assumptions = _gpu_of_kind(kind)
+    except ClusterError as error:
+        raise _refusal(text, counts, kind, error) from None
+    nodes, per_node = _numbers(counts)
+    if not 0 < nodes <= MOST_NODES or per_node < 1:
+        raise ClusterError(
+            f"--gpus {text[:40]!r}",
+            why=f"1 to {MOST_NODES} nodes and at least 1 GPU are needed",
+            fix=f"write --gpus {_spec(_possible(counts), kind)}",
+        )
+    if per_node > MOST_GPUS_PER_NODE:
+        raise ClusterError(
+            f"--gpus {text[:40]!r} has {counts[-1][:40]} GPUs in one node",
+            why=f"a node holds at most {MOST_GPUS_PER_NODE}",
+            fix=f"write --gpus {_spec(_possible(counts), kind)}, which is nodes x GPUs x kind",
+        )
+    return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
+
+
+def counts_in(text: str) -> tuple[int | None, int | None]:
+    """(nodes, GPUs per node) in a text of `--gpus`; None for a count that the text does not give."""
+    counts, _ = _read(text)
+    nodes, per_node = _numbers(counts)
+    return nodes if len(counts) == 2 else None, per_node if counts else None
+
+
+def meant_gpus(text: str) -> str:
+    """What to write in `--gpus` for a text that means counts and a known kind, as one word: `2xA100-SXM4-80GB` for
+    `A100x2`, and the text itself in the right form; "" for any other text."""
+    if len(text) > _LONGEST:
+        return ""
+    for counts, kind in _meanings(text.strip()):
+        if known := _known_kind(kind):
+            return _spec(_possible(counts), known)
+    return ""
+
+
+def _readings(text: str) -> list[tuple[Counts, str]]:
+    """The counts and the kind, for every number of counts that the text may have, the most first."""
+    found: list[tuple[Counts, str]] = [((), text.strip())]
+    while len(found) < 3 and (count := _COUNT.match(found[0][1])):
+        counts, rest = found[0]
+        found.insert(0, ((*counts, count[1]), rest[count.end() :]))
+    return found
+
+
+def _read(text: str) -> tuple[Counts, str]:
+    """The counts and the kind of a text. A number before an x may be of the name (7900XTX), so the kind decides."""
+    found = _readings(text)
+    for counts, kind in found:
+        with suppress(ClusterError):
+            _gpu_of_kind(kind)
+            return counts, kind
+    return found[0]
+
+
+def _meanings(text: str) -> Iterator[tuple[Counts, str]]:
+    """The counts and the kind that a text may mean, the most likely first."""
+    found = _readings(text)
+    yield from found
+    cards = [each.strip() for each in text.split(",")]
+    if len(cards) > 1 and len({*cards}) == 1:
+        yield (str(len(cards)),), cards[0]
+    for counts, rest in found:
+        if len(counts) < 2 and (first := _COUNT_FIRST.fullmatch(rest)):
+            yield (*counts, str(ceil(float(first[1].replace(",", "."))))), first[2]
+        if not counts and (last := _COUNT_LAST.fullmatch(rest)):
+            yield (last[2],), last[1]
+
+
+def _numbers(counts: Counts) -> tuple[int, int]:
+    """(nodes, GPUs per node). A longer count is a number beyond any that is accepted: `int` refuses thousands of
+    digits."""
+    numbers = [int(digits[:10]) for digits in counts]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (1, *numbers, 1)[:2]  # type: ignore[return-value]  # two
+
+
+def _possible(counts: Counts) -> Counts:
+    """The counts that are accepted nearest to these."""
+    nodes, per_node = (max(1, abs(number)) for number in _numbers(counts))
+    if per_node > MOST_GPUS_PER_NODE:
+        nodes, per_node = -(-nodes * per_node // _GPUS_OF_A_NODE), _GPUS_OF_A_NODE
+    is_given = len(counts) == 2 or nodes > 1
+    return (str(min(nodes, MOST_NODES)), str(per_node)) if is_given else (str(per_node),) * len(counts)
+
+
+def _spec(counts: Counts, kind: str) -> str:
+    return "x".join((*counts, kind.strip()))
+
+
+def _gpu_of_kind(kind: str) -> tuple[Gpu, tuple[str, ...]]:
+    """The GPU of a kind, and what is assumed of it. Raises ClusterError."""
+    name = kind.strip()
+    if _WITHOUT_UNIT.fullmatch(name):
+        raise ClusterError(f"{name} has no unit", why="it could be a count or a memory size", fix=_GRAMMAR)
+    if (size := _SIZE.fullmatch(name)) and size[2]:
+        gpu = gpu_of_memory(float(size[1]))
+        known = f"GPUs of {gpu.nominal_gb} GB have the speed of the {gpu.name} (--gpus names no model)"
+        return gpu, (known,)
+    try:
+        return _named_gpu(name)
+    except ClusterError:
+        if named := _NAME_AND_SIZE.fullmatch(name):
+            return _gpu_of_name_and_memory(named[1], float(named[2]))
+        raise
+
+
+def _named_gpu(name: str) -> tuple[Gpu, tuple[str, ...]]:
+    gpu = find_gpu(name)
+    return gpu, ((f"{name} means the {gpu.name}",) if assumes_sxm(name, gpu) else ())
+
+
+def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
+    """An unknown card, or a known card with another memory size. Its speed is that of the card with its name, else that
+    of a card of its size. Raises ClusterError for a name of several cards of other sizes."""
+    gpu, named = gpu_of_memory(gigabytes), gpus_named(name)
+    if len(named) > 1:
+        why = f"{name} is one of {', '.join(each.name for each in named)}"
+        fix = f"write --gpus {_word(named[-1].name)}, or the memory alone: --gpus {gigabytes:g}GB"
+        raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=why, fix=fix)
+    if named:
+        gpu = replace(named[0], memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
+    taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
+    return gpu, (taken,)
+
+
+def _known_kind(kind: str) -> str:
+    """A kind as one word: the last of several GPUs with this name, a memory in GB for one in another unit; "" for an
+    unknown kind."""
+    name = kind.strip()
+    with suppress(ClusterError):
+        _gpu_of_kind(name)
+        return re.sub(r"\s+", "" if _SIZE.fullmatch(name) else "-", name)
+    if several := _several(name):
+        return _word(several[-1].name)
+    with suppress(ClusterError):
+        gigabytes = parse_size("--gpus", name, least=SMALLEST_GB * 2**29, most=LARGEST_GB * 2**30) / 2**30
+        nominal = min((gpu.nominal_gb for gpu in gpus()), key=lambda size: abs(size - gigabytes))
+        if abs(nominal - gigabytes) <= _SAME_SIZE * nominal:
+            return f"{nominal}GB"
+    return ""
+
+
+def _several(kind: str) -> tuple[Gpu, ...]:
+    """The GPUs with a name that does not tell them apart; none for a size."""
+    return gpus_named(kind) if _NAME.fullmatch(kind.strip()) and not _SIZE.fullmatch(kind.strip()) else ()
+
+
+def _word(name: str) -> str:
+    return re.sub(r"\s+", "-", name)
+
+
+def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> ClusterError:
+    """The error for a text whose kind is not known, with what to write. error: that of the kind."""
+    shown, front = f"--gpus {text.strip()[:40]!r}", "".join(f"{count[:10]}x" for count in counts)
+    if not kind:
+        fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR
+        return ClusterError(f"{shown} has no kind of GPU", why="memory and speed depend on it", fix=fix)
+    if kind.strip().lower() in _THIS_MACHINE:
+        return ClusterError(f"{shown} names no GPU", fix="write --gpus auto for those of this machine")
+    if meant := meant_gpus(text):
+        if _several(kind):
+            return ClusterError(error.what, why=error.why, fix=f"write --gpus {meant} or another of them")
+        return ClusterError(f"{shown} is not GPUs x kind", fix=f"write --gpus {meant}")
+    if number := _WITHOUT_UNIT.fullmatch(kind.strip()):
+        meanings = [f"{number[1]}x24GB for {number[1]} GPUs of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)
+        if SMALLEST_GB <= int(number[1]) <= LARGEST_GB:
+            meanings.append(f"{front}{number[1]}GB for memory")
+        fix = f"write --gpus {', or --gpus '.join(meanings)}" if meanings else _GRAMMAR
+        return ClusterError(
+            f"{shown} ends in a number without a unit", why="it could be a count or a memory size", fix=fix
+        )
+    if error.fix.startswith("nearest: ") and (near := nearest_names(kind, least=0.65)):
+        names = ", ".join(f"{front}{_word(name)}" for name in near)
+        fix = f"write --gpus {names}, or {front}24GB for the memory alone"
+        return ClusterError(error.what, why=error.why, fix=fix)
+    return error
