@@ -201,14 +201,14 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "time", "cost", "RAM GiB needed", "plan"), rows, optional=(3, 4))
+    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4))
 
 
 def _plan(advice: RentAdvice, offer: Offer) -> str:
     """The strategy, with the precision where it is not the one that stands above the table."""
     heading, own = advice.recommended or advice.cheapest or offer, offer.question.workload.precision
     strategy: str = offer.figures.plan.strategy
-    return strategy if own == heading.question.workload.precision else f"{strategy}, {own}"
+    return strategy if own == heading.question.workload.precision else f"{strategy} {own}"
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
@@ -246,8 +246,8 @@ def _title(offer: Offer) -> str:
 def _ram_figures(offer: Offer) -> str:
     """The need and the RAM of a machine, `197 of 225`; `16 of ?` if the table does not give it."""
     have = offer.figures.host_memory_bytes
-    need = f"{whole_gib(offer.candidate.memory.host_bytes_per_node):,}"
-    return f"{need} of {'?' if have is None else f'{have >> 30:,}'}"
+    need = whole_gib(offer.candidate.memory.host_bytes_per_node)
+    return f"{need} of {'?' if have is None else have >> 30}"
 
 
 def _cents(amount: float) -> str:
