@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ _SHARE = 0.002
 search waits longer."""
 
 
+_RESIDENT, _OWN = ("RssAnon", "RssShmem"), ("Private_Dirty",)
+"""Lines of `/proc/PID/status` of a process, and of `smaps_rollup` of a fork: pages that only it has."""
+
+
 class MemorySampler:
     """The memory of the descendants of process `pid`, and of the GPUs with `gpus`. Bytes are those of the last sample,
     peaks those of all."""
@@ -32,10 +37,13 @@ class MemorySampler:
     def __init__(self, pid: int, *, gpus: bool) -> None:
         self._pid, self._gpus = pid, gpus
         self._processes = list[int]()
-        self._search_at = self._sample_at = -math.inf
+        self._forks = dict[int, int]()
+        """Processes that were forked, such as the workers of a data loader, with the memory that is theirs alone."""
+        self._search_at = self._sample_at = self._forks_at = -math.inf
         self.host_bytes = 0
-        """Anonymous and shared memory of the training's processes. Mapped files are excluded, because the kernel can
-        drop them; compilers of extensions too, because they take gigabytes only once."""
+        """Anonymous and shared memory of the training's processes. The pages that a fork shares with its parent count
+        once. Mapped files are excluded, because the kernel can drop them; compilers of extensions too, because they
+        take gigabytes only once."""
         self.host_peak_bytes = 0
         self.device_bytes: int | None = None
         """Memory of all processes on the fullest visible GPU; None without a GPU."""
@@ -52,7 +60,12 @@ class MemorySampler:
             began_s = time.thread_time()
             with contextlib.suppress(psutil.Error):
                 self._processes = [each.pid for each in psutil.Process(self._pid).children(recursive=True)]
+            self._forks = {each: self._forks.get(each, 0) for each in self._processes if _is_fork(each)}
             self._search_at = _next_at(began_s)
+        if self._forks and time.monotonic() >= self._forks_at:  # the kernel walks all pages of a process
+            began_s = time.thread_time()
+            self._forks = {each: _bytes(read_pairs(Path(f"/proc/{each}/smaps_rollup")), _OWN) for each in self._forks}
+            self._forks_at = _next_at(began_s)
         began_s = time.thread_time()
         self._read()
         if self._gpus and (device_bytes := query_nvml(_most_used, None)) is not None:
@@ -68,10 +81,25 @@ class MemorySampler:
             if status.get("Name", "").strip() in _COMPILERS:
                 self.compiles = True
                 self.extension = self.extension or _built_extension(process)
+            elif process in self._forks:
+                host_bytes += self._forks[process]
             else:
-                host_bytes += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+                host_bytes += _bytes(status, _RESIDENT)
         self.host_bytes = host_bytes
         self.host_peak_bytes = max(self.host_peak_bytes, host_bytes)
+
+
+def _is_fork(pid: int) -> bool:
+    """Whether a process runs what its parent does: `exec` replaces the command line."""
+    status, commands = read_pairs(Path(f"/proc/{pid}/status")), list[bytes]()
+    for each in (str(pid), status.get("PPid", "")):
+        with contextlib.suppress(OSError):
+            commands.append(Path(f"/proc/{each}/cmdline").read_bytes())
+    return len(commands) == 2 and commands[0] == commands[1]
+
+
+def _bytes(lines: Mapping[str, str], names: Sequence[str]) -> int:
+    return sum(1024 * int(lines.get(name, "0").split()[0]) for name in names)
 
 
 def _next_at(began_s: float) -> float:

@@ -278,3 +278,29 @@ def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
     original = 'Original Traceback (most recent call last):\n  File "x"\nValueError: bad row 306\n'
     event = description(ValueError(f"{caught}\n{original}"))
     assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
+
+
+def test_the_pages_of_a_fork_count_once() -> None:
+    """As those of a data loader's workers. What they write is their own."""
+    script = """
+import os, time
+held = bytearray(os.urandom(1 << 20)) * 100
+for number in range(3):
+    if os.fork() == 0:
+        own = bytearray(os.urandom(1 << 20)) * 10
+        time.sleep(60)
+        os._exit(0)
+print(flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, process_group=0)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        sampler, deadline = MemorySampler(os.getpid(), gpus=False), time.monotonic() + 30
+        while sampler.host_bytes < 130 << 20 and time.monotonic() < deadline:
+            sampler._search_at = sampler._forks_at = sampler._sample_at = 0.0
+            sampler.sample()
+        assert 130 << 20 <= sampler.host_bytes < 200 << 20
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
