@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,15 @@ class CommandAnswer(DryRunAnswer):
     @property
     def best_change(self) -> Change | None:
         """The change that takes most off the peak; None if none takes `_WORTH` of it, or a size that is shown as 0."""
-        found = max(self._changes(), key=lambda change: change.saved_bytes, default=None)
+        return self._best(self._changes())
+
+    @property
+    def free_change(self) -> Change | None:
+        """The same of the changes that cost no speed."""
+        return self._best(change for change in self._changes() if change.is_free)
+
+    def _best(self, changes: Iterable[Change]) -> Change | None:
+        found = max(changes, key=lambda change: change.saved_bytes, default=None)
         worth = _WORTH * self.result.peak.allocated_bytes_per_gpu
         is_small = found is None or found.saved_bytes < worth or gib(found.saved_bytes) == gib(0)
         return None if is_small else found

@@ -79,8 +79,8 @@ def launch(
     """Check that a training fits, start your command, and monitor it.
 
     COMMAND is what you type to train, with a launcher in front, or the script with its arguments: then the ranks are
-    started here. DS_CONFIG is for a command that names no DeepSpeed configuration. Ctrl-C saves and stops; a second
-    Ctrl-C ends at once.
+    started here. DS_CONFIG is for a command that names no DeepSpeed configuration. Ctrl-C stops, after the Trainer
+    has saved; a second Ctrl-C ends at once.
 
     \b
     ds-advise launch -- torchrun --nproc_per_node 8 train.py --deepspeed ds_config.json --output_dir out

@@ -46,7 +46,7 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
             taken = "true" if number.number else "false"
             text = f"{place} has a condition on values of weights, which are unknown: it was taken as {taken}."
             yield doc.Sentence(text, "yellow")
-    change = answer.best_change
+    change = answer.free_change if answer.fit.fits else answer.best_change
     if change is not None:
         yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.")
 

@@ -91,7 +91,7 @@ def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield how much faster the advised plan is; of a plan to keep, the gain that another would bring."""
-    best, change = answer.recommended, answer.today.best_change
+    best, change = answer.recommended, answer.today.free_change
     if not answer.is_needless:
         if answer.speedup is not None:
             yield doc.Sentence(f"The advised plan is {times(answer.speedup)} as fast as today's.", "good")
@@ -100,7 +100,7 @@ def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
         least = times(1 + LEAST_GAIN)
         gained = times(answer.speedup)
         yield doc.Sentence(f"{plan_title(best.plan)} is {gained} as fast; a change is advised from {least}.")
-    if change is not None and change.is_free:
+    if change is not None:
         saved = gib(change.saved_bytes)
         yield doc.Sentence(f"{change.what} takes {saved} GiB off the peak.")
 

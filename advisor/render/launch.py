@@ -154,9 +154,10 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence(f"The last checkpoint is {shown_path(checkpoint)}{resume}.")
     elif outcome.status == "stopped":
         dry_run = attempt.request.dry_run
-        own = dry_run is not None and not dry_run.arguments.trainer
-        text = "The script has no Trainer: what it saved is not known." if own else "The Trainer saved no checkpoint."
-        yield doc.Sentence(text)
+        uses_trainer = dry_run is not None and bool(dry_run.arguments.trainer)
+        yield doc.Sentence(
+            "The Trainer saved no checkpoint." if uses_trainer else "What the script itself saved is not known here."
+        )
     if outcome.last_step:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
@@ -232,8 +233,10 @@ def _failure(failure: TrainingFailure, folder: Path) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Fix: {failure.fix}.")
     log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
     with suppress(OSError), log.open("rb") as stream:
-        yield from error_place(diagnose(stream), shown_path(log))
-        yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
+        found = diagnose(stream)
+        yield from error_place(found, shown_path(log))
+        if found.first is not None:
+            yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
 
 
 def render_failure(failure: TrainingFailure, folder: Path, console: Console) -> None:

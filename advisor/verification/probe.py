@@ -15,6 +15,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.workload import Workload
 from ...probes.command.request import CommandRequest
+from ...probes.command.run import NoEngineError
 from ...probes.command.words import script_in
 from ...probes.dry_run.run import DryRunError, NeedsValuesError, dry_run
 from ...probes.real_run.command import CommandProbe, probe_command
@@ -187,6 +188,8 @@ def compared_command_probe(
         try:
             with output.progress("dry run") as show:
                 answer = command_answer(request, timeout_s=settings.get("timeout_s", 1800.0), on_progress=show)
+        except NoEngineError:
+            raise  # there is no step to measure
         except DryRunError as error:
             output.say(f"no dry run for comparison: {error.reason}")
         else:

@@ -73,7 +73,11 @@ def dry_run_command(
         else:
             raise DryRunError("the command starts itself again and again", phase="start")
     if "error" in answer:
-        raise error(answer)
+        failure = error(answer)
+        if isinstance(failure, NoEngineError) and asked.config_file is not None:
+            failure.why = "nothing in it takes a DeepSpeed configuration"
+            failure.fix = "train by deepspeed.initialize, accelerate or a Trainer"
+        raise failure
     found = from_json(CommandResult, answer["result"])
     seen = found.observed
     if asked.rows is None and seen.rows and seen.ended == "script" and seen.steps < 2:

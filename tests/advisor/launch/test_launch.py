@@ -519,7 +519,7 @@ def test_the_file_in_front_is_the_one_that_trains(folder: Path) -> None:
         (["--resume_from_checkpoint"], True, "out/checkpoint-3", "; --resume_from_checkpoint, if the script passes it"),
         ([], True, "out/checkpoint-3", "; trainer.train(resume_from_checkpoint=True) continues from it."),
         ([], True, None, "The Trainer saved no checkpoint."),
-        ([], False, None, "The script has no Trainer: what it saved is not known."),
+        ([], False, None, "What the script itself saved is not known here."),
     ],
 )
 def test_a_stopped_training_names_what_resumes_it(

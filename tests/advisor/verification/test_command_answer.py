@@ -9,6 +9,7 @@ import pytest
 from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.render.command import _training
+from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import InventedNumber
@@ -157,8 +158,11 @@ def test_the_change_that_helps_most(name: str) -> None:
     if expected is None:
         assert answer.best_change is None
     else:
-        assert answer.best_change == expected
-        assert f"What would help most: {expected.what}, up to {expected.saved_bytes // GIB}" in said(answer)
+        assert answer.best_change == expected and answer.fit.fits
+        words = f"What would help most: {expected.what}, up to {expected.saved_bytes // GIB}"
+        assert (words in said(answer)) == expected.is_free, "what costs speed helps only where it does not fit"
+        answer.__dict__["fit"] = Fit(0.0, 0.0, reason="needs 2 x the VRAM", utilization=2.0, limit="gpu")
+        assert words in said(answer)
 
 
 def test_the_training_is_described() -> None:
