@@ -111,8 +111,11 @@ class Monitor:
             message = f"{started} ranks were started, but the engine has {joined}: they train copies of the model"
             return failure("fewer_ranks", records.step, message, "the size of torch's process group")
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
+            finite = [step for step, loss in records.losses if not math.isnan(loss)]
+            since = next(step for step, _ in records.losses if not finite or step > finite[-1])
             evidence = f"the losses of the last {_NAN_STEPS} steps"
-            return failure("nan_loss", records.step, "the loss is NaN", evidence)
+            message = f"the loss is NaN since step {since}, so the training was ended"
+            return failure("nan_loss", records.step, message, evidence)
         if first is not None and first <= resumed:
             message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")

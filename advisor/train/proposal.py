@@ -82,6 +82,11 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
             )
 
 
+def steps_per_epoch(samples: Samples, global_batch: int) -> int:
+    """The Trainer's optimizer steps in an epoch. The last one may have fewer samples; none has those of two epochs."""
+    return math.ceil(samples.train_samples / global_batch)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
     """A training before it starts."""
@@ -100,6 +105,10 @@ class Proposal:
     def chosen(self) -> Candidate:
         assert self.answer.recommended is not None
         return self.answer.recommended
+
+    @property
+    def epochs(self) -> float:
+        return self.steps / steps_per_epoch(self.samples, self.answer.question.workload.global_batch_size or 1)
 
     @property
     def training_s(self) -> float:
@@ -165,7 +174,7 @@ def propose(
     answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload
     assert workload.global_batch_size is not None, "the question has one"
-    job = samples_job(samples, settings.epochs or EPOCHS)
+    epochs, of_an_epoch = settings.epochs or EPOCHS, steps_per_epoch(samples, workload.global_batch_size)
     return Proposal(
         settings=settings,
         folder=folder,
@@ -173,7 +182,7 @@ def propose(
         evaluation=evaluation,
         samples=samples,
         answer=answer,
-        steps=settings.max_steps or job.steps(workload.global_batch_size, samples.seq_len),
+        steps=settings.max_steps or math.ceil(epochs * of_an_epoch),
         learning_rate=settings.learning_rate or LEARNING_RATES[workload.method],
     )
 

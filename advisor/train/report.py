@@ -198,7 +198,7 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
     method, machines = capitalised(method_title(question.workload)), cluster_title(question.cluster)
     takes = f", {_duration(proposed)} without the start" if _is_timed(proposed) else ""
     saves = f", a checkpoint every {every}" if every else ""
-    epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
+    epochs = proposed.epochs
     words = f"({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of {proposed.learning_rate:g}"
     facts = plan_facts(question, chosen)[0 if _is_timed(proposed) else 1 :]
     yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")

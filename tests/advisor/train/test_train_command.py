@@ -109,8 +109,10 @@ def test_options_take_precedence_over_defaults(ask: Ask) -> None:
     _, printed, _ = ask("--dry --seq-len 20 --global-batch 6 --max-steps 7 --learning-rate 0.5")
     assert "sequence 20 tokens (95th percentile" in printed and "; rows cut: 40" in printed
     assert "batch 6 samples" in printed
-    assert "steps 7 (1.05 epochs) at a learning rate of 0.5" in printed
+    assert "steps 7 (1 epoch) at a learning rate of 0.5" in printed
     assert "a learning rate of 0.0002" in ask("--dry --method lora")[1]
+    # The Trainer's epoch of 36 samples has 5 steps of 8, of which the last has 4 samples.
+    assert "steps 10 (2 epochs)" in ask("--dry --eval-split 0.1 --epochs 2 --global-batch 8")[1]
 
 
 def test_a_recorded_file_is_trained_as_it_is(
