@@ -16,7 +16,7 @@ from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration, chance
 from ..text.job import whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title
-from ..text.units import count, counted_noun, gib, percent, rate, rough_rate, whole_gib
+from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
 from .recommendation import Recommendation
@@ -67,7 +67,7 @@ def speed_fact(question: Question, chosen: Candidate) -> Fact:
     words = f"{question.model.unit}/s"
     if between is not None:
         low, high = between
-        words = f"{words} ({rough_rate(low)} to {rough_rate(high)} in 80 % of runs)"
+        words = f"{words} ({' to '.join(rough_rates(low, high, chosen.tokens_per_s))} in 80 % of runs)"
     if ranks > 1:
         words = f"{words}, {rate(chosen.tokens_per_s / ranks)} per {device_label(cluster)}"
     sequences = OBJECTIVES[question.workload.objective].sequences

@@ -15,7 +15,7 @@ from ..question.machine_parts import parse_size
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import hours, money
-from ..text.units import gib, rate, rough_rate, whole_gib
+from ..text.units import gib, rate, rough_rates, whole_gib
 from .comparison import ComparisonContext, build_side
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
@@ -126,8 +126,7 @@ def _figures(
     ends, duration, price = time.tokens_per_s_range, candidate_duration(question, candidate), question.price
     speed: str = f"{rate(time.tokens_per_s)} tokens/s"
     if ends is not None:
-        interval = f"{rough_rate(ends[0])} to {rough_rate(ends[1])}"
-        speed = f"{speed} ({interval})"
+        speed = f"{speed} ({' to '.join(rough_rates(*ends, time.tokens_per_s))})"
     found: dict[RequirementName, tuple[float, str, Callable[[Any], str]]] = {
         "memory": (needed, f"{gib(needed)} GiB per GPU", gib),
         "ram": (host, f"{gib(host)} GiB per node", gib),

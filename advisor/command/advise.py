@@ -31,7 +31,7 @@ from ..question.cluster import build_cluster
 from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate
-from ..text.units import capitalised, counted_noun, ended
+from ..text.units import capitalised, ended
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
 from .advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice, Proof, observed_candidate
@@ -106,8 +106,15 @@ def advise_command(
     )
     remarks = list[str]()
     if words != typed:
-        ranks = counted_noun(cluster.world_size, "rank")
-        remarks.append(f"The command starts another number of ranks than --gpus has; this answer is for {ranks}.")
+        was, now = next(
+            (each[0].rpartition("=")[2], each[1].rpartition("=")[2])
+            for each in zip(typed, words, strict=True)
+            if each[0] != each[1]
+        )
+        remarks.append(
+            f"The command starts {was} ranks, and --gpus has {now}: the answer is for {now}, whose step has "
+            f"{int(now) / int(was):.3g} x the samples."
+        )
     try:
         today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
     except NoEngineError:

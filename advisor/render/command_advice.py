@@ -79,14 +79,14 @@ def advice_verdict(answer: CommandAdvice) -> Verdict:
 
 def today_and_advised(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield today's training beside the advised one, both by their dry runs."""
+    for remark in answer.remarks:
+        yield doc.Sentence(remark, "yellow")
     sides = {answer.today_title: _facts(answer.today, answer.today_plan)}
     if answer.proof is not None and answer.proof.answer is not None and not answer.is_needless:
         sides["advised"] = _facts(answer.proof.answer, answer.proof.candidate.plan)
     yield doc.Heading("Today and advised", "today", printed=False)
     rows = [doc.Row([name, *(side[name] for side in sides.values())]) for name in sides[answer.today_title]]
     yield doc.Table(["", *sides], rows)
-    for remark in answer.remarks:
-        yield doc.Sentence(remark, "yellow")
 
 
 def gain(answer: CommandAdvice) -> Iterator[doc.Block]:

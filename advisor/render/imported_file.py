@@ -23,7 +23,7 @@ from ..importers.rewrite import changed_keys
 from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
-from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rate, times
+from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures
@@ -183,7 +183,7 @@ def _facts(question: Question, candidate: Candidate) -> dict[str, str]:
         f"{device_label(cluster)} GiB": f"{gib(candidate.device_bytes)} of {gib(cluster.gpu.memory_bytes)}",
         "RAM GiB": host if have is None else f"{host} of {gib(have)}",
         f"{question.model.unit}/s": rate(candidate.tokens_per_s),
-        "  80 % of runs": "-".join(map(rough_rate, between)) if between else doc.NOTHING,
+        "  80 % of runs": "-".join(rough_rates(*between, candidate.tokens_per_s)) if between else doc.NOTHING,
     }
 
 

@@ -80,9 +80,14 @@ def rate(per_s: float) -> str:
     return f"{per_s:.0f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
-def rough_rate(per_s: float) -> str:
-    """Return tokens per second with two significant digits, for the ends of an interval."""
-    return rate(float(f"{per_s:.2g}"))
+def rough_rates(low: float, high: float, middle: float) -> tuple[str, str]:
+    """Return the ends of an interval of tokens per second with two significant digits. It has the middle: where an end
+    would pass it, that end is rounded outwards."""
+    ends = [float(f"{end:.2g}") for end in (low, high)]
+    units = [10.0 ** (int(f"{end:e}".partition("e")[2]) - 1) for end in ends]
+    ends[0] -= units[0] * (ends[0] > middle)
+    ends[1] += units[1] * (ends[1] < middle)
+    return rate(ends[0]), rate(ends[1])
 
 
 def loss_figure(loss: float) -> str:

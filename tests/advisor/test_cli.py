@@ -21,6 +21,7 @@ from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.terminal import print_blocks
 from ds_advise.advisor.question.options import GROUPS, OPTIONS
 from ds_advise.advisor.text.lines import commands, sentence, wrapped
+from ds_advise.advisor.text.units import rough_rates
 from ds_advise.estimators.errors import error_line
 from ds_advise.estimators.models import catalogue
 from rich.cells import cell_len
@@ -506,3 +507,16 @@ def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: 
 )
 def test_a_fix_goes_on_in_the_line_of_its_error(fix: str, line: str) -> None:
     assert error_line("it failed", "why", fix) == line
+
+
+@pytest.mark.parametrize(
+    ("interval", "shown"),
+    [
+        ((12_100, 13_400, 13_380), ("12,000", "14,000")),
+        ((1_130, 1_764, 1_490), ("1,100", "1,800")),
+        ((0.516, 0.6, 0.515), ("0.51", "0.6")),
+        ((25.6, 31.0, 25.5), ("25", "31")),
+    ],
+)
+def test_an_interval_has_its_estimate(interval: tuple[float, float, float], shown: tuple[str, str]) -> None:
+    assert rough_rates(*interval) == shown
