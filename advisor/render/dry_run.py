@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -48,6 +50,11 @@ _SMALL_BYTES = GIB_BYTES // 10
 
 _MODULES, _TENSORS = 10, 20
 """Largest number of modules and tensors that are listed."""
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""The number of a layer in a module's name."""
+
+_OF_NO_MODULE = "(of no single module: flat buffers, optimizer)"
 
 _LEAST_SHARE = 0.01
 """Share of the peak below which a module or tensor is not listed."""
@@ -351,19 +358,27 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
     yield doc.Heading("The peak and the step", "peak", printed=False)
     yield doc.Beside([doc.Sentence(title, "bold"), memory], times)
     least = _LEAST_SHARE * peak.allocated_bytes_per_gpu
-    modules = [pair for pair in sorted(peak.by_module.items(), key=lambda pair: -pair[1]) if pair[1] >= least]
+    modules = [(name, size) for name, size in _by_layer(peak.by_module) if size >= least]
     tensors = (
         (each.size_bytes, component_title(each.category), each.dtype, "x".join(map(str, each.shape)), each.module)
         for each in peak.largest[:_TENSORS]
         if each.size_bytes >= least
     )
-    module_rows = [_sized(unit, size, name or "(no module)") for name, size in modules[:_MODULES]]
+    module_rows = [_sized(unit, size, name or _OF_NO_MODULE) for name, size in modules[:_MODULES]]
     tensor_rows = [_sized(unit, *each) for each in tensors]
     for name, table in (
         ("Largest modules at the peak", doc.Table([unit.title, "module"], module_rows)),
         ("Largest tensors at the peak", doc.Table([unit.title, "what", "type", "shape", "module"], tensor_rows)),
     ):
         yield from (doc.Heading(name, name.split()[1]), table) if explain else (doc.Folded(name, [table]),)
+
+
+def _by_layer(by_module: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the modules with their bytes, the largest first; those of all layers are one, `model.layers.*.mlp`."""
+    sizes = Counter[str]()
+    for name, size in by_module.items():
+        sizes[_NUMBER.sub("*", name)] += size
+    return sizes.most_common()
 
 
 def _unit(largest_bytes: int) -> Unit:

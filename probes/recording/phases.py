@@ -96,17 +96,23 @@ class PhaseRecorder:
         )
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
-        """Assign category and module to every storage held by the module or an optimizer."""
-        seen: set[int] = set()
+        """Assign category and module to every storage held by the module or an optimizer. A storage that several
+        modules share, as ZeRO's flat buffers, is of none."""
+        seen: dict[int, str] = {}
         for tensor, category, name in owners(module, optimizer):
             life = self.ledger.find_storage(tensor)
+            if life is None:
+                continue
+            owner = name.rpartition(".")[0]
             # The first owner counts: `owners` yields parameters before the buffers that hold them.
-            if life is not None and id(life) not in seen:
-                seen.add(id(life))
+            if id(life) not in seen:
+                seen[id(life)] = owner
                 life.category = category
                 life.owned = True
                 if name:
-                    life.module = name.rpartition(".")[0]
+                    life.module = owner
+            elif name and owner != seen[id(life)]:
+                life.module = ""
 
     def name_gradients(self, module: torch.nn.Module) -> None:
         """Classify each weight's gradient when autograd delivers it; earlier it cannot be identified."""

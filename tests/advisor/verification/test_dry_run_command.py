@@ -18,7 +18,7 @@ from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
 from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
-from ds_advise.advisor.render.dry_run import _phases
+from ds_advise.advisor.render.dry_run import _by_layer, _phases
 from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
@@ -205,6 +205,12 @@ def test_the_legend_has_every_family_of_the_areas_even_where_it_is_thin() -> Non
     shown = "".join(file.getvalue().split())
     counted = {ink: shown.count(MEMORY_FAMILIES[ink].replace(" ", "")) for ink in layers}
     assert counted == {"weights": 2, "buffers": 0, "optimizer": 1, "loss": 2}
+
+
+def test_modules_of_all_layers_are_one() -> None:
+    sizes = {"model.layers.0.mlp": 3, "model.layers.11.mlp": 4, "model.norm2": 2, "": 9, "h.1": 1, "h.2": 1}
+    expected = [("", 9), ("model.layers.*.mlp", 7), ("model.norm2", 2), ("h.*", 2)]
+    assert _by_layer(sizes) == expected
 
 
 @pytest.mark.parametrize(("peak_bytes", "unit"), [(2**30, "GiB"), (2**20, "MiB")])

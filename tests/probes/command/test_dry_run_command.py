@@ -435,6 +435,8 @@ for _ in range(3):
     on_cpu, on_gpu = (each["peak"]["by_category"]["buckets"] for each in found.values())
     assert 4 * trained <= on_cpu <= 2 * 4 * (trained + 512) and on_gpu >= 4 * 500_000_000
     assert found["cpu"]["required_host_bytes_per_node"] < 2 * 2**30
+    by_module = found["2xA100-40GB"]["peak"]["by_module"]
+    assert by_module.get("0", 0) < 4 * trained < by_module[""], "a flat buffer is of no single module"
     assert found["cpu"]["peak"]["required_bytes_per_gpu"] == found["cpu"]["peak"]["reserved_bytes_per_gpu"]
 
 
