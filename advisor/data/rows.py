@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,7 @@ def read_rows(path: Path, cache: Path) -> Dataset:
             return datasets.Dataset.from_parquet(str(path), **options)
         if suffix == ".txt":
             return datasets.Dataset.from_text(str(path), keep_linebreaks=True, **options)
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs the error that it raises
         return datasets.Dataset.from_json(str(path), **options)
     except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as problem:
         first: BaseException = problem
@@ -132,10 +134,24 @@ def read_rows(path: Path, cache: Path) -> Dataset:
             raise unreadable(path, first) from None
         if isinstance(first, StopIteration) or any(words in str(first) for words in _EMPTY):
             raise no_rows(path) from None
-        reason = (str(first).splitlines() or [type(first).__name__])[0][:200]
+        reason, where = (str(first).splitlines() or [type(first).__name__])[0][:200], "its rows"
+        if suffix in (".jsonl", ".ndjson") and (broken := _broken_line(path)) is not None:
+            number, reason = broken
+            where = f"line {number}"
         raise DataError(
-            f"{path.name}: its rows cannot be read ({reason})", why="every row must be one whole sample", fix=_FIX
+            f"{path.name}: {where} cannot be read ({reason})", why="every row must be one whole sample", fix=_FIX
         ) from problem
+
+
+def _broken_line(path: Path) -> tuple[int, str] | None:
+    """The number of the first line that is no JSON, from 1, and what is wrong; None if there is none."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, 1):
+            try:
+                json.loads(text if text.strip() else "null")
+            except json.JSONDecodeError as problem:
+                return number, f"{problem.msg} at column {problem.colno}"
+    return None
 
 
 def no_rows(path: Path, what: str = "no rows") -> DataError:

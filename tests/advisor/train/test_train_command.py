@@ -151,7 +151,7 @@ def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> Non
     """Once a broken row is repaired, the same command works."""
     whole = data.read_text()
     data.write_text("{")
-    assert "chats.jsonl: its rows cannot be read" in ask()[2]
+    assert "chats.jsonl: line 1 cannot be read (Expecting property name" in ask()[2]
     data.write_text(whole)
     code, printed, error = ask("--memory 10MB")
     assert (code, error) == (1, "")
