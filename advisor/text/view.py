@@ -95,7 +95,7 @@ class View:
 
     @property
     def steps(self) -> str:
-        return f"{self.step:,}/{self.total_steps:,}" if self.total_steps else f"{self.step:,}"
+        return f"{self.step}/{self.total_steps}" if self.total_steps else f"{self.step}"
 
     @property
     def left(self) -> str:
