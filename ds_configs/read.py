@@ -162,7 +162,7 @@ def needs_quantizer(config: Mapping[str, Any]) -> bool:
     runtime/zero/partition_parameters.py `Init`, runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
     zero = _zero_block(config)
     frozen = _flag(zero, "zero_quantized_nontrainable_weights", default=False)
-    return _number(zero, "stage", default=0, highest=3) == 3 and (frozen or quantizes_collectives(config))
+    return zero_stage_in(config) == 3 and (frozen or quantizes_collectives(config))
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
@@ -218,6 +218,11 @@ def optimizer_step_in(config: Mapping[str, Any], workload: Workload) -> Optimize
 def offload_device_in(config: Mapping[str, Any], block: str = "offload_optimizer") -> Any:
     """The device of an offload block, as written; "none" without one."""
     return _block(_block(config, "zero_optimization"), block).get("device", "none")
+
+
+def zero_stage_in(config: Mapping[str, Any]) -> int:
+    """The ZeRO stage of a configuration; 0 without one."""
+    return _number(_zero_block(config), "stage", default=0, highest=3)
 
 
 def reduce_bucket_size_in(config: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...ds_configs.read import zero_stage_in
 from ...estimators.estimate import total_bytes
 from ...estimators.json_form import from_attributes, to_json
 from ...estimators.memory.batch_independent import INITIALIZE_SHARE
@@ -104,7 +105,7 @@ class DryRunAnswer:
     def flattens(self) -> bool:
         """Whether the peak before the first iteration is the second copy of the weights of stages 1 and 2."""
         phases = {phase.phase: phase.gpu_peak_bytes for phase in self.result.phases if not phase.iteration}
-        is_flat = self.result.config.get("zero_optimization", {}).get("stage") in (1, 2)
+        is_flat = zero_stage_in(self.result.config) in (1, 2)
         return is_flat and phases.get("initialize", 0) > phases.get("load", 0)
 
     @property

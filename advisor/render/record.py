@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.files import config_text
-from ...ds_configs.read import offload_device_in
+from ...ds_configs.read import offload_device_in, zero_stage_in
 from ...estimators.json_form import from_json
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
@@ -143,7 +143,7 @@ def plan_of(record: Record) -> Plan:
     devices: dict[str, Any] = {block: offload_device_in(config, block) for block in blocks}
     micro, steps = (config.get(key, "auto") for key in (MICRO_BATCH, ACCUMULATION))
     return Plan(
-        zero_stage=(config.get("zero_optimization") or {}).get("stage", 0),
+        zero_stage=zero_stage_in(config),  # type: ignore[arg-type]  # 0 to 3
         micro_batch_size=1 if micro == "auto" else micro,
         gradient_accumulation_steps=1 if steps == "auto" else steps,
         **devices,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...ds_configs.files import CONFIG_NAME, read_json_object, write_config
+from ...ds_configs.read import zero_stage_in
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import from_json
 from ...estimators.workload import Workload
@@ -86,7 +87,7 @@ class TrainingFolder:
                 raise ConfigFileError(
                     f"{path} {problem}", why="the training needs it", fix=f"copy the whole folder, or {_REPAIR}"
                 )
-        stage = read_ds_config(self.ds_config).get("zero_optimization", {}).get("stage", 0)
+        stage = zero_stage_in(read_ds_config(self.ds_config))
         if job.zero_stage is not None and CHECKPOINT_LAYOUTS.get(stage) != CHECKPOINT_LAYOUTS[job.zero_stage]:
             raise ConfigFileError(
                 f"{self.ds_config} has ZeRO stage {stage}, the training to resume {job.zero_stage}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...ds_configs.read import zero_stage_in
 from ...estimators.estimate import total_bytes
 from ...estimators.hardware import Cluster
 from ...estimators.memory.device_overhead import heap_overhead, library_workspace, outside_allocator
@@ -179,7 +180,7 @@ def add_overhead(result: DryRunResult, cluster: Cluster) -> DryRunResult:
             required_bytes_per_gpu=reserved.required_bytes_per_gpu + workspace,
         )
 
-    outside = total_bytes(outside_allocator(cluster, int(result.config.get("zero_optimization", {}).get("stage", 0))))
+    outside = total_bytes(outside_allocator(cluster, zero_stage_in(result.config)))
     whole = replace(
         peak,
         allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace,
