@@ -224,7 +224,12 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     when = ""
     if peak.host_bytes_per_node and peak.host_bytes_per_node == cluster.gpus_per_node * result.peak_loading_host_bytes:
         when = " while the model loads"
-    yield f"Host RAM: {gib(processes)} GiB for the processes, and at most {gib(tensors)} GiB of tensors{when}."
+    fullest = max(result.phases, key=lambda phase: phase.host_held_peak_bytes)
+    rounding = cluster.gpus_per_node * (fullest.host_held_peak_bytes - fullest.host_peak_bytes)
+    rounded = ""
+    if not cluster.gpu.is_cpu and gib(rounding) != gib(0):
+        rounded = f"; {gib(rounding)} of them are added by torch, which rounds a pinned block up to a power of two"
+    yield f"Host RAM: {gib(processes)} GiB for the processes, and at most {gib(tensors)} GiB of tensors{when}{rounded}."
     if not is_timed(cluster):
         yield UNTIMED
     if answer.step is not None:

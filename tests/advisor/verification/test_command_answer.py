@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.render.command import _training
+from ds_advise.advisor.render.dry_run import _notes
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import InventedNumber
-from ds_advise.probes.recording.result import DryRunResult, Peak, Reserved
+from ds_advise.probes.recording.result import DryRunResult, Peak, PhaseMemory, Reserved
 from ds_advise.probes.run import Run
 
 from tests.advisor.observed_training import ARGUMENTS, ENGINE, GIB, OBSERVED, TRAINING
@@ -223,3 +224,14 @@ def test_tokens_of_a_step(shapes: dict[str, Any], tokens: int) -> None:
     """8 ranks make 4 micro steps; samples count where there are no tokens."""
     of_samples = replace(answer_of(batch_shapes=shapes).found, training=replace(TRAINING, seq_len=0))
     assert tokens_per_step(of_samples) == tokens
+
+
+@pytest.mark.parametrize(("held", "shown"), [(5 * GIB, True), (4 * GIB, False)])
+def test_what_pinned_blocks_are_rounded_up_is_named(held: int, shown: bool) -> None:
+    """8 ranks hold 1 GiB more than their tensors."""
+    sizes = {field.name: 0 for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")}
+    sizes |= {"host_peak_bytes": 4 * GIB, "host_held_peak_bytes": held}
+    plain = answer_of()
+    result = replace(plain.result, phases=(PhaseMemory(iteration=1, phase="step", **sizes),))
+    notes = " ".join(_notes(replace(plain, result=result)))
+    assert ("8.0 of them are added by torch, which rounds a pinned block up to a power of two" in notes) == shown
