@@ -235,7 +235,7 @@ def test_a_missing_file_is_named_with_the_nearest_one(line: str, message: str, f
 @pytest.mark.parametrize(
     "line",
     [
-        "torchrun train.py --deepspeed '{\"fp16\": {\"init.x\": 1}}'",
+        'torchrun train.py --deepspeed \'{"fp16": {"init.x": 1}}\'',
         "torchrun train.py --deepspeed eyJmcDE2Ijoge319",
         "deepspeed train.py --deepspeed --lr 1.5",
         "deepspeed train.py --deepspeed",
