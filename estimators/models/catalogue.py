@@ -11,8 +11,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
-from os.path import commonprefix
+from itertools import pairwise, takewhile
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +125,7 @@ def nearest(name: str, n: int, *, least: float) -> list[str]:
         likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
         if likeness >= least:
             distance = abs(log(size / own_size)) if own == family and size and own_size else inf
-            beginning = len(commonprefix((wanted, known.key)))
+            beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
             found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
     return list(dict.fromkeys(hub_id for *_, hub_id in sorted(found)))[:n]
 
