@@ -13,7 +13,7 @@ from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import Cell, Figure, Row, Snippet, Table, make_figure
+from ..document.blocks import Cell, Figure, Row, Table, make_figure
 from ..document.charts import GIB
 from ..text.labels import batch_label
 from ..text.units import age, amount, amounts, count, counted_noun, rate, size, times
@@ -153,7 +153,7 @@ def _result(record: Record) -> list[Cell]:
     elif figures.tokens_per_s is None:
         speed = make_figure(figures.step_s, lambda step_s: f"{duration(step_s)} a step")
     if failure := failure_of(record):
-        return [*cells, *([speed] if speed.value is not None else []), Snippet(failure, "bad")]
+        return [*cells, *([speed] if speed.value is not None else []), Figure(failure, style="bad")]
     sizes = (make_figure(each, GIB.part) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
     return [*cells, speed, *sizes]
 

@@ -145,6 +145,16 @@ def test_a_record_is_one_line(
     assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
 
 
+def test_a_failure_is_red_in_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its text extends over the columns of the figures."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Store().add(replace(PROBE, result=FAILED))
+    run(["history"])
+    assert "\x1b[1;31mout of memory\x1b[0m" in capsys.readouterr().out
+
+
 def test_the_training_of_a_command_has_the_name_of_its_script(capsys: pytest.CaptureFixture[str]) -> None:
     """In the list and on the page, which also has the model and the sequence that were observed."""
     command = {"command": "torchrun --nproc_per_node 2 src/train.py --bf16", "observed_seq_len": 4096}
