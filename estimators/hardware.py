@@ -421,16 +421,23 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def nearest_names(name: str, least: float = 0.0) -> list[str]:
-    """Return up to three names of GPUs, the most similar first. least: the share of equal characters."""
+    """Return up to three names of GPUs, the most similar first. least: the share of equal characters, among which are
+    a digit and the letter that looks like it."""
     from difflib import SequenceMatcher
 
+    def seen(text: str) -> str:
+        return text.translate(_LOOK_ALIKE)
+
     # Aliases are compared too: a driver's own name of a card may be nearer to the given one than its usual name.
-    wanted = _normal(name)[:100]  # the comparison takes quadratic time
+    wanted = seen(_normal(name)[:100])  # the comparison takes quadratic time
     likeness = {
-        gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
+        gpu.name: max(SequenceMatcher(None, wanted, seen(spelling)).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)
     }
     return [known for known in sorted(likeness, key=lambda known: -likeness[known])[:3] if likeness[known] >= least]
+
+
+_LOOK_ALIKE = str.maketrans("oil", "011")
 
 
 @lru_cache(maxsize=1)

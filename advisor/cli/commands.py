@@ -31,7 +31,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "This machine": {
         "doctor": ("machine:doctor", "Find what makes trainings fail or slow on this machine."),
         "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
-        "history": ("machine:history", "List, export or remove measurements."),
+        "history": ("machine:history", "List measurements, print them as JSON, or remove them."),
         "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
     },
     "For other programs": {

@@ -93,9 +93,12 @@ def explain(
     from ..answer.explained_key import is_key
     from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
+    from ..question.gpu_text import meant_gpus
     from ..render.explanation import explanation_blocks, part_blocks
     from ..text.labels import component_title
 
+    if meant_gpus(" ".join(part)):  # no part of a plan
+        raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
     path, of_file = Path(model), question | ({"model": costs_of} if costs_of else {})
     is_file = is_ds_config(path) or (costs_of is not None and path.suffix.lower() == ".json")
     if len(part) == 1 and {*"_."} & {*part[0]} and is_key(part[0]):  # titles of parts have neither
@@ -140,13 +143,11 @@ def _of_question(
     from ..advise import build_question, strategy_candidate
     from ..answer.explained_key import split_settings
     from ..answer.explanation import explain as explain_answer
-    from ..answer.explanation import explain_plan
+    from ..answer.explanation import explain_plan, shown_candidate
     from ..answer.key_costs import without_costs
     from ..question.other_names import known_plan
     from ..question.workload import named_settings
 
-    if settings is not None and strategy is None:
-        raise click.UsageError("--set needs --strategy: name the plan to change")
     if strategy is not None:
         known_plan(strategy)
     _refuse_unknown(model)
@@ -154,7 +155,8 @@ def _of_question(
     if settings is None and strategy not in get_args(PlainPyTorch):
         return explain_answer(answer_question(built), strategy=strategy)
     kept, keys = split_settings(named_settings(settings or ""))
-    candidate = strategy_candidate(built, strategy or "", kept)
+    changed = strategy or shown_candidate(answer_question(built)).plan.strategy
+    candidate = strategy_candidate(built, changed, kept)
     for line in without_costs(keys, candidate.plan):
         output.say(line)
     return explain_plan(candidate, built)

@@ -90,7 +90,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     \b
     ds-advise history
     ds-advise history 12
-    ds-advise history 12 --json
+    ds-advise history --json > records.json
     ds-advise history --forget 3 5
     ds-advise history --forget all
 

@@ -88,8 +88,12 @@ class AdviseByDefault(click.Group):
             if meant := _misspelled_command(context, args):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             if args[0] in _WORDS:
-                raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {_WORDS[args[0]]}")
+                of = [*args[1:2]] if args[0] == "help" and args[1:2] and args[1] in COMMANDS else []
+                option = " ".join([*of, _WORDS[args[0]]])
+                raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {option}")
             args = ["advise", *args]
+        elif args[1:] == ["help"] and not Path("help").exists():
+            raise click.UsageError(f"the help of {args[0]} is an option; write ds-advise {args[0]} --help")
         return super().parse_args(context, args or ["--help"])
 
     def resolve_command(
@@ -239,7 +243,6 @@ def run(args: list[str]) -> int:
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
     from . import mistakes  # imported here: an answer does not need it
-    from .typed_line import options_of
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = command_named(name)
@@ -250,10 +253,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             message = f"no such option {error.option_name}"
             if not (fix := mistakes.divided_command(args, command)):
                 fix = mistakes.instead_of(error.option_name, args, command)
-            if not fix or fix.endswith("?"):
-                owners = [other for other in COMMANDS if error.option_name in options_of(command_named(other))]
-                if owners:
-                    return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
+            if not fix and (owners := mistakes.owners_of(error.option_name)):
+                return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
@@ -261,7 +262,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case click.BadParameter():
             fix = mistakes.near_choice(error, command)
             message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range from \1 to \2", message)
-            if " is not one of " in message and fix.startswith("write") and "|" in fix:  # it has the choices
+            if " is not one of " in message and fix.startswith("write") and " or " in fix:  # it has the choices
                 message = message.partition(" is not one of ")[0] + " is not possible"
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
             fix = mistakes.instead_of_word(extra[1].split(), args, command)

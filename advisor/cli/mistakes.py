@@ -12,6 +12,7 @@ import click
 from ...estimators.plan import STRATEGIES
 from ..question.gpu_text import meant_gpus
 from ..question.other_names import advice_for, meant_choice, other_name
+from ..text.units import alternatives
 from .commands import COMMANDS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
@@ -52,7 +53,28 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if advice and not (_is_misspelled(own, near) and _accepts(known[near], value)):
         meant = strategy or next((each for each in STRATEGIES if value in (each, each.removeprefix("zero"))), "zero3")
         return _with_question(advice.replace("zero3", meant), args, command)
+    if owners := owners_of(own):
+        return _line_of(owners, args, command)
+    if near in known and not known[near].is_flag and _is_misspelled(own, near) and _accepts(known[near], value):
+        choices = choices_of(known[near])
+        if value := meant_choice(value, choices) if choices else value:
+            return f"write {near} {value}"
     return f"did you mean {near}?" if near else ""
+
+
+def owners_of(option: str) -> list[str]:
+    """Return the commands that have an option."""
+    return [name for name in COMMANDS if option in named_options(command_named(name))]
+
+
+def _line_of(owners: Sequence[str], args: Sequence[str], command: click.Command) -> str:
+    """Return the line for the first owner of an option that answers for a model; "" if none does, or none is typed."""
+    arguments = {name: [each.name for each in command_named(name).params] for name in owners}
+    owner = next((name for name in owners if arguments[name][:1] == ["model"]), "")
+    if not owner or not any(map(is_model, args)):
+        return ""
+    name = [] if owner == "advise" else [owner]
+    return f"write {line([*name, *question_for(command_named(owner), args, command)])}"
 
 
 _HELP = ("--help", "--help-all", "--version")
@@ -105,7 +127,7 @@ def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     """Return the option with the given value, if it has one: `--micro-batch {N}` as `--micro-batch 4`; of an option
     with choices with the choice that is meant."""
     if choices and not (value := meant_choice(value, choices)):
-        value = "|".join(choices)
+        value = alternatives(choices)
     return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
 
 
@@ -132,7 +154,7 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write {line([named, *(each for each in rest if each != named)])}"
     # `--gpus H100 80GB`, `--gpus 2 x A100`
     whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
-    if "--gpus" in known and (found := (gpus and meant_gpus(whole)) or meant_gpus(word)):
+    if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word)):
         return f"write --gpus {found}"
     first = next(iter(typed), word)
     if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
@@ -195,7 +217,8 @@ def no_option_value(name: str, command: click.Command) -> str:
     for option in command.params:
         if isinstance(option, click.Option) and name in option.opts:
             own = option.type.name  # of a count with words N|max
-            metavar = option.metavar or "|".join(choices_of(option)) or (own if "|" in own else own.upper())
+            words = choices_of(option) or own.split("|")
+            metavar = option.metavar or (alternatives(words) if words[1:] else own.upper())
             text = (option.help or "").partition("  [")[0].rstrip(".")
             return f"write {name} {metavar}" + (f" ({text})" if text else "")
     return ""
@@ -217,8 +240,10 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
         return f"write {others[0]} {value}"
     if written := other_name(value):
         return f"write {_filled(written, '', ())}"
+    if name in (advice := advice_for(value)):
+        return advice
     if choices:
-        return f"write {name} {'|'.join(choices)}"
+        return f"write {name} {alternatives(choices)}"
     return f"write {name} {_number(option, value)}"
 
 

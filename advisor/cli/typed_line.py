@@ -73,7 +73,7 @@ def words_for(command: click.Command, args: Sequence[str], typed: click.Command)
 def question_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:
     """Return the model of a line for `typed`, or MODEL, and those of its options that another command takes too."""
     rest = words_for(command, args, typed)
-    places = {*positional_places(typed, rest)}
+    places = {*positional_places(typed, rest)} & {*positional_places(command, rest)}
     model = next((rest[at] for at in sorted(places) if is_model(rest[at])), value_of("--model", rest) or "MODEL")
     return [model, *without(("--model",), [word for at, word in enumerate(rest) if at not in places], typed)]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...ds_configs.files import nearest_file
 from ...estimators.errors import DsAdviseError
 from ..text.units import counted_noun
 
@@ -76,7 +77,8 @@ def unreadable(path: Path, problem: OSError | UnicodeDecodeError) -> DataError:
     if isinstance(problem, UnicodeDecodeError):
         return DataError(f"{path}: not UTF-8 text", fix="save it as UTF-8")
     reason = os.strerror(problem.errno or 0)
-    return DataError(f"{path}: cannot be read ({reason})", fix="check --data")
+    near = nearest_file(path) if isinstance(problem, FileNotFoundError) else ""
+    return DataError(f"{path}: cannot be read ({reason})", fix=f"write {near}" if near else "check --data")
 
 
 _EMPTY = ("corresponds to no data", "at least one example")

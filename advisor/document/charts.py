@@ -26,10 +26,23 @@ class Unit(NamedTuple):
         """Return a value as in a table."""
         return (self.exact or self.write)(value)
 
+    def part(self, value: float) -> str:
+        """Return a value of which a part that is shown as 0 is distinct from nothing."""
+        return "0" if not value else "<0.01" if value < 0.005 * self.size else self.figure(value)
+
 
 GIB: Final = Unit("GiB", 2**30, lambda size: gib(int(size)))
 MIB: Final = Unit("MiB", 2**20, lambda size: mib(int(size)))
 NUMBER: Final = Unit("", 1)
+
+
+_SMALL_BYTES = 2**30 // 10
+"""A table or chart whose largest figure is below this size has MiB."""
+
+
+def memory_unit(largest_bytes: float) -> Unit:
+    """Return GiB, or MiB if the largest size is small."""
+    return MIB if largest_bytes < _SMALL_BYTES else GIB
 
 
 def time_unit(longest_s: float) -> Unit:

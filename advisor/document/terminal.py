@@ -236,10 +236,10 @@ def _print_columns(
     text = Text(f"{before}{last}".rstrip(), style=style)
     if isinstance(each.cells[0], Snippet):
         text.stylize("bold", 0, len(mark + figures[0]))
-    for at, cell in enumerate(each.cells[: len(figures)]):
+    for at, cell in enumerate(each.cells[: len(places)]):
         if isinstance(cell, Figure) and cell.style:
             begin = len("".join(places[: at + 1]))
-            text.stylize(_STYLES[cell.style], begin, begin + len(figures[at]))
+            text.stylize(_STYLES[cell.style], begin, begin + len(figures[at] if at < len(figures) else last))
     if isinstance(bar, Meter) and bar.ink:
         room = min(max(console.width, NARROWEST), WIDTH) - cell_len(before)
         text = Text(before, style=style) + terminal_charts.meter(bar.share, bar.ink, room, console)

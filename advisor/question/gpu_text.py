@@ -190,8 +190,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
     gpu, named = gpu_of_memory(gigabytes), gpus_named(name)
     if len(named) > 1:
         why = f"{name} is one of {', '.join(each.name for each in named)}"
-        fix = f"write --gpus {_word(named[-1].name)}, or the memory alone: --gpus {gigabytes:g}GB"
-        raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=why, fix=fix)
+        raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=why)
     if named:
         gpu = replace(named[0], memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
     taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
@@ -216,8 +215,13 @@ def _known_kind(kind: str) -> str:
 
 
 def _several(kind: str) -> tuple[Gpu, ...]:
-    """The GPUs with a name that does not tell them apart; none for a size."""
-    return gpus_named(kind) if _NAME.fullmatch(kind.strip()) and not _SIZE.fullmatch(kind.strip()) else ()
+    """The GPUs with a name that does not tell them apart, also beside a memory that none of them has; none for a
+    size."""
+    name = kind.strip()
+    if _SIZE.fullmatch(name) or not _NAME.fullmatch(name):
+        return ()
+    sized = _NAME_AND_SIZE.fullmatch(name)
+    return gpus_named(name) or gpus_named(sized[1] if sized else "")
 
 
 def _word(name: str) -> str:
@@ -234,7 +238,12 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
         return ClusterError(f"{shown} names no GPU", fix="write --gpus auto for those of this machine")
     if meant := meant_gpus(text):
         if _several(kind):
-            return ClusterError(error.what, why=error.why, fix=f"write --gpus {meant} or another of them")
+            fix = f"write --gpus {meant} or another of them"
+            sized = _NAME_AND_SIZE.fullmatch(kind.strip())
+            if sized and SMALLEST_GB <= float(sized[2]) <= LARGEST_GB:
+                memory = _spec(_possible(counts), f"{float(sized[2]):g}GB")
+                fix = f"write --gpus {meant}, or the memory alone: --gpus {memory}"
+            return ClusterError(error.what, why=error.why, fix=fix)
         return ClusterError(f"{shown} is not GPUs x kind", fix=f"write --gpus {meant}")
     if number := _WITHOUT_UNIT.fullmatch(kind.strip()):
         meanings = [f"{number[1]}x24GB for {number[1]} GPUs of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)

@@ -17,7 +17,15 @@ from ..data.counting import EPOCHS, count_data
 from .options import JobOptions, QuestionOptions, names_in, parse_count
 from .rollouts import build_rollouts
 
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_UNITS = {
+    1: "s sec secs second seconds",
+    60: "m min mins minute minutes",
+    3600: "h hr hrs hour hours",
+    86400: "d day days",
+}
+"""Seconds -> the names of a unit."""
+
+_SECONDS = {name: duration_s for duration_s, names in _UNITS.items() for name in names.split()}
 _MOST = 10**15
 _MOST_EPOCHS = 10_000
 
@@ -141,8 +149,8 @@ def parse_amount(of: str, text: int | str) -> int:
 
 
 def parse_duration(option: str, text: str) -> float:
-    """Seconds of `24h`, `90m` or `3d`. Raises WorkloadError for any other text."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
+    """Seconds of `24h`, `90m`, `3d` or `1 day`. Raises WorkloadError for any other text."""
+    match = re.fullmatch(rf"(\d{{1,6}}(?:\.\d{{1,3}})?)\s*({'|'.join(_SECONDS)})", text.strip().lower(), re.ASCII)
     duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not duration_s:
         is_number = re.fullmatch(r"0*[1-9]\d{0,5}(?:\.\d{1,3})?", text.strip(), re.ASCII)

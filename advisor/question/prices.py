@@ -152,7 +152,7 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
         yield Machine(
             provider=row.get("provider", ""),
             machine=row.get("machine", ""),
-            cluster=_cluster(f"{size}x{kind}", row, where, ram_factor=size if len(sizes) > 1 else 1),
+            cluster=_cluster(size if match else None, kind, row, where, ram_factor=size if len(sizes) > 1 else 1),
             most_nodes=int(nodes),
             price=_price(row, size, where),
             price_date=row.get("date", ""),
@@ -160,15 +160,16 @@ def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:
         )
 
 
-def _cluster(gpus: str, row: Mapping[str, str], where: str, *, ram_factor: int) -> Cluster:
-    """The cluster of one machine, with the network between two machines. ram_factor: factor on the row's RAM, which is
-    per GPU in a row of several sizes."""
+def _cluster(gpus: int | None, kind: str, row: Mapping[str, str], where: str, *, ram_factor: int) -> Cluster:
+    """The cluster of one machine, with the network between two machines. gpus: None if the row gives the kind alone.
+    ram_factor: factor on the row's RAM, which is per GPU in a row of several sizes."""
     try:
-        alone = parse_cluster(gpus, ram=row.get("ram") or None)
+        alone = parse_cluster(kind if gpus is None else f"{gpus}x{kind}", ram=row.get("ram") or None)
         # Two nodes, because `parse_cluster` reads an interconnect only between nodes.
-        network = parse_cluster(f"2x{gpus}", interconnect=row.get("interconnect") or None)
-    except ClusterError as error:
-        raise ClusterError(f"{where}: {error.what}", why=error.why, fix=error.fix) from None
+        network = parse_cluster(f"2x{gpus or 1}x{kind}", interconnect=row.get("interconnect") or None)
+    except ClusterError as error:  # the columns have the names of the options
+        what, why, fix = (re.sub(r"--(?=\w)", "", text) for text in (error.what, error.why, error.fix))
+        raise ClusterError(f"{where}: {what}", why=why, fix=fix) from None
     ram = alone.host_memory_bytes_per_node
     return replace(
         alone,

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 
 from ...ds_configs.files import CONFIG_NAME
@@ -17,7 +16,7 @@ from ...probes.recording.engine_hooks import BETWEEN
 from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.verdict import fit_tone
 from ..document import blocks as doc
-from ..document.charts import GIB, MIB, Bar, Lines, Panel, StackedBars, Unit
+from ..document.charts import Bar, Lines, Panel, StackedBars, Unit, memory_unit
 from ..search.candidate import Fit, chance
 from ..text.labels import (
     MEMORY_FAMILIES,
@@ -30,7 +29,6 @@ from ..text.labels import (
     plan_title,
     versions_label,
 )
-from ..text.units import GIB as GIB_BYTES
 from ..text.units import age, capitalised, gib, percent, rate, seconds
 from ..verification.prediction import UNTIMED, is_timed
 from .configuration import configuration
@@ -44,9 +42,6 @@ _UNNAMED = ("start", BETWEEN)
 
 _FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "generation", "buffers")
 """Families from the bottom of the chart to the top: persistent ones first, temporary ones above."""
-
-_SMALL_BYTES = GIB_BYTES // 10
-"""A table or chart whose largest figure is below this size has MiB."""
 
 _MODULES, _TENSORS = 10, 20
 """Largest number of modules and tensors that are listed."""
@@ -274,7 +269,7 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
     phases = answer.result.phases
     last = max(phase.iteration for phase in phases)
     shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
-    unit = _unit(max(getattr(phase, name) for phase in phases for name in shown.values()))
+    unit = memory_unit(max(getattr(phase, name) for phase in phases for name in shown.values()))
     rows, previous, own_number, repeated = list[doc.Row](), list[tuple[str, int, int]](), 0, 0
     for iteration, group in groupby(phases, key=lambda phase: phase.iteration):
         own = list(group)
@@ -290,7 +285,7 @@ def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
         previous, own_number, repeated = key, iteration, 0
         number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
         for phase in own:
-            sizes = (doc.make_figure(getattr(phase, name), partial(_figure, unit)) for name in shown.values())
+            sizes = (doc.make_figure(getattr(phase, name), unit.part) for name in shown.values())
             shown_row = doc.Row([doc.Figure(number), phase.phase, *sizes])
             if not rows or rows[-1] != shown_row:  # a Trainer saves the model, and then the engine's states
                 rows.append(shown_row)
@@ -312,7 +307,7 @@ def _timeline(answer: DryRunAnswer) -> Lines:
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
     begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
     highest = max(point.gpu_bytes for point in points)
-    is_near, unit = limit < _NEAR * highest, _unit(highest)
+    is_near, unit = limit < _NEAR * highest, memory_unit(highest)
     panel = Panel(
         title=unit.title,
         layers={family: [each.get(family, 0) for each in sizes] for family in families},
@@ -338,7 +333,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
     """Yield the tensors when each phase is highest, and the largest modules and tensors at the peak."""
     result, peak = answer.result, answer.result.peak
     by_phase = {phase: result.peak_by_phase[phase] for phase in _PHASES if phase in result.peak_by_phase}
-    unit = _unit(peak.allocated_bytes_per_gpu)
+    unit = memory_unit(peak.allocated_bytes_per_gpu)
     bars = tuple(
         Bar(label=phase, parts=memory_parts(parts), note=unit.figure(sum(parts.values())), chosen=phase == peak.phase)
         for phase, parts in by_phase.items()
@@ -384,16 +379,6 @@ def _by_layer(by_module: Mapping[str, int]) -> list[tuple[str, int]]:
     for name, size in by_module.items():
         sizes[_NUMBER.sub("*", name)] += size
     return sizes.most_common()
-
-
-def _unit(largest_bytes: int) -> Unit:
-    return MIB if largest_bytes < _SMALL_BYTES else GIB
-
-
-def _figure(unit: Unit, size_bytes: float) -> str:
-    """Return a size of which a part that is shown as 0 is distinct from nothing."""
-    smallest = 0.01 * unit.size
-    return "0" if not size_bytes else "<0.01" if size_bytes < smallest / 2 else unit.figure(size_bytes)
 
 
 def _sized(unit: Unit, size_bytes: int, *words: str) -> doc.Row:

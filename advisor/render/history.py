@@ -14,8 +14,9 @@ from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table, make_figure
+from ..document.charts import GIB
 from ..text.labels import batch_label
-from ..text.units import age, amount, amounts, count, counted_noun, gib, rate, size, times
+from ..text.units import age, amount, amounts, count, counted_noun, rate, size, times
 from ..text.units import seconds as duration
 from .record import (
     MICRO_BATCH,
@@ -87,14 +88,22 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         "what a dry run needs of each. training: the script of a command, or the model. length: tokens per sample. "
         "plan: the strategy, and micro batch x accumulation steps."
     )
+    table = Table(titles, rows, gap=1, optional=(4, 10, 3, 6, 1))
+    gpu, ram = titles.index("GPU GiB"), titles.index("RAM GiB")
+    is_cpu = _has_figure(rows, ram) and not _has_figure(rows, gpu)  # no record has GPU memory
     blocks: list[doc.Block] = [
-        Table(titles, rows, gap=1, optional=(4, 10, 3, 6, 1)),
+        table.without({gpu} if is_cpu else ()),
         doc.Gap(),
         doc.Sentence(words, "dim"),
         *([doc.Sentence("Older ones: --limit N.", "dim")] if more else []),
         *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
     ]
     return _document(blocks, data)
+
+
+def _has_figure(rows: Sequence[Row], column: int) -> bool:
+    cells = (row.cells[column] for row in rows if len(row.cells) > column)
+    return any(isinstance(cell, Figure) and cell.value is not None for cell in cells)
 
 
 def page_document(record: Record, *, path: Path) -> doc.Document:
@@ -137,13 +146,15 @@ def _result(record: Record) -> list[Cell]:
     strategy = plan.strategy if config else "-"
     length = make_figure(length_of(record), "{:,}".format)
     cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", length, f"{strategy} {batch}".strip()]
-    if failure := failure_of(record):
-        return [*cells, failure]
     figures = figures_of(record)
-    sizes = (make_figure(each, gib) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
     speed = make_figure(figures.tokens_per_s, rate)
     if figures.samples_per_s is not None:
         speed = make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
+    elif figures.tokens_per_s is None:
+        speed = make_figure(figures.step_s, lambda step_s: f"{duration(step_s)} a step")
+    if failure := failure_of(record):
+        return [*cells, *([speed] if speed.value is not None else []), Figure(failure, style="bad")]
+    sizes = (make_figure(each, GIB.part) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
     return [*cells, speed, *sizes]
 
 

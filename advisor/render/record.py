@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...ds_configs.read import offload_device_in, zero_stage_in
-from ...estimators.json_form import from_json
+from ...estimators.json_form import from_json, to_json
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.command.words import script_in
@@ -21,9 +21,10 @@ from ...probes.real_run.result import ProbeResult
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Fact, Figure, Row, Table
+from ..document.charts import memory_unit
 from ..question.options import OPTIONS
 from ..text.labels import global_batch_label, method_title, plan_title, versions_label
-from ..text.units import age, counted_noun, gib, loss_figure, printable, rate, seconds
+from ..text.units import age, counted_noun, ended, gib, loss_figure, printable, rate, seconds, shown_path
 from ..verification.contribution import machine_spec
 
 _KINDS = {"probe": "Probe", "bench": "Benchmark", "training": "Training", "dry-run": "Dry run"}
@@ -49,23 +50,24 @@ class Figures:
     """RAM of all ranks of a node."""
 
 
-_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
+_RATES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "tokens_per_s": ("tokens/s", rate),
     "samples_per_s": ("samples/s", rate),
     "step_s": ("step", seconds),
-    "needed_bytes": ("GPU GiB, needed", gib),
-    "device_bytes": ("GPU GiB, device", gib),
-    "reserved_bytes": ("GPU GiB, reserved", gib),
-    "allocated_bytes": ("GPU GiB, allocated", gib),
-    "host_bytes": ("RAM GiB, all ranks", gib),
+}
+_SIZES = {
+    "needed_bytes": "GPU {unit}, needed",
+    "device_bytes": "GPU {unit}, device",
+    "reserved_bytes": "GPU {unit}, reserved",
+    "allocated_bytes": "GPU {unit}, allocated",
+    "host_bytes": "RAM {unit}, all ranks",
 }
 
 _TITLES = {
     **{name: option.flag for name, option in OPTIONS.items() if name not in ("seq_len", "method", "software")},
-    "global_batch_size": "--global-batch",
     "rollouts": "rollouts",
 }
-"""Titles of conditions that are options, without those in the line of the training."""
+"""Titles of conditions that are options, without those in the lines of the training and of the batch."""
 
 _PHASE_COLUMNS = {"GPU peak": "gpu_peak_bytes", "GPU live": "gpu_live_bytes", "host live": "host_live_bytes"}
 
@@ -164,8 +166,8 @@ def record_document(record: Record, data: Any) -> doc.Document:
         verdict = f"It failed: {failure_of(record)}."
     elif record.kind == "dry-run":
         need, have = figures.needed_bytes, record.result.get("gpu_memory_bytes")
-        of = f" of {gib(have)}" if have else ""
-        verdict = f"The dry run needs {gib(need)}{of} GiB per GPU." if need else "The script runs."
+        unit, of = memory_unit(need or 0), f" of {gib(have)} GiB" if have else ""
+        verdict = f"The dry run needs {unit.figure(need)} {unit.title}{of} per GPU." if need else "The script runs."
         tone = "bad" if need and have and need > have else "good"
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
@@ -177,22 +179,50 @@ def record_document(record: Record, data: Any) -> doc.Document:
     title += ", simulated" if record.kind == "dry-run" else ""
     blocks: list[doc.Block] = [
         doc.Sentence(title, "bold"),
+        *_failure(failure),
         doc.Facts([Fact(name, "", printable(words)) for name, words in _facts(record) if words]),
         *_figures(record, figures),
     ]
-    if message := failure.get("message"):
-        blocks += [doc.Gap(), doc.Sentence(f"Rank {failure.get('rank')}: {printable(str(message))}")]
-        blocks.append(doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:]))
     if config := config_of(record):
-        blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(config_text(config).splitlines())]
+        text = config_text(to_json(config))  # JSON has no infinity
+        blocks += [doc.Heading("Its configuration", "configuration"), doc.Code(text.splitlines())]
+    if failure and (log := _log_of(record)):
+        words = shlex.join(["ds-advise", "why", shown_path(log)])
+        blocks += [doc.Heading("More about its failure", "why"), doc.Commands([words])]
     blocks += repeat(record)
     return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
 
 
+def _failure(failure: Mapping[str, Any]) -> Iterator[doc.Block]:
+    """Yield the error of a run that failed, and its fix if it is stored."""
+    if message := printable(str(failure.get("message", ""))):
+        rank = failure.get("rank")
+        yield doc.Sentence(message if rank is None else f"Rank {rank}: {message}")
+        yield doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:])
+    if fix := failure.get("fix"):
+        yield doc.Sentence(f"Fix: {ended(printable(str(fix)))}")
+    if message or fix:
+        yield doc.Gap()
+
+
+def _log_of(record: Record) -> Path | None:
+    """Return the log of the rank that failed first, or of the launcher if no rank did; None if it is not there."""
+    folder, rank = record.result.get("log_folder"), record.result["failure"].get("rank")
+    log = Path(folder or "", "launcher.log" if rank is None else f"rank{rank}.log")
+    return log if folder and log.is_file() else None
+
+
+_STARTERS = ("train", "launch")
+"""Commands that start a training."""
+
+
 def repeat(record: Record) -> list[doc.Block]:
-    """Return the command that repeats a run, if it is stored. A training of `train` is repeated in another output
-    folder, because it takes an empty one, and not at all if it was resumed."""
+    """Return the command that repeats a run, if it is stored; of a check before a training, the command of both. A
+    training of `train` is repeated in another output folder, because it takes an empty one, and not at all if it was
+    resumed."""
     words = shlex.split(record.workload.get("command_line", ""))
+    if record.kind != "training" and words[1:2] and words[1] in _STARTERS:
+        return [doc.Heading("It was a check of this training", "next"), doc.Commands([shlex.join(words)])]
     if words[1:2] == ["train"]:
         if "--resume" in words:
             return []
@@ -235,7 +265,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "training", f"{method_title(workload)}, {workload.seq_len:,} tokens, checkpointing {checkpointing}"
         usual = Workload()
         others = [name for name in sorted(names & {*_TITLES}) if getattr(workload, name) != getattr(usual, name)]
-        yield "options", ", ".join(f"{_TITLES[name]} {conditions[name]}" for name in others)
+        yield "settings", ", ".join(f"{_TITLES[name]} {conditions[name]}" for name in others)
     yield "plan", plan_title(plan_of(record)) if config else ""
     yield "batch", global_batch_label(config, int(result.get("world_size") or 1), "rank")
     limit = conditions.get("memory_limit_bytes")
@@ -256,8 +286,12 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     predicted, tokens = _read(stored) if stored else Figures(), record.result.get("tokens_per_step")
     if predicted.tokens_per_s and tokens:  # a step of as many tokens
         predicted = replace(predicted, step_s=tokens / predicted.tokens_per_s)
+    phases = record.result.get("phases") or ()
+    sizes = [getattr(each, name) or 0 for each in (figures, predicted) for name in _SIZES]
+    unit = memory_unit(max([*sizes, *(phase[name] for phase in phases for name in _PHASE_COLUMNS.values())]))
+    titles = {name: (title.format(unit=unit.title), unit.figure) for name, title in _SIZES.items()}
     rows = []
-    for name, (title, write) in _ROWS.items():
+    for name, (title, write) in {**_RATES, **titles}.items():
         pair = [getattr(each, name) for each in (figures, predicted)]
         if pair[0] is not None:
             rows.append(Row([title, *(doc.make_figure(value, write) for value in pair)]))
@@ -267,20 +301,21 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     table = Table(["", first, "predicted"], rows)
     yield doc.Heading("Figures", "figures")
     yield table if stored else table.without({2})
-    phases = [
+    lines = [
         Row(
             [
                 Figure(str(phase["iteration"] or "")),  # none before the first one
                 phase["phase"],
-                *(Figure(gib(phase[name])) for name in _PHASE_COLUMNS.values()),
+                *(Figure(unit.part(phase[name])) for name in _PHASE_COLUMNS.values()),
             ]
         )
-        for phase in record.result.get("phases") or ()
+        for phase in phases
     ]
-    if phases:
+    if lines:
         device = "CPU" if record.result.get("device") == "cpu" else "GPU"
+        columns = (each.replace("GPU", device) for each in _PHASE_COLUMNS)
         yield doc.Gap()
-        yield Table(["iteration", "phase (GiB)", *(each.replace("GPU", device) for each in _PHASE_COLUMNS)], phases)
+        yield Table(["iteration", f"phase ({unit.title})", *columns], lines)
 
 
 def machine_title(machine: Machine) -> str:

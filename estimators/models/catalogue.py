@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,18 +113,20 @@ def nearest_phrase(name: str) -> str:
 
 
 def nearest(name: str, n: int, *, least: float) -> list[str]:
-    """Return the hub ids of the most similar names, the nearest size first among those that differ in it alone. least:
-    the share of equal characters that they need."""
+    """Return the hub ids of the most similar names, the nearest size first among those that differ in it alone, and
+    that with the longest equal beginning among those that are as similar. least: the share of equal characters that
+    they need."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     pieces = _pieces(name.rpartition("/")[2][:100])  # the comparison takes quadratic time
     wanted, (family, size) = _keys([pieces])[0], _family_and_size(pieces)
-    found = list[tuple[float, float, str]]()
+    found = list[tuple[float, float, int, str]]()
     for known in _names():
         likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
         if likeness >= least:
             distance = abs(log(size / own_size)) if own == family and size and own_size else inf
-            found.append((distance, -likeness, _entries()[known.entry]["id"]))
+            beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
+            found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
     return list(dict.fromkeys(hub_id for *_, hub_id in sorted(found)))[:n]
 
 

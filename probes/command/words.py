@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from ...ds_configs.files import nearest_file
 from ...estimators.errors import DsAdviseError
 
 _RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CROSS_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
@@ -251,19 +252,37 @@ def script_in(words: Iterable[str]) -> str:
 
 
 def check_script(words: Sequence[str], folder: Path) -> None:
-    """Errors: the script that a command names, itself or behind a launcher, is not in `folder`."""
+    """Errors: the script that a command names, itself or behind a launcher, or its DeepSpeed configuration is not in
+    `folder`."""
     while layer := peel(words):
         words = layer.words
     program = program_of(words)
     target = program.target
-    is_script = is_python(words[0]) or target.endswith(".py") or os.sep in target
+    is_script = not program.is_module and (is_python(words[0]) or target.endswith(".py") or os.sep in target)
     if launcher := launcher_of(program):
         target = script_in(launcher[1])
         is_script = {"-m", "--module", "--no-python", "--no_python"}.isdisjoint(launcher[1])
-    elif program.is_module:
-        return
-    if target and is_script and not (folder / target).exists():
-        raise DsAdviseError(f"there is no file {target}", fix=f"give its path from {folder}")
+    for file in (target if is_script else "", *_configs_in(words)):
+        if file and not (folder / file).exists():
+            near = nearest_file(folder / file)
+            fix = f"write {Path(file).with_name(Path(near).name)}" if near else f"give its path from {folder}"
+            raise DsAdviseError(f"there is no file {file}", fix=fix)
+
+
+_CONFIG_OPTIONS = ("deepspeed", "deepspeed_config", "deepspeed_config_file")
+"""Options of the Trainer, of DeepSpeed and of `accelerate launch` that name a configuration. A script's own options,
+such as ds_config, may be read in another way."""
+
+
+def _configs_in(words: Sequence[str]) -> Iterator[str]:
+    """Yield the files of configurations that a command names. Such an option may also hold JSON or its base64, which
+    has no dot, or be a switch."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        value = value if equals else after
+        is_named = name.startswith("--") and name[2:].replace("-", "_") in _CONFIG_OPTIONS
+        if is_named and "." in value and not value.lstrip().startswith(("-", "{")):
+            yield value
 
 
 _TOOLS: Mapping[str, Sequence[str]] = {

@@ -323,7 +323,7 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("--gpuss", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")]
+    ("typed", "meant"), [("--gpuss", "--gpus"), ("--methd", "--method"), ("--sqelen", "--seq-len")]
 )
 def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
     assert run_here(["gpt2", typed, "1"]) == 2

@@ -38,7 +38,8 @@ MISTAKES = {
     "-g 2x48GB": "write --gpus 2x48GB",
     "-q": "write --quiet",
     "--versoin": "did you mean --version?",
-    "--precision fp8": "write --precision auto|bf16|fp16|fp32",
+    "--precision fp8": "fp8 is not predicted; --precision bf16 is the nearest\n",
+    "--precision int3": "'int3' is not possible; write --precision auto, bf16, fp16 or fp32\n",
     "--precision int8": "write --method qlora --quantization int8",
     "--method dpo": "write --objective dpo",
     "--objective sft": "write --objective next-token",
@@ -51,8 +52,10 @@ MISTAKES = {
     "--deepspeed ds.json": "ds-advise lint FILE",
     "--micro-batch auto": "leave --micro-batch out",
     "--optim adamw_torch": "write --optimizer adamw_torch",
-    "--epoch 3": "did you mean --epochs?",
-    "--seq-len": "write --seq-len N|max",
+    "--methd LoRA": "write --method lora\n",
+    "--methd 1": "did you mean --method?",
+    "--epoch 3": "write --epochs 3\n",
+    "--seq-len": "write --seq-len N or max",
     "2x24GB": "write --gpus 2x24GB",
     "--batch-size 0": "write --micro-batch 8\n",
     "--batch-size -4": "write --micro-batch 8\n",
@@ -64,12 +67,12 @@ MISTAKES = {
     "--optimizer FusedAdam": "pass adamw\n",
     "--optimizer nonsense": "pass one of adafactor, adagrad",
     "--token hf_abc": "set HF_TOKEN",
-    "--token 1B": "did you mean --tokens?",
+    "--token 1B": "write --tokens 1B\n",
     "--max-price 500": "see ds-advise --help-all\n",
     "qwen2.5-7b": "write one model: gpt2 or qwen2.5-7b\n",
     "explain time": "write ds-advise explain gpt2 --gpus 24GB --offline time\n",
     "--max-length 1.5": "write --seq-len 2048\n",
-    "--deadline 24h": "it is one of ds-advise rent; see ds-advise rent --help\n",
+    "--deadline 24h": "write ds-advise rent gpt2 --offline --deadline 24h\n",
     "--nvme 2TB:/mnt": "write --nvme /mnt:2TB\n",
 }
 LINES = {
@@ -109,8 +112,14 @@ LINES = {
     "--gpus 8xH100 explain gpt2": "write ds-advise explain --gpus 8xH100 gpt2\n",
     "explain 8xH100": "write ds-advise explain MODEL --gpus 8xH100\n",
     "explain 8xH100 gpt2": "write ds-advise explain gpt2 --gpus 8xH100\n",
+    "explain gpt2 8xH100": "write --gpus 8xH100\n",
+    "explain gpt2 8 H100": "write --gpus 8xH100\n",
+    "rent gpt2 --gpus 8xH100 --seq-len 8k": "write ds-advise gpt2 --gpus 8xH100 --seq-len 8k\n",
+    "rent gpt2 --price 2.5": "write ds-advise gpt2 --price 2.5\n",
+    "rent gpt2 --token 1B": "write --tokens 1B\n",
+    "lint ds.json --deadline 3h": "it is one of ds-advise rent; see ds-advise rent --help\n",
     "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",
-    "gpt4": "no model named 'gpt4'",
+    "gpt4": "no model named 'gpt4' in the catalogue: nearest names: openai-community/gpt2, ",
     "rent gpt2 qwen2.5-7b": "write one model: gpt2 or qwen2.5-7b\n",
     "rent gpt2 --max-price 500": "write --budget 500\n",
     "rent gpt2 --budget $500": "write --budget 500\n",
@@ -118,6 +127,7 @@ LINES = {
     "rent gpt2 --budget 1k": "write --budget 1000\n",
     "rent gpt2 --budget lots": "write --budget 8\n",
     "rent gpt2 --deadline 12": "write it as --deadline 12h, 12m or 12d\n",
+    "rent gpt2 --deadline 12weeks": "a number and a unit are needed",
     "rent gpt2 --deadline 0h": "it must be above 0; write it as --deadline 24h",
     "explain gpt2 --strategy ZeRO3": "write zero3\n",
     "explain gpt2 --strategy zero-3": "write zero3\n",
@@ -125,6 +135,8 @@ LINES = {
     "explain gpt2 --gpus 24GB --strategy zero2 --set reduce_bucket=2e8": "did you mean reduce_bucket_size?",
     "lint DS151": "write ds-advise lint --explain DS151\n",
     "lint dss.json": "write ds.json\n",
+    "train --model gpt2 --data row.jsonl": "write rows.jsonl\n",
+    "launch -- torchrun trian.py": "there is no file trian.py; write train.py\n",
     "dss.json": "dss.json: no such file; write ds.json\n",
     "history --forget all 3": "write it alone",
     "empty.json": "empty.json: not JSON: the file is empty;",
@@ -136,7 +148,9 @@ LINES = {
     "page --port 99999999": "from 0 to 65535",
     "train --model gpt2 --data rows.jsonl --learning-rate 1e30": "it must be above 0 and below 100",
     "gpt3.5": "no model named 'gpt3.5'",
-    "help": "write ds-advise --help",
+    "help": "write ds-advise --help\n",
+    "help explain": "write ds-advise explain --help\n",
+    "rent help": "write ds-advise rent --help\n",
     "estimate gpt2": "write ds-advise gpt2 --gpus 2x24GB",
     "ds.json": "write ds-advise explain ds.json --model MODEL --gpus 2x24GB",
     "train.py": "write ds-advise --gpus 2x24GB -- torchrun train.py",
@@ -161,7 +175,11 @@ LINES = {
     "gpt2 --gpus H100 80GB": "write --gpus H100-80GB",
     "gpt2 --gpus 4090x2": "write --gpus 2x4090",
     "gpt2 --gpus 4*48GB": "write --gpus 4x48GB",
-    "gpt2 --gpus 4xA100-48GB": "or the memory alone: --gpus 48GB",
+    "gpt2 --gpus 4xA100-48GB": "write --gpus 4xA100-SXM4-80GB, or the memory alone: --gpus 4x48GB\n",
+    "gpt2 --gpus 4x8xA100-60GB": "write --gpus 4x8xA100-SXM4-80GB, or the memory alone: --gpus 4x8x60GB\n",
+    "gpt2 --gpus 2xA100-4000GB": "write --gpus 2xA100-SXM4-80GB or another of them\n",
+    "gpt2 --gpus 8xh1oo": "write --gpus 8xH100-SXM5,",
+    "gpt2 --gpus 2xrtx409O": "write --gpus 2xRTX-4090,",
     "train gpt2": "--data is missing; for example: ds-advise train",
     "explain": "for example: ds-advise explain Qwen2.5-14B --gpus 2x32GB",
     "explain overlap_comm 24GB": "write --gpus 24GB",
@@ -191,6 +209,15 @@ def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.Captu
 def test_a_word_with_spaces_is_one_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["gpt2", "two words", "--gpus", "24GB"]) == 2
     assert capsys.readouterr().err.startswith("ds-advise: got unexpected extra argument (two words)")
+
+
+def test_settings_change_the_recommended_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no strategy is named."""
+    question = ["explain", "gpt2", "--gpus", "2x24GB", "--offline", "--json", "--set", "overlap_comm=no"]
+    assert run(question) == 0
+    shown = capsys.readouterr().out
+    assert run([*question, "--strategy", "ddp"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_every_name_of_another_tool_leads_to_an_option_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
-from ds_advise.advisor.question.job import check_job, parse_amount, parse_price
+from ds_advise.advisor.question.job import check_job, parse_amount, parse_duration, parse_price
 from ds_advise.advisor.search.candidate import candidate_duration
 from ds_advise.advisor.text.job import hours, money
 from ds_advise.advisor.train.folder import TrainingFolder
@@ -193,3 +193,10 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
     answer = advise("Qwen2.5-1.5B", gpus="8xA100-80GB", tokens="20M", deepspeed_estimate=False)
     duration = answer.recommended and candidate_duration(answer.question, answer.recommended)
     assert duration is not None and duration.steps >= 100
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("24h", 24), ("90m", 1.5), ("12hours", 12), ("12hrs", 12), ("1 day", 24), ("90 Min", 1.5)]
+)
+def test_a_unit_of_time_has_several_names(text: str, hours: float) -> None:
+    assert parse_duration("--deadline", text) == hours * 3600

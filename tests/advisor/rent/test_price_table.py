@@ -64,7 +64,8 @@ HEADER = "gpus,price_per_gpu\n"
         ("gpus,price_per_gpu,price_per_machine\n8xH100,1,8\n", "both price_per_gpu and price_per_machine"),
         ("gpus,price_per_machine\n1/2xH100,8\n", "have the same price"),
         ("gpus,currency\n8xH100,USD\n8xA100-80GB,CNY\n", "line 3: prices in USD and CNY cannot be compared"),
-        ("gpus,ram\n8xH100,lots\n", "line 2: --ram 'lots' is not a size"),
+        ("gpus,ram\n8xH100,lots\n", "line 2: ram 'lots' is not a size"),
+        ("gpus\n8H100\n", "line 2: gpus '8H100' is not GPUs x kind; write gpus 8xH100$"),
         ("gpus,nodes\n8xH100,0\n", "nodes is '0'"),
     ],
 )

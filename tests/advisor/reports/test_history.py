@@ -94,6 +94,7 @@ FAILED = failed_probe("out_of_memory").to_json()
 ON_CPU = replace(
     ran(STEP, world_size=1, device="cpu", tokens_per_step=1000, host_peak_bytes=3 * 2**30), host_peak_bytes=3 * 2**30
 )
+CRASH = {"failure": {"kind": "crash", "rank": 0}}
 NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_node": 2**34, "tokens_per_s": 96_300.0}
 
 
@@ -102,13 +103,30 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
     [
         ("training", {"tokens_per_s": 1234.0, "peaks": PEAKS}, "8xH100-SXM5", ["1,230", "3.0", "8.0"]),
         ("probe", PROBE.result, "2xL4", ["a-model-with-~", "128", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
-        ("probe", FAILED, "2 CPU ranks", ["out", "of", "memory"]),
+        ("probe", FAILED, "2 CPU ranks", ["4x2", "out", "of", "memory"]),
+        (
+            "training",
+            {"tokens_per_s": 4450.0, "peaks": PEAKS, **CRASH},
+            "2xL4",
+            ["4,450", "crash"],
+        ),
+        ("training", {"step_s": 0.011, "peaks": PEAKS}, "2xL4", ["11", "ms", "a", "step", "3.0", "8.0"]),
         ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
         ("dry-run", {"peak": {}, "unit": "samples", **NEED}, "2x24GB", ["4x2", "96,300", "samples", "6.0", "16.0"]),
         ("dry-run", {"peak": {"device_bytes_per_gpu": 2**32}}, "2x24GB", ["4x2", "-", "4.0", "-"]),
-        ("probe", ON_CPU.to_json(), "", ["500", "-", "3.0"]),
+        ("probe", ON_CPU.to_json(), "", ["500", "3.0"]),
     ],
-    ids=["training", "probe", "failed", "dry run", "without tokens", "dry run of an earlier version", "on the CPU"],
+    ids=[
+        "training",
+        "probe",
+        "failed",
+        "failed after steps",
+        "only a step time",
+        "dry run",
+        "without tokens",
+        "dry run of an earlier version",
+        "on the CPU",
+    ],
 )
 def test_a_record_is_one_line(
     kind: Any,
@@ -125,6 +143,16 @@ def test_a_record_is_one_line(
     run(["history"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1"]]
     assert line.split()[-len(words) :] == words and f"{kind} " in line and (gpus or "1 CPU rank") in line
+
+
+def test_a_failure_is_red_in_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its text extends over the columns of the figures."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Store().add(replace(PROBE, result=FAILED))
+    run(["history"])
+    assert "\x1b[1;31mout of memory\x1b[0m" in capsys.readouterr().out
 
 
 def test_the_training_of_a_command_has_the_name_of_its_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,12 +209,12 @@ TRAINING = replace(
 
 
 def test_the_page_of_a_training_says_how_good_it_was_and_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its loss, its folders, and its options as they are typed."""
+    """Its loss, its folders, and its settings under the names of options."""
     Store().add(replace(TRAINING, result={**TRAINING.result, "output_folder": "/a/out"}))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert "loss 6.270 to 2.310 logs /a/log/rank*.log output /a/out" in shown
-    assert "options --framework deepspeed, --optimizer lion plan" in shown
+    assert "settings --framework deepspeed, --optimizer lion plan" in shown
 
 
 @pytest.mark.parametrize(
@@ -196,6 +224,7 @@ def test_the_page_of_a_training_says_how_good_it_was_and_where_it_is(capsys: pyt
         ("train --output-dir v1.5 --merge", "train --output-dir v1.5-2 --merge"),
         ("train --output-dir=v1.5/ --merge", "train --output-dir v1.5-2 --merge"),
         ("train --resume", ""),
+        ("probe ds.json", "probe ds.json"),
         ("launch -- train.py --output-dir v1.5", "launch -- train.py --output-dir v1.5"),
     ],
 )
@@ -222,6 +251,43 @@ def test_a_benchmark_has_its_speeds_on_its_page(capsys: pytest.CaptureFixture[st
     assert shown.endswith("ds-advise bench") and "from now on" not in shown
     assert run(["history", "1", "--json"]) == 0
     assert [record["id"] for record in json.loads(capsys.readouterr().out)["records"]] == [1]
+
+
+def test_a_check_before_a_training_is_not_repeated_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Store().add(replace(PROBE, workload={**PROBE.workload, "command_line": "ds-advise train --model m --data a.csv"}))
+    assert run(["history", "1"]) == 0
+    shown = "\n".join(_lines(capsys))
+    assert "It was a check of this training" in shown and shown.endswith("ds-advise train --model m --data a.csv")
+    assert "Repeat" not in shown
+
+
+def test_the_page_of_a_small_run_is_in_mib_and_its_configuration_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no infinity, which accelerate writes as steps_per_print."""
+    phase = {"iteration": 1, "phase": "step", "gpu_peak_bytes": 3 * 2**20, "gpu_live_bytes": 100, "host_live_bytes": 0}
+    result = {"peak": {}, "required_device_bytes_per_gpu": 5 * 2**20, "phases": [phase], "device": "cuda"}
+    plan = {**PROBE.plan, "steps_per_print": float("inf")}
+    Store().add(replace(PROBE, kind="dry-run", result=result, plan=plan))
+    assert run(["history", "1"]) == 0
+    shown = "\n".join(_lines(capsys))
+    assert shown.startswith(" The dry run needs 5.0 MiB per GPU.")
+    assert '"steps_per_print": null' in shown and "Infinity" not in shown
+    words = " ".join(shown.split())
+    assert "GPU MiB, needed 5.0" in words and "phase (MiB)" in words and "step 3.0 <0.01 0" in words
+
+
+def test_the_page_of_a_training_that_failed_begins_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its fix, and the command that says more of its log."""
+    monkeypatch.chdir(tmp_path)
+    failure = {"kind": "crash", "rank": 0, "message": "ValueError: no", "fix": "give one"}
+    Store().add(replace(TRAINING, result={**TRAINING.result, "log_folder": str(tmp_path), "failure": failure}))
+    assert run(["history", "1"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert "on 2xL4 Rank 0: ValueError: no Fix: give one. date" in shown and "ds-advise why" not in shown
+    (tmp_path / "rank0.log").touch()
+    run(["history", "1"])
+    assert "ds-advise why rank0.log" in capsys.readouterr().out
 
 
 def test_a_failed_run_has_its_error_on_its_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.command.launchers import Launch, contradictions, read_launch, run_target
 from ds_advise.probes.command.training_command import read_command
-from ds_advise.probes.command.words import interpreter_of
+from ds_advise.probes.command.words import check_script, interpreter_of
 
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
@@ -210,6 +210,42 @@ def test_run_target(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.modules.pop("seen") == (["train.py", "--lr", "1"], "__main__", str(folder))  # type: ignore[comparison-overlap]
     assert os.environ["ADDED"] == "yes"
     assert sys.path[1] == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("torchrun trian.py", "there is no file trian.py; write train.py"),
+        ("torchrun train.py --deepspeed z2auto.jsn", "there is no file z2auto.jsn; write z2_auto.json"),
+        ("python -m package --deepspeed=sub/dss.json", "there is no file sub/dss.json; write sub/ds.json"),
+        ("deepspeed train.py --deepspeed --deepspeed_config no.json", "there is no file no.json; give its path from"),
+        ("accelerate launch --deepspeed-config-file no.json train.py", "there is no file no.json; give its path from"),
+    ],
+)
+def test_a_missing_file_is_named_with_the_nearest_one(line: str, message: str, folder: Path) -> None:
+    """The script, and the configuration that a library reads."""
+    (folder / "sub").mkdir()
+    for name in ("z2_auto.json", "sub/ds.json"):
+        (folder / name).write_text("{}")
+    with pytest.raises(DsAdviseError) as raised:
+        check_script(shlex.split(line), folder)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'torchrun train.py --deepspeed \'{"fp16": {"init.x": 1}}\'',
+        "torchrun train.py --deepspeed eyJmcDE2Ijoge319",
+        "deepspeed train.py --deepspeed --lr 1.5",
+        "deepspeed train.py --deepspeed",
+        "swift sft --deepspeed zero2",
+        "torchrun train.py --ds_config of_the_script.json",
+    ],
+)
+def test_what_may_be_no_file_is_not_missing(line: str, folder: Path) -> None:
+    """JSON, its base64, a name, a switch, and an option of the script's own."""
+    check_script(shlex.split(line), folder)
 
 
 def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
