@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
@@ -223,6 +223,8 @@ class Explanation:
     rates: tuple[RateOrigin, ...] = ()
     products: tuple[ProductTime, ...] = ()
     """The matrix products of a micro batch by size."""
+    role: Literal["recommended", "closest", "asked"] = "asked"
+    """Why it is this plan: "closest" if no plan fits and it has the smallest shortage."""
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -273,7 +275,8 @@ def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanati
     """Return the explanation of the recommended plan, or of the best plan of a strategy. Raises WorkloadError for a
     strategy without a plan."""
     if strategy is None:
-        return explain_plan(shown_candidate(answer), answer.question)
+        found = explain_plan(shown_candidate(answer), answer.question)
+        return replace(found, role="closest" if answer.recommended is None else "recommended")
     step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")

@@ -21,6 +21,7 @@ from ..answer.explanation import (
 )
 from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
+from ..answer.verdict import what_lacks
 from ..document.blocks import (
     Block,
     Cell,
@@ -80,6 +81,10 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         ranks = counted_noun(groups, device if plan.ranks_per_sample == 1 else "group")
         size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
     yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
+    if question is not None and candidate.fit.verdict == "does not fit":
+        is_closest = explanation.role == "closest"
+        lacks = what_lacks(question, candidate, is_closest=is_closest)
+        yield Sentence(f"{'Nothing fits' if is_closest else 'This plan does not fit'}. {lacks}", "bad")
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
@@ -137,6 +142,14 @@ _OTHER_NAMES = {
 
 _KV_CACHE = ("kv cache", "kv", "key value cache")
 """Names of what only generation has."""
+
+
+def has_part(explanation: Explanation, name: str) -> bool:
+    """Return whether this is the name of a part, or of a section."""
+    try:
+        return bool([*part_blocks(explanation, name, listing="")])
+    except WorkloadError:
+        return False
 
 
 def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:

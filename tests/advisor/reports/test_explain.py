@@ -305,3 +305,19 @@ def test_a_global_batch_that_a_file_does_not_have_is_refused(
     question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
     assert run([*question, "--global-batch", "64"]) == 2
     assert "8 samples per step" in capsys.readouterr().err
+
+
+def test_a_plan_that_does_not_fit_says_so_first() -> None:
+    """With the sentence of the answer, and by a strategy too."""
+
+    def start(*words: str) -> str:
+        question = ["explain", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline", *words]
+        return " ".join(CliRunner().invoke(program, question).output.split())[:300]
+
+    assert "checkpointing Nothing fits. The closest plan, zero3-nvme, needs " in start("--ram", "64GB")
+    assert "GiB of NVMe per node (--nvme). " in start("--ram", "64GB")
+    assert re.search(
+        r"checkpointing This plan does not fit\. It needs [\d.]+ GiB per GPU \([\d.]+ available\)\. ",
+        start("--strategy", "zero3"),
+    )
+    assert "fit" not in start("--ram", "512GB").partition(" Evidence")[0]
