@@ -14,6 +14,7 @@ from ...estimators.plan import key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.values import describe_type, json_text, nearest
+from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
 
@@ -51,9 +52,11 @@ class KeyExplanation:
     plan: str
     """The plan for which the costs are predicted; "" without a question."""
     file: str
-    """The file whose plan it is; "" for the recommended plan, or without a question."""
+    """The file that has the key or whose plan it is; "" for another plan, or without a question."""
+    is_recommended: bool
+    """Whether the plan is the recommended one."""
     recommended: Mapping[str, Any]
-    """The key as the plan's configuration has it; {} if it leaves the key out, or without a question."""
+    """The key as the file or the plan's configuration has it; {} if it leaves the key out, or without both."""
     option: str
     """The option of a question that the key follows, whose values the costs have; "" for other keys."""
     costs: tuple[KeyCost, ...]
@@ -128,9 +131,11 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
     return places[0]
 
 
-def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None = None) -> KeyExplanation:
-    """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. Raises the
-    errors of `find_key`."""
+def explain_key(
+    name: str, *, facts: DeepSpeedFacts, context: KeyContext | None = None, side: Side | None = None
+) -> KeyExplanation:
+    """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. side: without
+    a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     kind = field.type if field is not None else CODE_TYPES[path][0] if path in CODE_TYPES else None
@@ -139,6 +144,9 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None 
     else:
         acts = list(_acts(path, context))
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    file, config = ("", {}) if side is None else (side.name, side.settings.config)
+    if context is not None:
+        file, config = context.file, context.config
 
     def described(path: str) -> str:
         known = facts.find_field(path)
@@ -158,8 +166,9 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None 
         rules=tuple(_rules(path)),
         example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan="" if context is None else context.title,
-        file="" if context is None else context.file,
-        recommended={} if context is None else nested(path, _value_at(path, context.config)),
+        file=file,
+        is_recommended=context is not None and context.is_recommended,
+        recommended=nested(path, _value_at(path, config)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
