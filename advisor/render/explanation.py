@@ -57,7 +57,6 @@ from ..text.units import (
     ended,
     fine_seconds,
     gib,
-    percent,
     rate,
     seconds,
     whole_percents,
@@ -185,7 +184,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     """Yield the share of a part in its section, its formulas, the meaning of their numbers, and the source."""
     rates = _by_symbol(explanation.rates)
     size, total = (_figure(each, section.name == "time").text for each in (part.size, section.total))
-    share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "<1 %"
+    share = _shares(section)[part.name].text
     yield Sentence(f"{component_title(part.name)}: {size}", "bold")
     yield Sentence(", ".join([f"{share} of {total} ({SECTIONS[section.name]})", *_occupied(part)]))
     yield Gap()
@@ -249,25 +248,36 @@ def _summary(section: Section, *, details: bool) -> Table:
     """Return the parts of a section as bars; without details the small ones are one row."""
     is_time = section.name == "time"
     parts = section.parts()
-    large = [part for part in parts if details or part.size >= _SMALL * section.total]
-    rest = parts[len(large) :]
-    if len(rest) == 1:
-        large, rest = parts, []
-    shares = whole_percents([part.size / section.total for part in parts])
-    rows = []
-    for part, share in zip(large, shares, strict=False):
+    shares, rest = _shares(section), [] if details else _small(section)
+    large, rows = parts[: len(parts) - len(rest)], []
+    for part in large:
         family = time_family(part.name) if is_time else memory_family(part.name)
-        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time), _percent(share)]
+        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time), shares[part.name]]
         rows.append(Row([*cells, *[_resource(part)] * is_time, Meter(part.size / parts[0].size, ink=family)]))
     if rest:
-        size, share = sum(part.size for part in rest), sum(shares[len(large) :])
-        cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), _percent(share)]
+        size = sum(part.size for part in rest)
+        cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), shares[""]]
         rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size, ink="other")], "faded"))
     return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,))
 
 
-def _percent(share: int) -> Figure:
-    return Figure(f"{share} %" if share else "<1 %", share / 100)
+def _small(section: Section) -> list[Part]:
+    """Return the parts that are one row of the summary: none, or at least two."""
+    small = [part for part in section.parts() if part.size < _SMALL * section.total]
+    return small if len(small) > 1 else []
+
+
+def _shares(section: Section) -> dict[str, Figure]:
+    """Return the share of each part by name, and of the small ones together by ""; the shares in the rows of the
+    summary add up to 100 %."""
+    small = _small(section)
+    rows = {part.name: part.size for part in section.parts() if part not in small}
+    rows |= {"": sum(part.size for part in small)} if small else {}
+    whole = whole_percents([size / section.total for size in rows.values()])
+    shares = {part.name: Figure("<1 %", part.size / section.total) for part in small}
+    for name, share in zip(rows, whole, strict=True):
+        shares[name] = Figure(f"{share} %" if share else "<1 %", share / 100)
+    return shares
 
 
 def _resource(part: Part) -> str:

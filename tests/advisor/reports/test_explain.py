@@ -20,6 +20,8 @@ from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.offload_memory import pinned_block
 
+from tests.helpers import SMALL_LLAMA
+
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
 
@@ -268,6 +270,15 @@ def test_a_sequence_beyond_the_models_positions_is_noted(capsys: pytest.CaptureF
     assert "RoPE" not in capsys.readouterr().out
 
 
+def test_no_sequence_beyond_the_models_positions_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a model with RoPE, which could have longer ones on request."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    question = ["explain", str(tmp_path), "--gpus", "1x24GB", "--offline"]
+    assert run(question) == 0
+    out = capsys.readouterr().out
+    assert f"sequence {SMALL_LLAMA['max_position_embeddings']}," in out and "RoPE" not in out
+
+
 OPEN_FILE = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -321,3 +332,16 @@ def test_a_plan_that_does_not_fit_says_so_first() -> None:
         start("--strategy", "zero3"),
     )
     assert "fit" not in start("--ram", "512GB").partition(" Evidence")[0]
+
+
+def test_the_rows_of_a_section_add_up_and_a_page_has_the_share_of_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the row of the small parts, each of which is below 1 %."""
+    question = ["explain", "Qwen2.5-7B", "--gpus", "4xRTX4090", "--offline"]
+    assert run(question) == 0
+    for section in capsys.readouterr().out.partition("Rates")[0].split("\n\n")[1:4]:
+        rows = re.findall(r"^ (\S.*?)  +[\d.]+ (?:GiB|m?s) +<?(\d+) %", section, re.MULTILINE)
+        assert len(rows) > 4 and sum(int(share) for _, share in rows) == 100, section
+        for name, share in rows:
+            if "smaller" not in name:
+                assert run([*question, name]) == 0
+                assert f"\n {share} % of " in capsys.readouterr().out, name
