@@ -13,6 +13,7 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
+from ...validate.lint.unknown_names import Meant, meant_by, names_of
 from ...validate.lint.values import describe_type, json_text, nearest
 from .comparison import Side
 from .config_settings import ConfigSettings
@@ -99,14 +100,17 @@ def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
     return (name,) if name in unique else unique
 
 
-def keys_that_begin(word: str) -> tuple[str, ...]:
-    """Return up to three keys whose names begin with a word: blocks, else single keys."""
+def keys_meant(word: str) -> tuple[str, ...]:
+    """Return up to three keys that are meant by a word: those whose names begin with it (blocks, else single keys), or
+    the one that lint has for a name of other tools, such as `max_grad_norm`."""
     facts = load_facts()
     blocks = [block.path.rpartition(".")[2] for block in facts.blocks]
     for names in (blocks, [name for block in facts.blocks for name in block.names()]):
         if found := dict.fromkeys(name for name in names if name.startswith(f"{word}_")):
             return tuple(found)[:3]
-    return ()
+    root = facts.block("")
+    meant = meant_by((word,), names_of(root)) if root is not None and "_" in word else Meant((), "")
+    return tuple(".".join(filter(None, (meant.block, name))) for name in meant.names[:3])
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:

@@ -30,6 +30,11 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
     return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
 
 
+def in_symbols(term: MemoryTerm | TimeTerm) -> str:
+    """Return `w x B x V`."""
+    return _written(term.formula, term.symbols, lambda symbol: symbol)
+
+
 def number(value: float) -> str:
     """Return `152,064` or `0.35`."""
     return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"

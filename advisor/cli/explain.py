@@ -100,7 +100,8 @@ def explain(
     from ..answer.key_costs import KeyContext
     from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
-    from ..render.explanation import explanation_blocks, has_part, part_blocks
+    from ..render.explained_part import has_part, part_blocks
+    from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
 
     path, of_file = Path(model), question | ({"model": costs_of} if costs_of else {})
@@ -143,10 +144,10 @@ def explain(
 
 def _refuse_unknown(name: str) -> None:
     """Raise UnknownModelError for a word that is neither a model nor a key."""
-    from ..answer.explained_key import keys_that_begin
+    from ..answer.explained_key import keys_meant
     from .mistaken_files import refuse_unknown
 
-    near = alternatives(keys_that_begin(name))
+    near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
     refuse_unknown(name, what, f"did you mean {near}?" if near else "")
 

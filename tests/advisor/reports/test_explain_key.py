@@ -56,6 +56,8 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("enabled", "fp16.enabled, bf16.enabled"),
         ("overlap_com", "did you mean overlap_comm?"),
         ("zero", "; did you mean zero_optimization?"),
+        ("max_grad_norm", "; did you mean gradient_clipping?"),
+        ("learning_rate", "; did you mean optimizer.params.lr?"),
         ("overlapcomm", "did you mean overlap_comm?"),
         ("overlap-comm", "did you mean overlap_comm?"),
         ("ZERO_OPTIMIZATION", "did you mean zero_optimization?"),
