@@ -187,6 +187,26 @@ class RentAdvice:
         return next(iter(_choices(offer for offer in self.offers if offer.figures.duration_s <= latest)), None)
 
     @property
+    def recommends_fastest(self) -> bool:
+        """Whether the fastest offer within the limits is recommended: with a budget alone."""
+        return self.budget is not None and self.deadline_s is None
+
+    @property
+    def sure(self) -> Offer | None:
+        """The cheapest offer whose intervals are within the limits too, and that has no condition; with a budget alone
+        the fastest."""
+        found = [offer for offer in self.offers if not offer.figures.is_conditional and self.is_sure(offer)]
+        if self.recommends_fastest:
+            return min(found, key=lambda offer: offer.figures.duration_s, default=None)
+        return next(iter(found), None)
+
+    def is_sure(self, offer: Offer) -> bool:
+        """Whether the upper ends of time and cost, where they are known, are within the limits."""
+        most_s, most = inf if self.deadline_s is None else self.deadline_s, inf if self.budget is None else self.budget
+        duration_s, cost = offer.figures.duration_s_high, offer.figures.cost_high
+        return (duration_s or offer.figures.duration_s) <= most_s and (cost or offer.figures.cost) <= most
+
+    @property
     def fastest_affordable(self) -> Offer | None:
         """The fastest offer within the budget, however long it takes, conditional only if all are."""
         most = inf if self.budget is None else self.budget
@@ -203,7 +223,7 @@ class RentAdvice:
         """The best offer within the limits, or with a budget alone the fastest, conditional only if all are. None if no
         offer is within the limits."""
         choices, cheapest = _choices(offer for offer in self.offers if offer.figures.meets_limits), self.cheapest_choice
-        if cheapest is None or (self.deadline_s is None and self.budget is not None):
+        if cheapest is None or self.recommends_fastest:
             return min(choices, key=lambda offer: offer.figures.duration_s, default=None)
         most = cheapest.figures.cost_high or cheapest.figures.cost
         equal = [offer for offer in choices if offer.figures.cost <= most]

@@ -13,7 +13,9 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
+from ...validate.lint.unknown_names import Meant, meant_by, names_of
 from ...validate.lint.values import describe_type, json_text, nearest
+from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
 
@@ -51,9 +53,11 @@ class KeyExplanation:
     plan: str
     """The plan for which the costs are predicted; "" without a question."""
     file: str
-    """The file whose plan it is; "" for the recommended plan, or without a question."""
+    """The file that has the key or whose plan it is; "" for another plan, or without a question."""
+    is_recommended: bool
+    """Whether the plan is the recommended one."""
     recommended: Mapping[str, Any]
-    """The key as the plan's configuration has it; {} if it leaves the key out, or without a question."""
+    """The key as the file or the plan's configuration has it; {} if it leaves the key out, or without both."""
     option: str
     """The option of a question that the key follows, whose values the costs have; "" for other keys."""
     costs: tuple[KeyCost, ...]
@@ -96,14 +100,17 @@ def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
     return (name,) if name in unique else unique
 
 
-def keys_that_begin(word: str) -> tuple[str, ...]:
-    """Return up to three keys whose names begin with a word: blocks, else single keys."""
+def keys_meant(word: str) -> tuple[str, ...]:
+    """Return up to three keys that are meant by a word: those whose names begin with it (blocks, else single keys), or
+    the one that lint has for a name of other tools, such as `max_grad_norm`."""
     facts = load_facts()
     blocks = [block.path.rpartition(".")[2] for block in facts.blocks]
     for names in (blocks, [name for block in facts.blocks for name in block.names()]):
         if found := dict.fromkeys(name for name in names if name.startswith(f"{word}_")):
             return tuple(found)[:3]
-    return ()
+    root = facts.block("")
+    meant = meant_by((word,), names_of(root)) if root is not None and "_" in word else Meant((), "")
+    return tuple(".".join(filter(None, (meant.block, name))) for name in meant.names[:3])
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
@@ -128,9 +135,11 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
     return places[0]
 
 
-def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None = None) -> KeyExplanation:
-    """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. Raises the
-    errors of `find_key`."""
+def explain_key(
+    name: str, *, facts: DeepSpeedFacts, context: KeyContext | None = None, side: Side | None = None
+) -> KeyExplanation:
+    """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. side: without
+    a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     kind = field.type if field is not None else CODE_TYPES[path][0] if path in CODE_TYPES else None
@@ -139,6 +148,9 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None 
     else:
         acts = list(_acts(path, context))
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    file, config = ("", {}) if side is None else (side.name, side.settings.config)
+    if context is not None:
+        file, config = context.file, context.config
 
     def described(path: str) -> str:
         known = facts.find_field(path)
@@ -158,8 +170,9 @@ def explain_key(name: str, *, facts: DeepSpeedFacts, context: KeyContext | None 
         rules=tuple(_rules(path)),
         example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan="" if context is None else context.title,
-        file="" if context is None else context.file,
-        recommended={} if context is None else nested(path, _value_at(path, context.config)),
+        file=file,
+        is_recommended=context is not None and context.is_recommended,
+        recommended=nested(path, _value_at(path, config)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,

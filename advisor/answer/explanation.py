@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
@@ -28,6 +28,11 @@ def in_words(term: MemoryTerm | TimeTerm) -> str:
     """Return `bytes per weight x samples per micro batch x vocabulary size`. Text after a colon is already in words."""
     formula, colon, remark = term.formula.partition(": ")
     return _written(formula, term.symbols, lambda symbol: head(term.symbols[symbol])) + colon + remark
+
+
+def in_symbols(term: MemoryTerm | TimeTerm) -> str:
+    """Return `w x B x V`."""
+    return _written(term.formula, term.symbols, lambda symbol: symbol)
 
 
 def number(value: float) -> str:
@@ -223,6 +228,8 @@ class Explanation:
     rates: tuple[RateOrigin, ...] = ()
     products: tuple[ProductTime, ...] = ()
     """The matrix products of a micro batch by size."""
+    role: Literal["recommended", "closest", "asked"] = "asked"
+    """Why it is this plan: "closest" if no plan fits and it has the smallest shortage."""
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -273,7 +280,8 @@ def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanati
     """Return the explanation of the recommended plan, or of the best plan of a strategy. Raises WorkloadError for a
     strategy without a plan."""
     if strategy is None:
-        return explain_plan(shown_candidate(answer), answer.question)
+        found = explain_plan(shown_candidate(answer), answer.question)
+        return replace(found, role="closest" if answer.recommended is None else "recommended")
     step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")

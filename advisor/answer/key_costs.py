@@ -14,12 +14,13 @@ from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_attributes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.plan import ConfigKey, Plan
+from ...estimators.plan import PLAN_FIELDS, ConfigKey, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.key_effects import follows, without_effect
 from ..question.options import OPTIONS
+from ..question.question import Question
 from ..search.candidate import predict
 from .comparison import Side
 from .config_settings import ConfigSettings
@@ -40,6 +41,10 @@ class KeyCost:
     """The moment of a step at which GPU memory peaks."""
     host_bytes_per_node: int
     tokens_per_s: float
+    samples_per_step: int
+    """The global batch, which a key of the batch changes."""
+    left_out: tuple[str, ...]
+    """Keys of the plan that do not exist with this value: those of another ZeRO stage."""
     reason: str
     """Whether it fits, as a short phrase: `needs 1.4 x the VRAM`, `fits`."""
     fits: bool
@@ -56,18 +61,32 @@ class KeyContext:
     config: Mapping[str, Any]
     """The plan's configuration; {} if it cannot be written."""
     file: str = ""
-    """The file that has the configuration; "" for the recommended plan."""
+    """The file that has the configuration; "" for another plan."""
+    is_recommended: bool = False
+    """Whether it is the plan that is recommended."""
 
     @classmethod
     def of_answer(cls, answer: Recommendation) -> KeyContext:
         """Return the recommended plan, or the closest one if none fits. Raises WorkloadError without a plan."""
-        plan, question = shown_candidate(answer).plan, answer.question
+        is_recommended = answer.recommended is not None
+        return cls.of_plan(shown_candidate(answer).plan, answer.question, is_recommended=is_recommended)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, question: Question, *, is_recommended: bool) -> KeyContext:
+        """Return a plan that answers a question."""
         model, workload, cluster = question.model, question.workload, question.cluster
         try:
             config = ds_config(plan, model, workload, cluster, flavor=workload.framework)
         except DsAdviseError:  # a swap folder that nobody named
             config = {}
-        return cls(model=model, workload=workload, cluster=cluster, plan=plan, config=config)
+        return cls(
+            model=model,
+            workload=workload,
+            cluster=cluster,
+            plan=plan,
+            config=config,
+            is_recommended=is_recommended,
+        )
 
     @classmethod
     def of_file(cls, side: Side, model: ModelShape) -> KeyContext:
@@ -100,7 +119,15 @@ def key_costs(path: str, context: KeyContext) -> tuple[tuple[KeyCost, ...], str]
             is_own, peak = (workload, plan) == own, found.memory.peak.name
             costs.append(
                 from_attributes(
-                    KeyCost, found.memory, found.time, found.fit, value=value, is_the_plans=is_own, peak=peak
+                    KeyCost,
+                    found.memory,
+                    found.time,
+                    found.fit,
+                    value=value,
+                    is_the_plans=is_own,
+                    peak=peak,
+                    samples_per_step=plan.samples_per_step(cluster.world_size),
+                    left_out=tuple(_left_out(context.plan, plan)),
                 )
             )
     return (tuple(costs), "") if len(costs) > 1 else ((), "no other value can be predicted with this plan")
@@ -168,7 +195,23 @@ def _variants(known: ConfigKey, context: KeyContext) -> Iterator[tuple[Any, Work
         zero = {"zero_optimization": {"stage": plan.zero_stage}}
         default = ConfigSettings(zero, load_facts()).default(known.path).value
         for value in _values(known.field, getattr(plan, known.field), known.lowest, default):
-            yield value, workload, plan.replace_fields(**{known.field: value})
+            other = plan.replace_fields(**{known.field: value})
+            yield value, workload, _at_own_stage(other) if known.field == "zero_stage" else other
+
+
+def _at_own_stage(plan: Plan) -> Plan:
+    """Return the plan without the keys that its ZeRO stage does not have."""
+    absent = {name: key.default for name, key in PLAN_FIELDS.items() if plan.zero_stage not in key.stages}
+    if plan.zero_stage and plan.zero_stage < 3 and plan.offload_optimizer == "nvme":
+        absent["offload_optimizer"] = "cpu"  # stages 1 and 2 treat any device as the host's RAM
+    return plan.replace_fields(**absent)
+
+
+def _left_out(plan: Plan, other: Plan) -> Iterator[str]:
+    """Yield the names of the offloads of a plan that another does not have."""
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(plan, name) != "none" == getattr(other, name) and plan.zero_stage != other.zero_stage:
+            yield name
 
 
 def _choices(option: str) -> list[str]:

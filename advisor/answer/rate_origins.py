@@ -49,8 +49,15 @@ def rate_origins(terms: Iterable[TimeTerm], cluster: Cluster, workload: Workload
         unit = next((unit for words, unit in _UNITS.items() if meaning.startswith(words)), "")
         if unit and (symbol, value) not in rates:
             origin = _origin(value, _base(symbol, term, cluster, workload), unit)
-            rates[symbol, value] = RateOrigin(symbol, meaning, value, unit, origin)
+            rates[symbol, value] = RateOrigin(symbol, _meaning(symbol, term, meaning), value, unit, origin)
     return tuple(rates.values())
+
+
+def _meaning(symbol: str, term: TimeTerm, meaning: str) -> str:
+    """Return what a rate is of; a step may have collectives of all ranks, and others of a node's."""
+    if symbol != "link":
+        return meaning
+    return f"bytes per second between the {'nodes' if term.resource == 'network' else 'GPUs of a node'}"
 
 
 def _origin(value: float, base: _Base, unit: str) -> str:

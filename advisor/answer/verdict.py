@@ -103,13 +103,14 @@ def _fits_once_loaded(answer: Recommendation) -> Iterator[str]:
             return
 
 
-def what_lacks(question: Question, missed: Candidate) -> str:
-    """Return all shortages of the plan with the smallest shortage."""
+def what_lacks(question: Question, missed: Candidate, *, is_closest: bool = True) -> str:
+    """Return all shortages of a plan that does not fit. is_closest: whether it has the smallest shortage of all."""
     memory, cluster = missed.memory, question.cluster
     have = cluster.ram_limit_bytes
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
+    named = f"The closest plan, {missed.strategy}," if is_closest else "It"
     text = (
-        f"The closest plan, {missed.strategy}, needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
+        f"{named} needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
         f"({gib(cluster.gpu.memory_bytes)} available)"
     )
     beyond = []

@@ -16,6 +16,7 @@ from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, questi
 
 if TYPE_CHECKING:
     from ..answer.comparison import Side
+    from ..answer.explained_key import KeyExplanation
     from ..answer.explanation import Explanation
     from ..question.question import Question
 
@@ -28,20 +29,24 @@ def show_key(name: str, model: str | None, question: dict[str, Any], output: Out
     from ..advise import build_question
     from ..answer.explained_key import explain_key, find_key
     from ..answer.key_costs import KeyContext
-    from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
-    from ..render.explained_key import key_blocks
 
     facts = load_facts()
     find_key(name, facts)  # what is wrong with it is told before the machine is looked for
-    context = None
+    context, side = None, None
     if model is not None and is_ds_config(Path(model)):
         side, asked = _file_side(Path(model), question, output)
-        context = KeyContext.of_file(side, asked.model)
+        context = None if asked is None else KeyContext.of_file(side, asked.model)
     elif model is not None:
         context = KeyContext.of_answer(answer_question(build_question(model, **question, say=output.say)))
-    explained = explain_key(name, facts=facts, context=context)
-    output.show(lambda: explained, lambda console: print_blocks(key_blocks(explained), console))
+    return _show(explain_key(name, facts=facts, context=context, side=side), output)
+
+
+def _show(key: KeyExplanation, output: Output) -> int:
+    from ..document.terminal import print_blocks
+    from ..render.explained_key import key_blocks
+
+    output.show(lambda: key, lambda console: print_blocks(key_blocks(key), console))
     return 0
 
 
@@ -90,23 +95,34 @@ def explain(
 
     Exit code: 0, or 2 if the question cannot be answered.
     """
-    from ..answer.explained_key import is_key
+    from ...validate.lint import load_facts
+    from ..answer.explained_key import explain_key, find_key, is_key
+    from ..answer.key_costs import KeyContext
     from ..document.terminal import print_blocks
     from ..question.file_question import is_ds_config
     from ..question.gpu_text import meant_gpus
-    from ..render.explanation import explanation_blocks, part_blocks
+    from ..render.explained_part import has_part, part_blocks
+    from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
 
     if meant_gpus(" ".join(part)):  # no part of a plan
         raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
     path, of_file = Path(model), question | ({"model": costs_of} if costs_of else {})
     is_file = is_ds_config(path) or (costs_of is not None and path.suffix.lower() == ".json")
-    if len(part) == 1 and {*"_."} & {*part[0]} and is_key(part[0]):  # titles of parts have neither
-        return show_key(part[0], model, of_file if is_file else question, output)
+    key = part[0] if len(part) == 1 and is_key(part[0]) else ""
+    is_no_part = bool({*"_."} & {*key})  # titles of parts have neither
+    if is_no_part:
+        find_key(key, load_facts())  # what is wrong with it is told before the machine is looked for
+    side = None
     if is_file:
         if strategy is not None or settings is not None:
             raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
-        found = _of_file(path, of_file, output)
+        side, asked = _file_side(path, of_file, output)
+        if asked is None and key:
+            return _show(explain_key(key, facts=load_facts(), side=side), output)
+        if asked is None:
+            raise click.UsageError(f"{path} records no model; name it with --model")
+        found, context = _of_side(side, asked), KeyContext.of_file(side, asked.model)
     elif costs_of is not None or is_key(model):
         if part:
             raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
@@ -115,6 +131,10 @@ def explain(
         return show_key(model, costs_of, question, output)
     else:
         found = _of_question(model, question, strategy, settings, output)
+        assert found.question is not None, "it is the question that the plan answers"
+        context = KeyContext.of_plan(found.candidate.plan, found.question, is_recommended=found.role == "recommended")
+    if is_no_part or (key and not has_part(found, key)):
+        return _show(explain_key(key, facts=load_facts(), context=context), output)
     if part:
         blocks = [*part_blocks(found, " ".join(part), listing=typed_command(without=part))]
     else:
@@ -127,10 +147,10 @@ def explain(
 
 def _refuse_unknown(name: str) -> None:
     """Raise UnknownModelError for a word that is neither a model nor a key."""
-    from ..answer.explained_key import keys_that_begin
+    from ..answer.explained_key import keys_meant
     from .mistaken_files import refuse_unknown
 
-    near = alternatives(keys_that_begin(name))
+    near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
     refuse_unknown(name, what, f"did you mean {near}?" if near else "")
 
@@ -162,24 +182,22 @@ def _of_question(
     return explain_plan(candidate, built)
 
 
-def _of_file(path: Path, given: dict[str, Any], output: Output) -> Explanation:
+def _of_side(side: Side, asked: Question) -> Explanation:
     """Explain the plan of a configuration file."""
     from ..answer.explanation import explain_plan
 
-    side, asked = _file_side(path, given, output)
     assert side.candidate is not None, "the context is known"
     workload = side.settings.workload or asked.workload
     return explain_plan(side.candidate, replace(asked, workload=workload))
 
 
-def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question]:
-    """Return the plan of a configuration file, and the question about its model and machines."""
+def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question | None]:
+    """Return a configuration file with its plan, and the question about its model and machines; without a known model
+    neither plan nor question."""
     from ..advise import files_context
     from ..answer.comparison import build_side
     from ..question.file_question import read_file_question
 
     file = read_file_question(path, given)
     context = files_context([file], given, say=output.say)
-    if context is None:
-        raise click.UsageError(f"{path} records no model; name it with --model")
-    return build_side(file, context), context.question
+    return build_side(file, context), None if context is None else context.question

@@ -57,7 +57,7 @@ def parse_rate(text: str, rated: Rated) -> float:
             why=rated.why,
             fix=rated.fix,
         )
-    in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[3]) is not None
+    in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)?", number[3]) is not None  # also 25GB, which is never 25 gigabit
     rate = float(number[2]) * (1e9 if number[3][0] in "gG" else 1e6) / (1 if in_bytes else 8) * int(number[1] or 1)
     if not 1e8 <= rate <= 2e12:
         raise ClusterError(

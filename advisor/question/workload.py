@@ -158,8 +158,9 @@ def sequence_length(model: ModelShape | None, seq_len: int | None) -> int:
             )
         return model.fixed_len
     longest = model.max_positions if model is not None and model.has_learned_positions else None
-    if seq_len is None:
-        return min(DEFAULT_SEQ_LEN, longest) if longest else DEFAULT_SEQ_LEN
+    if seq_len is None:  # a position beyond the stated ones is only on request
+        stated = model.max_positions if model is not None else None
+        return min(DEFAULT_SEQ_LEN, stated) if stated else DEFAULT_SEQ_LEN
     if model is not None and longest is not None and seq_len > longest:
         raise WorkloadError(
             f"{model.name} has {longest} learned positions, fewer than a sequence of {seq_len}",

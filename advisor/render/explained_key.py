@@ -29,8 +29,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         yield Sentence(ended(capitalised(key.meaning)))
     if key.description:
         yield Sentence(f'DeepSpeed: "{key.description}"', "dim")
-    value = key.recommended or ({} if key.plan else key.example)
-    whose = "in the file" if key.file else "recommended" if key.plan else "example"
+    value = key.recommended or ({} if key.plan or key.file else key.example)
+    whose = _whose(key) if key.file or key.plan else "example"
     facts = {
         "type": key.type,
         "default": key.default,
@@ -63,6 +63,10 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
 
 
+def _whose(key: KeyExplanation) -> str:
+    return "in the file" if key.file else "recommended" if key.is_recommended else "this plan"
+
+
 def _without_value(key: KeyExplanation) -> str:
     return "not written" if key.file else "leave it out" if key.plan else ""
 
@@ -90,14 +94,15 @@ def _equal_speeds(key: KeyExplanation) -> Iterator[Block]:
 def _costs(key: KeyExplanation) -> Table:
     """Return the figures by value; speeds are compared with the plan's."""
     own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
-    rows = []
+    rows, batches = [], len({cost.samples_per_step for cost in key.costs}) > 1 and key.option != "global_batch"
     for cost in key.costs:
         value = f"{cost.value:,}" if type(cost.value) is int else cost.value if key.option else json_text(cost.value)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        whose = "in the file" if key.file else "recommended"
-        ratio = whose if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
-        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason)))
-        cells: list[Cell] = [value, *sizes, Figure(rate(cost.tokens_per_s)), words]
+        ratio = _whose(key) if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
+        without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
+        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without)))
+        samples = [Figure(f"{cost.samples_per_step:,}")] * batches
+        cells: list[Cell] = [value, *samples, *sizes, Figure(rate(cost.tokens_per_s)), words]
         rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
     title = f"--{key.option.replace('_', '-')}" if key.option else "value"
-    return Table([title, "GPU GiB", "RAM GiB", "tokens/s", ""], rows)
+    return Table([title, *["global batch"] * batches, "GPU GiB", "RAM GiB", "tokens/s", ""], rows)

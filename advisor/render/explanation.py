@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm
 from ..answer.explanation import (
     Explanation,
@@ -21,6 +18,7 @@ from ..answer.explanation import (
 )
 from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
+from ..answer.verdict import what_lacks
 from ..document.blocks import (
     Block,
     Cell,
@@ -49,21 +47,19 @@ from ..text.labels import (
     time_family,
 )
 from ..text.units import (
-    alternatives,
     amount,
     capitalised,
     counted_noun,
     ended,
     fine_seconds,
     gib,
-    percent,
     rate,
     seconds,
     whole_percents,
 )
 from ..text.units import size as size_in_binary
 
-_SMALL = 0.01
+SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
 
 
@@ -71,15 +67,10 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     """Yield the parts of every section as bars, the rates of the formulas, and the command that shows the formula of a
     part. details: every formula, and the moments of a step, instead of the command."""
     candidate = explanation.candidate
-    plan, memory = candidate.plan, candidate.memory
-    question = explanation.question
-    size, cluster = batch_factors(plan), None if question is None else question.cluster
-    device = "GPU" if cluster is None else device_label(cluster)
-    if cluster is not None:
-        groups = cluster.world_size // plan.ranks_per_sample
-        ranks = counted_noun(groups, device if plan.ranks_per_sample == 1 else "group")
-        size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
-    yield Sentence(", ".join([plan_title(plan), size, checkpointing_title(plan)]), "bold")
+    memory, question = candidate.memory, explanation.question
+    device = "GPU" if question is None else device_label(question.cluster)
+    yield Sentence(plan_line(explanation), "bold")
+    yield from lacks_of(explanation)
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
@@ -99,8 +90,8 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
             yield _summary(section, details=details)
     if explanation.rates:
         yield Heading("Rates in the formulas", "rates")
-        rows = [Row([Snippet(_amount(each)), f"{head(each.meaning)}: {each.origin}"]) for each in explanation.rates]
-        yield Table(["", ""], rows)
+        rates = dict.fromkeys((_amount(each), f"{head(each.meaning)}: {each.origin}") for each in explanation.rates)
+        yield Table(["", ""], [Row([Snippet(size), words]) for size, words in rates])
     if details:
         yield Heading("Allocated on the GPU at each moment of a step; the largest is the peak", "phases")
         yield _moments(explanation)
@@ -113,6 +104,27 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         yield Commands([example])
 
 
+def plan_line(explanation: Explanation) -> str:
+    """Return the plan with its batch and checkpointing."""
+    plan, question = explanation.candidate.plan, explanation.question
+    size = batch_factors(plan)
+    if question is not None:
+        cluster = question.cluster
+        groups = cluster.world_size // plan.ranks_per_sample
+        ranks = counted_noun(groups, device_label(cluster) if plan.ranks_per_sample == 1 else "group")
+        size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
+    return ", ".join([plan_title(plan), size, checkpointing_title(plan)])
+
+
+def lacks_of(explanation: Explanation) -> Iterator[Block]:
+    """Yield what a plan lacks that does not fit."""
+    candidate, question = explanation.candidate, explanation.question
+    if question is not None and candidate.fit.verdict == "does not fit":
+        is_closest = explanation.role == "closest"
+        lacks = what_lacks(question, candidate, is_closest=is_closest)
+        yield Sentence(f"{'Nothing fits' if is_closest else 'This plan does not fit'}. {lacks}", "bad")
+
+
 SECTIONS = {
     "gpu_memory": "GPU memory",
     "gpu_cache": "cached GPU memory",
@@ -121,100 +133,6 @@ SECTIONS = {
     "time": "time of a step",
 }
 """Titles of the sections; a title or its first word also names all parts of the section."""
-
-
-_NEAREST = 3
-"""Most names that are proposed for an unknown one."""
-
-_OTHER_NAMES = {
-    "time": ("speed", "throughput", "duration", "latency", "tokens/s"),
-    "gpu": ("memory", "vram", "hbm"),
-    "host": ("memory", "ram", "cpu"),
-    "nvme": ("disk", "ssd"),
-}
-"""Other words for the first word of a section's title."""
-
-
-_KV_CACHE = ("kv cache", "kv", "key value cache")
-"""Names of what only generation has."""
-
-
-def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
-    """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
-    for an unknown name. listing: the command that lists all parts."""
-    wanted, known, found = " ".join(re.sub("[_-]", " ", name.casefold()).split()), list[str](), False
-    related = list[str]()  # parts of a family of this name, such as activations
-    for section in explanation.sections:
-        title = SECTIONS[section.name].casefold()
-        if wanted in (title, title.split()[0]):
-            yield Sentence(section_title(explanation, section), "bold")
-            yield terms_table(section, explanation.rates)
-            return
-        for part in section.parts():
-            known.append(component_title(part.name))
-            if section.name == "gpu_memory" and memory_family(part.name) == wanted:
-                related.append(known[-1])
-            if wanted == known[-1].casefold().replace("-", " "):
-                yield from [Gap()] * found
-                yield from _part(explanation, section, part)
-                found = True
-    if not found:
-        sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
-        near = sections or related or [each for each in known if wanted in each.casefold()]
-        near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST))][:_NEAREST]
-        why = "a training step keeps no KV cache, only generation does" if wanted in _KV_CACHE else ""
-        meant = f"did you mean {alternatives(near)}? " if near and not why else ""
-        fix = f"{meant}{listing} lists the parts"
-        raise WorkloadError(f"this plan has no part {name[:60]!r}", why=why, fix=fix)
-
-
-def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
-    """Yield the share of a part in its section, its formulas, the meaning of their numbers, and the source."""
-    rates = _by_symbol(explanation.rates)
-    size, total = (_figure(each, section.name == "time").text for each in (part.size, section.total))
-    share = percent(part.size / section.total) if part.size >= _SMALL * section.total else "<1 %"
-    yield Sentence(f"{component_title(part.name)}: {size}", "bold")
-    yield Sentence(", ".join([f"{share} of {total} ({SECTIONS[section.name]})", *_occupied(part)]))
-    yield Gap()
-    formulas, remarks = _formulas(part, rates)
-    yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
-    if len(part.terms) > 1 or any(map(_hidden_s, part.terms)):
-        yield Sentence(f"  {_sum(part)}")
-    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
-    rows = []
-    for meaning, symbol, value in inputs:
-        origin = rates.get((symbol, value))
-        words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
-        rows.append(Row([Snippet(_input(meaning, value, origin)), words]))
-    if rows:
-        yield from (Gap(), Table(["", ""], rows))
-    if part.name == "matrix products" and explanation.products:
-        yield from (Gap(), *_products(explanation))
-    yield Gap()
-    yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
-
-
-def _products(explanation: Explanation) -> Iterator[Block]:
-    """Yield the matrix products of a micro batch, whose seconds add up to the part's."""
-    products, rows = explanation.products, []
-    total = sum(each.launches * each.seconds for each in products)
-    shown = [each for each in products if each.launches * each.seconds >= _SMALL * total]
-    copied = any(each.copies > 1 for each in products)
-    for each in shown:
-        sizes: list[Cell] = [Figure(f"{size:,}") for size in (each.rows, each.inner, each.columns)]
-        experts = [Figure(f"{each.copies:,}")] * copied
-        share = [make_figure(each.seconds, fine_seconds), make_figure(each.launches * each.seconds, fine_seconds)]
-        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share]))
-    if rest := products[len(shown) :]:
-        launches, spent = sum(each.launches for each in rest), sum(each.launches * each.seconds for each in rest)
-        sizes = [counted_noun(len(rest), "smaller size"), "", "", *[""] * copied]
-        rows.append(Row([*sizes, Figure(f"{launches:,}"), "", make_figure(spent, fine_seconds)], "faded"))
-    head = ["rows", "inner", "columns", *["as one"] * copied, "launches", "each", "all"]
-    yield Sentence("Products of a micro batch, forward and backward:")
-    yield Table(head, rows, optional=(len(head) - 2,))
-    steps = explanation.candidate.plan.gradient_accumulation_steps
-    batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
-    yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
 
 
 def section_title(explanation: Explanation, section: Section) -> str:
@@ -236,33 +154,44 @@ def _summary(section: Section, *, details: bool) -> Table:
     """Return the parts of a section as bars; without details the small ones are one row."""
     is_time = section.name == "time"
     parts = section.parts()
-    large = [part for part in parts if details or part.size >= _SMALL * section.total]
-    rest = parts[len(large) :]
-    if len(rest) == 1:
-        large, rest = parts, []
-    shares = whole_percents([part.size / section.total for part in parts])
-    rows = []
-    for part, share in zip(large, shares, strict=False):
+    shares, rest = shares_of(section), [] if details else _small(section)
+    large, rows = parts[: len(parts) - len(rest)], []
+    for part in large:
         family = time_family(part.name) if is_time else memory_family(part.name)
-        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time), _percent(share)]
-        rows.append(Row([*cells, *[_resource(part)] * is_time, Meter(part.size / parts[0].size, ink=family)]))
+        cells: list[Cell] = [component_title(part.name), figure(part.size, is_time), shares[part.name]]
+        rows.append(Row([*cells, *[resource_of(part)] * is_time, Meter(part.size / parts[0].size, ink=family)]))
     if rest:
-        size, share = sum(part.size for part in rest), sum(shares[len(large) :])
-        cells = [counted_noun(len(rest), "smaller part"), _figure(size, is_time), _percent(share)]
+        size = sum(part.size for part in rest)
+        cells = [counted_noun(len(rest), "smaller part"), figure(size, is_time), shares[""]]
         rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size, ink="other")], "faded"))
     return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,))
 
 
-def _percent(share: int) -> Figure:
-    return Figure(f"{share} %" if share else "<1 %", share / 100)
+def _small(section: Section) -> list[Part]:
+    """Return the parts that are one row of the summary: none, or at least two."""
+    small = [part for part in section.parts() if part.size < SMALL * section.total]
+    return small if len(small) > 1 else []
 
 
-def _resource(part: Part) -> str:
+def shares_of(section: Section) -> dict[str, Figure]:
+    """Return the share of each part by name, and of the small ones together by ""; the shares in the rows of the
+    summary add up to 100 %."""
+    small = _small(section)
+    rows = {part.name: part.size for part in section.parts() if part not in small}
+    rows |= {"": sum(part.size for part in small)} if small else {}
+    whole = whole_percents([size / section.total for size in rows.values()])
+    shares = {part.name: Figure("<1 %", part.size / section.total) for part in small}
+    for name, share in zip(rows, whole, strict=True):
+        shares[name] = Figure(f"{share} %" if share else "<1 %", share / 100)
+    return shares
+
+
+def resource_of(part: Part) -> str:
     term = part.terms[0]
     return "" if isinstance(term, MemoryTerm) else resource_title(term.resource)
 
 
-def _figure(size: float, is_time: bool) -> Figure:
+def figure(size: float, is_time: bool) -> Figure:
     if is_time:
         return make_figure(size, fine_seconds)
     text = f"{gib(int(size))} GiB"
@@ -280,7 +209,7 @@ def _moments(explanation: Explanation) -> Table:
     rows = []
     for each in phases:
         bar = Meter(each.allocated_bytes / most, ink="activations")
-        rows.append(Row([phase_title(each.name), _figure(each.allocated_bytes, False), bar]))
+        rows.append(Row([phase_title(each.name), figure(each.allocated_bytes, False), bar]))
     return Table(["", "", ""], rows)
 
 
@@ -288,51 +217,43 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
     """Return the parts of a section with formula, numbers and source, the largest first. rates: those that the formulas
     have in their units."""
     is_time = section.name == "time"
-    by_symbol, rows = _by_symbol(rates), []
+    known_rates, rows = by_symbol(rates), []
     for part in section.parts():
-        cells: list[Cell] = [component_title(part.name), _figure(part.size, is_time)]
-        formulas, remarks = _formulas(part, by_symbol)
+        cells: list[Cell] = [component_title(part.name), figure(part.size, is_time)]
+        formulas, remarks = formulas_of(part, known_rates)
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
-        rows.append(Row([*cells, *_occupied(part)], "strong", details))
+        rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
 
 
-def _occupied(part: Part) -> Iterator[str]:
+def occupied(part: Part) -> Iterator[str]:
     """Yield the resource that a part of the time occupies, and its time that overlaps with other work."""
-    if resource := _resource(part):
-        hidden = sum(map(_hidden_s, part.terms))
+    if resource := resource_of(part):
+        hidden = sum(map(hidden_s, part.terms))
         yield f"{resource}, {seconds(hidden)} overlapped with other work" if hidden else resource
 
 
-def _hidden_s(term: Term) -> float:
+def hidden_s(term: Term) -> float:
     return 0.0 if isinstance(term, MemoryTerm) else term.hidden_s
 
 
-_Rates = Mapping[tuple[str, float], RateOrigin]
+Rates = Mapping[tuple[str, float], RateOrigin]
 """The rates in the formulas by symbol and value."""
 
 
-def _by_symbol(rates: Sequence[RateOrigin]) -> _Rates:
+def by_symbol(rates: Sequence[RateOrigin]) -> Rates:
     return {(rate.symbol, rate.value): rate for rate in rates}
 
 
-def _sum(part: Part) -> str:
-    """Return `1.3 s + 1.3 s - 1.2 s (overlapped) = 1.4 s`."""
-    is_time, hidden = bool(_resource(part)), sum(map(_hidden_s, part.terms))
-    text = " + ".join(_figure(term_size(term) + _hidden_s(term), is_time).text for term in part.terms)
-    overlapped = f" - {seconds(hidden)} (overlapped)" if hidden else ""
-    return f"{text}{overlapped} = {_figure(part.size, is_time).text}"
-
-
-def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
-    """Return (the formulas in words and with their numbers, source and limits). Formulas of one form are there once,
-    with the numbers of each pass."""
+def formulas_of(part: Part, rates: Rates, write: Callable[[Term], str] = in_words) -> tuple[list[str], list[str]]:
+    """Return (the formulas as `write` has them and with their numbers, source and limits). Formulas of one form are
+    there once, with the numbers of each pass."""
     formulas = list[str]()
     for term in part.terms:
-        if (words := f"= {in_words(term)}") not in formulas:
+        if (words := f"= {write(term)}") not in formulas:
             formulas.append(words)
         if numbers := _numbers(term, rates):
-            size = _figure(term_size(term) + _hidden_s(term), bool(_resource(part))).text
+            size = figure(term_size(term) + hidden_s(term), bool(resource_of(part))).text
             passes = "" if isinstance(term, MemoryTerm) or not term.passes else f" ({term.passes})"
             is_part = len(part.terms) > 1 and numbers.startswith("=")
             formulas.append(f"{numbers} = {size}{passes}" if is_part else numbers)
@@ -341,11 +262,11 @@ def _formulas(part: Part, rates: _Rates) -> tuple[list[str], list[str]]:
     return formulas, [*sources, *limits]
 
 
-def _numbers(term: Term, rates: _Rates) -> str:
+def _numbers(term: Term, rates: Rates) -> str:
     """Return the formula with its numbers; those that are known if not all are."""
 
     def written(symbol: str, value: float) -> str:
-        return _input(term.symbols.get(symbol, symbol), value, rates.get((symbol, value)))
+        return input_text(term.symbols.get(symbol, symbol), value, rates.get((symbol, value)))
 
     if numbers := substituted_formula(term, written):
         return f"= {numbers}"
@@ -353,7 +274,7 @@ def _numbers(term: Term, rates: _Rates) -> str:
     return f"with {', '.join(names)}" if term.inputs else ""
 
 
-def _input(meaning: str, value: float, origin: RateOrigin | None) -> str:
+def input_text(meaning: str, value: float, origin: RateOrigin | None) -> str:
     """Return a number of a formula: a measured or assumed rate, a time, a size, or a plain number."""
     if origin is not None:
         return _amount(origin)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import floor, log10
+from math import floor, inf, log10
 from string import ascii_lowercase, ascii_uppercase
 
 from ..answer.facts import training_subject
@@ -19,6 +18,9 @@ from ..text.units import count, counted_noun, gib, listed, rate, whole_gib
 _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
 
+_MOST_LEFT_OUT = 3
+"""Most machines that are named, without --all, for one reason that the job cannot run on them."""
+
 
 def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     """Return the machine to rent, then the table and the chart of cost and hours. all_offers: whether the table has
@@ -30,8 +32,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         blocks += [Sentence("Details:"), Commands([advice.advise_command(advice.recommended)])]
     blocks.append(Heading("Cost and hours", "cost", printed=False))
     if chosen is None:
-        for reason, number in Counter(one.reason for one in advice.left_out).items():
-            blocks.append(Sentence(f"On {number} of the choices: {reason}."))
+        blocks += map(Sentence, _left_out(advice, all_offers=all_offers))
         if advice.could_join_more:
             most, verb = counted_noun(advice.most_nodes, "machine"), "was" if advice.most_nodes == 1 else "were"
             blocks.append(Sentence(f"At most {most} {verb} joined; --max-nodes allows more."))
@@ -41,7 +42,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         points = _points(advice, shown) if len(advice.offers) > 2 else None
         chart = Chart(_chart(advice), printed=points)
         blocks += [Gap(), chart, *([Gap()] if points else []), _table(advice, shown), Gap()]
-        blocks += [Sentence(note, "dim") for note in _notes(advice, shown)]
+        blocks += [Sentence(note, "dim") for note in _notes(advice, shown, all_offers=all_offers)]
     return Document(
         subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
         verdict=first,
@@ -91,6 +92,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{_amount(chosen)}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
+    yield from _upper_ends(advice, chosen)
     if kind == _BEST_VALUE and cheapest is not None:
         other = cheapest.figures
         condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
@@ -103,6 +105,22 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
         f"{_ram(chosen)}."
     )
+
+
+def _upper_ends(advice: RentAdvice, chosen: Offer) -> Iterator[str]:
+    """Yield which limit the machine may miss, and the cheapest machine that does not."""
+    if advice.is_sure(chosen):
+        return
+    figures, sign, sure = chosen.figures, advice.table.sign, advice.sure
+    late, dear = figures.duration_s_high or 0.0, figures.cost_high or 0.0
+    missed = [f"the deadline at the upper end of its time, {hours(late)}"] * (late > (advice.deadline_s or inf))
+    missed += [f"the budget at the upper end of its cost, {money(dear, sign)}"] * (dear > (advice.budget or inf))
+    yield f"It misses {listed(missed)}."
+    if sure is not None:
+        ends = hours(sure.figures.duration_s_high or sure.figures.duration_s)
+        cost = money(sure.figures.cost_high or sure.figures.cost, sign)
+        kind = "fastest" if advice.recommends_fastest else "cheapest"
+        yield f"The {kind} that meets the limits there too: {_title(sure)}, at most {ends} and {cost}."
 
 
 def _amount(offer: Offer) -> str:
@@ -120,7 +138,7 @@ _BEST_VALUE = "best value"
 
 def _kind(advice: RentAdvice) -> str:
     """What the recommended machine is among those within the limits."""
-    if advice.budget is not None and advice.deadline_s is None:
+    if advice.recommends_fastest:
         return "fastest"
     return "cheapest" if advice.recommended is advice.cheapest_within else _BEST_VALUE
 
@@ -205,16 +223,24 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
 
 
 def _plan(advice: RentAdvice, offer: Offer) -> str:
-    """The strategy, with the precision where it is not the one that stands above the table."""
-    heading, own = advice.recommended or advice.cheapest or offer, offer.question.workload.precision
-    strategy: str = offer.figures.plan.strategy
-    return strategy if own == heading.question.workload.precision else f"{strategy} {own}"
+    """The strategy, with the precision and the loss where they are not those that stand above the table."""
+    heading, own = (advice.recommended or advice.cheapest or offer).question.workload, offer.question.workload
+    precision = own.precision if own.precision != heading.precision else ""
+    return " ".join(filter(None, (offer.figures.plan.strategy, precision, _other_loss(advice, offer))))
 
 
-def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
+def _other_loss(advice: RentAdvice, offer: Offer) -> str:
+    """The loss of an offer, if it is not the one that stands above the table."""
+    heading, own = (advice.recommended or advice.cheapest or offer).question.workload, offer.question.workload
+    return own.loss if own.loss != heading.loss else ""
+
+
+def _notes(advice: RentAdvice, shown: Sequence[Offer], *, all_offers: bool) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
+    for loss in dict.fromkeys(filter(None, (_other_loss(advice, offer) for offer in shown))):
+        yield f"{loss}: with the {loss} loss."
     if _kind(advice) == _BEST_VALUE and (cheapest := advice.cheapest_choice) is not None:
         most = money(cheapest.figures.cost_high or cheapest.figures.cost, table.currency)
         condition = "" if cheapest is advice.cheapest_within else ", the cheapest without a condition on its RAM"
@@ -227,14 +253,25 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> Iterator[str]:
         yield f"{listed(beaten)}: others cost no more and take no longer."
     if hidden:
         yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
-    if advice.left_out:
-        yield f"On {len(advice.left_out)} of the choices the job cannot run."
+    yield from _left_out(advice, all_offers=all_offers)
     name: str = "this package" if table.is_shipped else table.name
     if table.dates is not None:
         oldest, newest = table.dates
         when = oldest if oldest == newest else f"{oldest} to {newest}"
         name = f"{name} ({when})"
     yield (f"Prices of {name}; --prices FILE.csv uses others. Storage, traffic and taxes are not included.")
+
+
+def _left_out(advice: RentAdvice, *, all_offers: bool) -> Iterator[str]:
+    """Yield the machines on which the job cannot run, by reason; all of them with --all."""
+    by_reason: dict[str, list[str]] = {}
+    for one in advice.left_out:
+        name = " ".join(filter(None, (one.provider, one.machine, one.gpus)))
+        by_reason.setdefault(one.reason, []).append(name)
+    for reason, names in by_reason.items():
+        shown = names if all_offers or len(names) <= _MOST_LEFT_OUT else names[:_MOST_LEFT_OUT]
+        hidden = [f"{len(names) - len(shown)} more (--all)"] * (len(shown) < len(names))
+        yield f"The job cannot run on {listed([*shown, *hidden])}: {reason}."
 
 
 def _title(offer: Offer) -> str:

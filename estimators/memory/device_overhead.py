@@ -86,6 +86,8 @@ _SYMBOLS = {
     "needed": "bytes that the process needs of it",
     "passes": "bytes at the peak of the forward and backward passes",
     "peak": "bytes at the step's peak",
+    "context": "bytes of a context with the kernels of a training on a GPU of this generation",
+    "rank": "bytes of a rank's process without its tensors at this ZeRO stage",
     "channels": "channels that NCCL opens",
     "connections": "peers of a channel",
     "buffer": "bytes of one buffer",
@@ -124,12 +126,13 @@ _LENGTHS_CACHE = _STREAM_CACHE._replace(
 )
 _ROOM = Formula("cache", "memory - needed", "an allocator holds no more than the GPU has", _SYMBOLS)
 _HEAP = Formula("allocator_overhead", "passes + share transient - peak", _ON_CPU, _SYMBOLS)
-_PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="optimizers and libraries that were not measured")
+_PROCESS = Formula("process", "rank", _ON_CPU, _SYMBOLS, "optimizers and libraries that were not measured")
 _CONTEXT = Formula(
     "cuda_context",
-    "by GPU generation",
+    "context",
     "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
-    not_covered="kernels that a library loads later, and other processes on the GPU",
+    _SYMBOLS,
+    "kernels that a library loads later, and other processes on the GPU",
 )
 _NCCL = Formula(
     "nccl_buffers",
@@ -268,8 +271,10 @@ def outside_allocator(cluster: Cluster, zero_stage: int | None = None) -> Terms:
     """Return the memory of the CUDA context and NCCL, which PyTorch's counters do not include. On a CPU: a rank's
     process without its tensors, () if `zero_stage` is None."""
     if cluster.gpu.is_cpu:
-        return () if zero_stage is None else _PROCESS.term(CPU_PROCESS_BYTES[zero_stage])
-    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
+        size = 0 if zero_stage is None else CPU_PROCESS_BYTES[zero_stage]
+        return _PROCESS.term(size, rank=size)
+    size = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
+    context = _CONTEXT.term(size, context=size)
     if cluster.world_size == 1:
         return context
     # A channel is one thread block of NCCL's kernel; fast links need many to be saturated.

@@ -257,6 +257,8 @@ class Passes:
         before_s = costs.micro_batch_s + self._trainer_s()
         forward_host = before_s + host.forward_s(costs, plan.zero_stage)
         backward_host = self._backward_host_s()
+        self.host_s_of_passes = forward_host, backward_host
+        """Host seconds of a micro batch's forward and backward pass."""
         self.host_s = n * (forward_host + backward_host)
         serial = _serial_share(step)
         # The GPU is idle until the host has finished the bookkeeping of the first micro batch, and of each one if
@@ -326,8 +328,9 @@ class Passes:
         recompute_formula = "n (products + scores + moves)"
         summed = "Pr" if step.plan.zero_stage >= 2 else "Pt"
         copied = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
-        waits = "host time that the GPU waits for, separate for forward and backward"
-        launch = step.term("launch overhead", "launch", launched, waits)
+        called, called_back = self.host_s_of_passes
+        calls = {"called": called, "called_back": called_back, "waited": launched}
+        launch = step.term("launch overhead", "launch", launched, "max(n (called + called_back), waited)", **calls)
         return [
             step.term(
                 "matrix products", "gpu compute", products, products_formula, tile=TILE_START, ramp=RAMP_S, **element

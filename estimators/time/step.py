@@ -52,6 +52,9 @@ SYMBOLS: Mapping[str, str] = {
     "logits": "bytes of a micro batch's logits",
     "T": "ranks that split each layer",
     "h": "ranks that share a second copy of the weights",
+    "called": "seconds in which the host launches a micro batch's forward pass",
+    "called_back": "seconds in which the host launches a micro batch's backward pass, with repeated forward passes",
+    "waited": "seconds that the GPU waits for the host in the passes of a step",
     "ramp": "seconds until a kernel reaches full speed",
     "W": "bytes per second of the GPU's memory",
     "link": "bytes per second of the slowest link between the ranks",
@@ -222,7 +225,7 @@ class Step:
             # Only the symbols that the formula names are stored: they are printed with it.
             inputs=tuple([(word, known[word]) for word in _symbol_names(formula) if word in known]),
             source=_SOURCES.get(name) or _SOURCES[resource],
-            symbols={} if resource == "launch" else SYMBOLS,
+            symbols={} if resource == "launch" and not values else SYMBOLS,  # in words
             not_covered=_NOT_COVERED.get(name, ""),
         )
 

@@ -73,7 +73,7 @@ def test_the_network_between_nodes_is_assumed_by_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("texts", "gigabytes_per_s"),
     [
-        ("200Gb/s|25GB/s|25 GBps", 25),
+        ("200Gb/s|25GB/s|25 GBps|25GB", 25),
         ("400gbps|4 x 100Gb/s", 50),
         ("100 Gbps|100gbe", 12.5),
         ("8x400Gb/s", 400),

@@ -313,3 +313,48 @@ def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "No plan fits on any of these machines" in capsys.readouterr().out
     assert run(["rent", "Llama-3.1-70B", "--prices", str(tmp_path / "t.csv"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["recommended"] is None
+
+
+def test_a_limit_that_the_interval_misses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the cheapest machine whose interval is within it; with a budget alone the fastest."""
+    path = tmp_path / "prices.csv"
+    path.write_text("gpus,price_per_gpu,ram\n1xA100-80GB,1,200GiB\n1xH100,12,200GiB\n8xH100,24,1800GiB\n")
+    free = rent("Qwen2.5-7B", prices=path, **JOB | {"epochs": 3})
+    slow, *_ = sorted(free.offers, key=lambda offer: -offer.figures.duration_s)
+    high = slow.figures.duration_s_high
+    assert high is not None
+    deadline = int(slow.figures.duration_s + high) // 120  # minutes, between the prediction and the upper end
+    code, printed = _printed(f"--deadline {deadline}m", path, capsys)
+    assert code == 0 and "The cheapest that ends within" in printed and "1 x A100-SXM4-80GB" in printed
+    assert "It misses the deadline at the upper end of its time, " in printed
+    assert "The cheapest that meets the limits there too: 1 x H100-SXM5, at most " in printed
+    _, printed = _printed(f"--deadline {int(high) // 60 + 1}m", path, capsys)
+    assert "misses" not in printed
+    fast = min(free.offers, key=lambda offer: offer.figures.duration_s)
+    code, printed = _printed(f"--budget {fast.figures.cost * 1.01:.2f}", path, capsys)
+    assert code == 0 and "It misses the budget at the upper end of its cost, $" in printed
+    assert "The fastest that meets the limits there too: 1 x H100-SXM5" in printed
+
+
+def test_machines_on_which_the_job_cannot_run_are_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prices.csv"
+    small = "".join(f"P{index},1x4GB,0.1,8GiB\n" for index in range(5))
+    path.write_text(f"provider,gpus,price_per_gpu,ram\nOne,1xH100,4,200GiB\n{small}")
+    _, printed = _printed("", path, capsys)
+    assert "The job cannot run on P0 1x4GB, P1 1x4GB, P2 1x4GB and 2 more (--all): nothing fits." in printed
+    _, printed = _printed("--all", path, capsys)
+    assert "P3 1x4GB and P4 1x4GB: nothing fits." in printed
+
+
+def test_a_loss_that_is_not_the_headers_is_in_the_row(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("gpus,price_per_gpu\n8xH100,3.2\n4xRTXA6000,0.5\n")
+    advice = rent("Qwen2.5-7B", prices=tmp_path / "t.csv", tokens="10M")
+    printed = printed_document(rent_document(advice, all_offers=True))
+    heading = advice.recommended or advice.cheapest
+    assert heading is not None
+    losses = {offer.question.workload.loss for offer in advice.offers} - {heading.question.workload.loss}
+    assert losses
+    for loss in losses:
+        assert f" {loss}\n" in printed and f"{loss}: with the {loss} loss." in printed

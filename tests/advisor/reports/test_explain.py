@@ -20,6 +20,8 @@ from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.offload_memory import pinned_block
 
+from tests.helpers import SMALL_LLAMA
+
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
 
@@ -79,7 +81,7 @@ RECOMPUTED = set(
     |optimizer_states|gradients|reduce_buckets|gathered_parameters|step_temporaries|offload_staging|decoder layer inputs
     |library_workspace|allocator_overhead|nccl_buffers|processes|optimizer_swap_buffers|parameter_swap_buffers
     |attention|recomputation|log-softmax|decoder attention|decoder feed-forward|pinned_cache|accumulated_gradients
-    |frozen_parameters""".replace("\n    ", "").split("|")
+    |frozen_parameters|cuda_context|launch overhead""".replace("\n    ", "").split("|")
 )
 
 
@@ -223,6 +225,9 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["xyz"], "no part 'xyz'; ds-advise explain "),
         (["activations"], "did you mean decoder layer inputs, "),
         (["memory"], "did you mean gpu or host?"),
+        (["fragmentation"], "did you mean allocator overhead? ds-advise"),
+        (["communication"], "did you mean weight gathering, gradient reduction or "),
+        (["rates"], "no part 'rates'; ds-advise explain "),
         (["kv-cache"], "no part 'kv-cache': a training step keeps no KV cache, only generation does; ds-advise"),
     ],
 )
@@ -268,6 +273,15 @@ def test_a_sequence_beyond_the_models_positions_is_noted(capsys: pytest.CaptureF
     assert "RoPE" not in capsys.readouterr().out
 
 
+def test_no_sequence_beyond_the_models_positions_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a model with RoPE, which could have longer ones on request."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    question = ["explain", str(tmp_path), "--gpus", "1x24GB", "--offline"]
+    assert run(question) == 0
+    out = capsys.readouterr().out
+    assert f"sequence {SMALL_LLAMA['max_position_embeddings']}," in out and "RoPE" not in out
+
+
 OPEN_FILE = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -305,3 +319,75 @@ def test_a_global_batch_that_a_file_does_not_have_is_refused(
     question = ["explain", str(path), "--model", "Qwen2.5-0.5B", "--gpus", "4xRTX4090", "--offline"]
     assert run([*question, "--global-batch", "64"]) == 2
     assert "8 samples per step" in capsys.readouterr().err
+
+
+def test_a_plan_that_does_not_fit_says_so_first() -> None:
+    """With the sentence of the answer, and by a strategy too."""
+
+    def start(*words: str) -> str:
+        question = ["explain", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline", *words]
+        return " ".join(CliRunner().invoke(program, question).output.split())[:300]
+
+    assert "checkpointing Nothing fits. The closest plan, zero3-nvme, needs " in start("--ram", "64GB")
+    assert "GiB of NVMe per node (--nvme). " in start("--ram", "64GB")
+    assert re.search(
+        r"checkpointing This plan does not fit\. It needs [\d.]+ GiB per GPU \([\d.]+ available\)\. ",
+        start("--strategy", "zero3"),
+    )
+    assert "fit" not in start("--ram", "512GB").partition(" Evidence")[0]
+
+
+def test_the_rows_of_a_section_add_up_and_a_page_has_the_share_of_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the row of the small parts, each of which is below 1 %."""
+    question = ["explain", "Qwen2.5-7B", "--gpus", "4xRTX4090", "--offline"]
+    assert run(question) == 0
+    for section in capsys.readouterr().out.partition("Rates")[0].split("\n\n")[1:4]:
+        rows = re.findall(r"^ (\S.*?)  +[\d.]+ (?:GiB|m?s) +<?(\d+) %", section, re.MULTILINE)
+        assert len(rows) > 4 and sum(int(share) for _, share in rows) == 100, section
+        for name, share in rows:
+            if "smaller" not in name:
+                assert run([*question, name]) == 0
+                assert f"\n {share} % of " in capsys.readouterr().out, name
+
+
+def test_the_page_of_a_part_names_its_plan() -> None:
+    """And what the plan lacks, if it does not fit."""
+    assert re.search(r"^ Plan: Qwen/Qwen2\.5-14B, ZeRO-3, micro batch \d", printed("gradients"), re.MULTILINE)
+    assert re.search(r"^ Plan: Qwen/Qwen2\.5-14B, ZeRO-3, micro batch \d", printed("time"), re.MULTILINE)
+    question = ["explain", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline", "--strategy", "zero3"]
+    page = CliRunner().invoke(program, [*question, "gradients"]).output
+    assert " This plan does not fit. It needs " in page
+
+
+def test_a_long_formula_is_in_symbols_with_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are there too; a short one stays in words."""
+    monkeypatch.setenv("COLUMNS", "80")
+    page = printed("matrix products")
+    assert "= n x sum(launched x max(2 x rows x (inner + tile) x columns / R, " in page
+    assert re.search(r"^ rows +rows of the left matrix: ", page, re.MULTILINE)
+    assert re.search(r"^ tile +\d+ +additions that cost ", page, re.MULTILINE)
+    assert "= micro batches of a step x bytes moved " in printed("elementwise operations")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert re.search(r"^ +[\d,]+ +[\d,]+ +[\d,]+ +[\d.]+ m?s$", printed("matrix products"), re.MULTILINE)
+
+
+def test_no_two_rates_have_one_row_or_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """The links of all ranks and of a node's have names of their own."""
+    question = ["explain", "Qwen2.5-72B", "--gpus", "2x8xH100", "--interconnect", "200Gb/s", "--strategy", "zero3"]
+    assert run([*question, "--set", "zero_hpz_partition_size=8", "--offline"]) == 0
+    rates = capsys.readouterr().out.partition("Rates in the formulas")[2]
+    assert rates.count("bytes per second between the nodes: ") == 1
+    assert rates.count("bytes per second between the GPUs of a node: ") == 1
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--method", "qlora", "--offline"]) == 0
+    rows = re.split(r"\n (?=\d)", capsys.readouterr().out.partition("Rates in the formulas\n")[2])
+    assert len(rows) == len(set(rows)) > 3
+
+
+def test_memory_and_time_outside_the_tensors_have_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["explain", "Qwen2.5-7B", "--gpus", "4xRTX4090", "--offline"]
+    assert run([*question, "CUDA context"]) == 0
+    assert "= 503,316,480" in capsys.readouterr().out
+    assert run([*question, "logits"]) == 2
+    assert ": the peak is not the loss, which has logits of one chunk (" in capsys.readouterr().err
+    assert run([*question, "launch overhead"]) == 0
+    assert re.search(r"= max\(\d+ x \(\d+ ms \+ \d+ ms\), [\d.]+ m?s\)", capsys.readouterr().out)

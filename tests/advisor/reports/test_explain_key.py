@@ -56,6 +56,8 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("enabled", "fp16.enabled, bf16.enabled"),
         ("overlap_com", "did you mean overlap_comm?"),
         ("zero", "; did you mean zero_optimization?"),
+        ("max_grad_norm", "; did you mean gradient_clipping?"),
+        ("learning_rate", "; did you mean optimizer.params.lr?"),
         ("overlapcomm", "did you mean overlap_comm?"),
         ("overlap-comm", "did you mean overlap_comm?"),
         ("ZERO_OPTIMIZATION", "did you mean zero_optimization?"),
@@ -161,8 +163,8 @@ def test_a_key_is_explained_at_the_value_of_a_file(tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     assert re.search(r"^> 30,000,000 .* in the file$", out, re.MULTILINE)
     assert 'in the file  {"zero_optimization": {"reduce_bucket_size": 30000000}}' in out
-    assert run(["explain", str(path), "reduce_bucket_size", "--gpus", "2x24GB"]) == 2
-    assert "records no model" in capsys.readouterr().err
+    assert run(["explain", str(path), "reduce_bucket_size", "--gpus", "2x24GB"]) == 0
+    assert "--model MODEL --gpus SPEC adds" in capsys.readouterr().out
     assert run(["explain", "nope.json", "--model", "Qwen2.5-0.5B"]) == 2
     assert "nope.json: no such file" in capsys.readouterr().err
     assert run(["rent", str(path)]) == 2
@@ -231,3 +233,55 @@ def test_a_key_after_a_model_has_its_cost(capsys: pytest.CaptureFixture[str]) ->
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigFileError, match="no key 'quantum'"):
         explain_key("quantum", facts=facts())
+
+
+def test_a_key_of_a_file_without_a_model_has_the_files_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": False}}))
+    for key, words in (
+        ("overlap_comm", 'in the file  {"zero_optimization": {"overlap_comm": false}}'),
+        ("stage", 'in the file  {"zero_optimization": {"stage": 2}}'),
+        ("scheduler", "in the file  not written"),
+    ):
+        assert run(["explain", str(path), key]) == 0
+        assert words in capsys.readouterr().out
+    assert run(["explain", str(path), "optimizer states"]) == 2
+    assert "records no model; name it with --model" in capsys.readouterr().err
+
+
+def test_a_name_without_underscores_is_a_key_if_no_part_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is that of --strategy, and is not said to be recommended."""
+    question = ["explain", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--offline", "--strategy", "zero2-offload"]
+    assert run([*question, "stage"]) == 0
+    assert re.search(r"^> 2 .* this plan$", capsys.readouterr().out, re.MULTILINE)
+    assert run([*question, "gradients"]) == 0
+    assert capsys.readouterr().out.startswith(" gradients: ")
+    assert run([*question, "quantum"]) == 2
+    assert "this plan has no part 'quantum'" in capsys.readouterr().err
+
+
+def test_other_stages_are_without_the_offload_that_they_do_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures of stage 2 are those of the strategy with its offload."""
+    question: dict[str, Any] = {"gpus": "4xRTX4090", "ram": "512GB", "offline": True}
+    answer = advise("Qwen2.5-7B", deepspeed_estimate=False, **question)
+    context = KeyContext.of_answer(answer)
+    assert context.plan.offload_param == "cpu"
+    found = explain_key("stage", facts=facts(), context=context)
+    assert [cost.value for cost in found.costs] == [0, 1, 2, 3]
+    assert [cost.left_out for cost in found.costs][1:] == [("offload_param",), ("offload_param",), ()]
+    assert found.costs[0].left_out == ("offload_optimizer", "offload_param")
+    assert run(["explain", "stage", "--model", "Qwen2.5-7B", "--gpus", "4xRTX4090", "--ram", "512GB", "--offline"]) == 0
+    assert "without\n" in capsys.readouterr().out
+
+
+def test_a_key_of_the_batch_shows_that_the_global_batch_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["--model", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--offline"]
+    for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        assert run(["explain", key, *question]) == 0
+        out = capsys.readouterr().out
+        rows = re.findall(r"^[> ] ([\d,]+) +(\d+) .*$", out, re.MULTILINE)
+        assert "global batch" in out and len({int(batch) / int(value) for value, batch in rows}) == 1
+    assert run(["explain", "overlap_comm", *question]) == 0
+    assert "global batch" not in capsys.readouterr().out
