@@ -302,6 +302,9 @@ def _extra_with(module: str) -> str | None:
 
 
 def _show_place(error: DsAdviseError) -> None:
+    """Print the place of an error in a file on a terminal; elsewhere an error is one line."""
+    if not sys.stderr.isatty():
+        return
     # Imported here: only an error needs them.
     from ..document.terminal import print_blocks
     from ..render.lint import error_excerpt

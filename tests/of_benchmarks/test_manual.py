@@ -74,7 +74,7 @@ def described_fields() -> Iterator[tuple[str, str]]:
     """The command of each section of docs/json.md, and the names in the first column of its tables of fields."""
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     names = {"ds-advise --gpus SPEC -- COMMAND": "ds-advise advise-command", "ds-advise MODEL": "ds-advise advise"}
-    names |= {"explain KEY": "explain-key", "-run -- COMMAND": "-run-command"}
+    names |= {"explain KEY": "explain-key", "-run -- COMMAND": "-run-command", "lint FILE FILE": "lint-files"}
     for typed, name in names.items():
         page = page.replace(typed, name)
     for section in page.split("\n## ")[1:]:

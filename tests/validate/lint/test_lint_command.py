@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """0 without errors, 1 with errors, 2 where nothing could be read: one line on stderr, in a text the place below it,
-    and nothing on stdout."""
+    """0 without errors, 1 with errors, 2 where nothing could be read: one line on stderr, which is no terminal, and
+    nothing on stdout."""
     assert run(["lint", "good.json"]) == 0
     assert run(["lint", "bad.json"]) == 1
     capsys.readouterr()
@@ -49,8 +49,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("no.json", "absent.json", ".", "pipe", "/dev/null", "/dev/zero", "\0", "a" * 5000):
         assert run(["lint", name]) == 2
         out, err = capsys.readouterr()
-        place = ["   1 | {", "     |  ^"] * (name == "no.json")
-        assert out == "" and err.splitlines()[1:] == place and "error of ds-advise itself" not in err, name
+        assert out == "" and len(err.splitlines()) == 1 and "error of ds-advise itself" not in err, name
     assert run(["lint"]) == 2
     assert run(["lint", "good.json", "--gpus", "2x"]) == 2
 
