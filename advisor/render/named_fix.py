@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from ...ds_configs.files import CONFIG_NAME
 from ...estimators.objectives import OBJECTIVES
-from ...probes.failures.diagnosis import Diagnosis, Finding
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Finding
 from ...probes.failures.messages import find_message
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...estimators.units import GIB
-from ...probes.failures.diagnosis import Diagnosis, Wait
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Wait
 from ...probes.failures.messages import filled, messages
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
@@ -22,6 +23,9 @@ from .error_place import LONGEST, error_place, verb
 from .known_cause import cause_and_fix, ranks
 from .runs import next_command
 from .why_report import WhyReport, why_report
+
+_MOST_LISTED = 4
+"""Errors that are listed beside the cause."""
 
 _OTHER_GPU = 0.06
 """Least difference of two sizes of a GPU that are not the same one's: a driver keeps a part of it."""
@@ -106,6 +110,9 @@ def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
         if report.lines:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+            if report.survived:
+                places = [f"{each.text} (line {each.line})" for each in report.survived[:_MOST_LISTED]]
+                yield doc.Sentence(ended(f"Survived: {'; '.join(places)}"))
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:LONGEST]}")
         return
@@ -197,7 +204,7 @@ def _collective(report: WhyReport) -> Iterator[doc.Block]:
 
 def _effects(report: WhyReport) -> Iterator[doc.Block]:
     if report.effects:
-        yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
+        yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:_MOST_LISTED])}"), "dim")
 
 
 def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:

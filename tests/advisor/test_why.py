@@ -550,6 +550,14 @@ def test_a_training_that_ended_is_no_failure(log: Path, capsys: pytest.CaptureFi
     log.write_text("{'loss': 2.1, 'epoch': 1.0}\n{'train_runtime': 121.2, 'train_loss': 2.2, 'epoch': 1.0}\n")
     code, text = _why(capsys, "train.log")
     assert code == 0 and text.startswith(" The training ended normally.") and "cut off" not in text
+    log.write_text(f"{FRAMES}{FULL}{log.read_text()}")
+    code, text = _why(capsys, "train.log")
+    assert code == 0 and "ended normally.\n Survived: CUDA out of memory (line" in text
+    (survived,) = json.loads(_why(capsys, "train.log", "--json")[1])["survived"]
+    assert (
+        survived["text"] == "CUDA out of memory"
+        and "CUDA out of memory" in log.read_text().splitlines()[survived["line"] - 1]
+    )
 
 
 def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
