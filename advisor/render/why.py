@@ -24,6 +24,9 @@ from .known_cause import cause_and_fix, ranks
 from .runs import next_command
 from .why_report import WhyReport, why_report
 
+_WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
+"""Phases whose memory does not depend on the samples."""
+
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
 
@@ -208,7 +211,13 @@ def _effects(report: WhyReport) -> Iterator[doc.Block]:
 
 
 def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
-    """Return why the prediction is not of the training of the log; "" if it may be."""
+    """Return why the prediction is not of the training of the log, and what to correct; "" if it may be."""
+    if forecast.is_below_log:
+        needed = None if found.memory is None else found.memory.needed_bytes
+        shown = "ran out of memory" if needed is None else f"needed at least {gib(needed)} GiB"
+        has_samples = found.phase is None or found.phase.name not in _WITHOUT_SAMPLES
+        options = f"{'--seq-len, --micro-batch, ' if has_samples else ''}--model, --gpus or {forecast.file}"
+        return f"That is probably not the training of the log, which {shown}. Correct {options}."
     steps = 0 if found.first is None else found.first.error.step or found.first.error.steps
     logged = found.memory.total_bytes if found.memory is not None else None
     size, need = logged or forecast.gpu_memory_bytes, forecast.step_bytes_per_gpu
@@ -277,10 +286,6 @@ def _what_fits(forecast: MemoryForecast) -> str:
         ]
     if forecast.lacks == "host" and not ram:
         sentences.append(f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM are enough.")
-    if forecast.lacks == "gpu" and gpu:
-        sentences.append(
-            "The training differs from the question: longer samples, no checkpointing, another model or GPU."
-        )
     if forecast.lacks == "host" and ram:
         sentences.append("Something else took the RAM: another process, a container's limit, the script's data.")
     if forecast.lacks == "host" and not gpu:
