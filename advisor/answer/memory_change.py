@@ -43,6 +43,7 @@ _MOMENTS: dict[Phase, tuple[str, ...]] = {
     "reduction": _REDUCTION,
     "optimizer_step": ("step",),
     "evaluation": ("evaluation",),
+    "evaluation_logits": ("evaluation",),
     "generation": ("rollout_prefill", "rollout"),
 }
 """The predicted moments of each phase of a failure. A forward pass keeps what a layer's backward pass needs, and the

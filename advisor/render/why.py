@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...ds_configs.launch_commands import shell_line
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
@@ -26,6 +28,9 @@ from .why_report import WhyReport, why_report
 
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
+
+_OF_CONFIGS = (".json", ".hjson")
+"""Suffixes of DeepSpeed's configurations."""
 
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
@@ -57,7 +62,7 @@ def why_document(
     tone: doc.Tone = "bad"
     if first is None or message is None:
         verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
-        blocks = [*_unknown(report, found)]
+        blocks = [*_unknown(report, found, log)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -108,7 +113,10 @@ def _no_cause(found: Diagnosis) -> str:
     return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
+def _unknown(report: WhyReport, found: Diagnosis, log: str) -> Iterator[doc.Block]:
+    if found.first is None and Path(log).suffix in _OF_CONFIGS and not found.ended and not found.steps:
+        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", log]))
+        return
     if found.first is None:
         if report.lines:
             if not found.ended:

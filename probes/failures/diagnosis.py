@@ -76,7 +76,7 @@ class Diagnosis:
         """The known cause with what the log names; None for an unknown one, and for a log that shows only effects."""
         if self.first is None or self.first.role == "effect" or self.first.message is None:
             return None
-        return self.first.message.about(self.first.error.text)
+        return self.first.message.filled(self.first.named)
 
     @property
     def kind(self) -> ErrorKind:

@@ -98,8 +98,13 @@ class Finding:
 
     @property
     def named(self) -> dict[str, str]:
-        """What the message names, by the pattern's groups; empty if it does not name all."""
-        return self.message.names(self.error.text) if self.message else {}
+        """What the message names, by the pattern's groups: in its first line, else in all of them, else also in the
+        lines behind an empty one; empty if it does not name all."""
+        if self.message is None:
+            return {}
+        error = self.error
+        further = " ".join([error.head, *(line.text.strip() for line in error.after)])
+        return next(filter(None, map(self.message.names, (error.head, error.text, further))), {})
 
     @property
     def headline(self) -> str:

@@ -80,6 +80,35 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
         ("train.py: error: unrecognized arguments: --local_rank=0", "Unrecognized arguments: --local_rank=0."),
+        ("run.py: error: the following arguments are required: --out", "The following arguments are required: --out."),
+        (
+            "deepspeed: error: unrecognized arguments: --nnodes=2 --foo",
+            "Arguments that the launcher deepspeed does not have: --nnodes=2 --foo.",
+        ),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "HIP out of memory."),
+        ("RuntimeError: host=worker-2 was not reachable via ssh.", "Host worker-2 was not reachable via ssh."),
+        (
+            "ValueError: Expected a string path to an existing deepspeed config, or a dictionary. Received: z.json",
+            "There is no DeepSpeed configuration z.json.",
+        ),
+        (
+            "huggingface_hub.errors.GatedRepoError: 403 Client Error.\n\nCannot access gated repo for url "
+            "https://huggingface.co/meta-llama/Llama-3.1-8B/resolve/main/config.json.",
+            "meta-llama/Llama-3.1-8B is gated, and the Hub refused the account.",
+        ),
+        (
+            "TypeError: initialize() got an unexpected keyword argument 'config_param'",
+            "initialize() has no argument 'config_param'.",
+        ),
+        (
+            "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != c10::Half",
+            "Two tensors of an operation have different types, float and Half.",
+        ),
+        (
+            "ValueError: The global train batch size (3 x 4) must be evenly divisible by the number of generations per "
+            "prompt (8).",
+            "The global train batch size (3 x 4) is no multiple of 8 generations.",
+        ),
         ("ModuleNotFoundError: No module named 'trl'", "No module named 'trl'."),
         ("ModuleNotFoundError: No module named 'transformers.deepspeed'", "No module named 'transformers.deepspeed'."),
         (
@@ -88,7 +117,7 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         (
             "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'lora_rank'",
-            "LoraConfig has no argument 'lora_rank'.",
+            "LoraConfig() has no argument 'lora_rank'.",
         ),
         (
             "DataLoader worker (pid 325) is killed by signal: Bus error.",
@@ -737,3 +766,55 @@ def test_another_failure_has_no_forecast(log: Path, capsys: pytest.CaptureFixtur
 def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _why(capsys, "--list")
     assert code == 0 and text.count(" Fix: ") >= 80 and "Usual causes: " in text
+
+
+def test_a_configuration_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that checks it is named."""
+    code, text = _why(capsys, "ds.json")
+    assert code == 1 and text.rstrip().endswith("ds-advise lint ds.json") and "cut off" not in text
+
+
+SHARED = FULL.replace("GiB is free. ", "GiB is free. Process 31337 has 70.10 GiB memory in use. ").replace(
+    "77.90", "7.80"
+)
+OF_ACCELERATE = (
+    'Traceback (most recent call last):\n  File "/opt/accelerate/utils/deepspeed.py", line 84, in __init__\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("deepspeed: error: unrecognized arguments: --nproc-per-node 8", "has no --nproc-per-node: use --num_gpus"),
+        ("torchrun: error: unrecognized arguments: --num_gpus=8", "torchrun has no --num_gpus: use --nproc_per_node"),
+        (SHARED, "set_device(LOCAL_RANK), torch.load with map_location"),
+        (SHARED, "The processes on it: 31337 (70.10 GiB)."),
+        (
+            f"{OF_ACCELERATE}    config = json.load(f)\njson.decoder.JSONDecodeError: Expecting ',' delimiter: line 14 "
+            "column 3 (char 301)",
+            "Correct line 14, or the one before it; `ds-advise lint",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/opt/transformers/trainer_pt_utils.py", line 130, in '
+            f"nested_concat\n    return torch_pad_and_concatenate(\n{FULL}",
+            "Fix: Reduce the logits in preprocess_logits_for_metrics",
+        ),
+    ],
+)
+def test_the_fix_follows_the_words_of_the_log(
+    error: str, fix: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(f"{error}\n")
+    assert fix in " ".join(_why(capsys, "train.log")[1].split())
+
+
+def test_a_path_that_is_no_configuration_is_not_called_broken(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """accelerate tries to read a path that does not exist as JSON."""
+    log.write_text(
+        f"{OF_ACCELERATE}    config = json.loads(config_file_or_dict)\njson.decoder.JSONDecodeError: Expecting value: "
+        "line 1 column 1\n\n"
+        "During handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        '  File "/opt/accelerate/utils/deepspeed.py", line 95, in __init__\n    raise ValueError(\n'
+        "ValueError: Expected a string path to an existing deepspeed config. Received: z.json\n"
+    )
+    assert "There is no DeepSpeed configuration z.json." in _why(capsys, "train.log")[1]
