@@ -19,7 +19,7 @@ from ...probes.failures.messages import Phase
 from ..question.cluster import advise_command
 from ..question.file_question import FileQuestion
 from ..question.workload import configured_workload
-from ..search.candidate import LEAST, Candidate, predict
+from ..search.candidate import LEAST, Candidate, judge_fit, predict
 from .comparison import ComparisonContext, build_side
 
 _STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
@@ -43,6 +43,7 @@ _MOMENTS: dict[Phase, tuple[str, ...]] = {
     "reduction": _REDUCTION,
     "optimizer_step": ("step",),
     "evaluation": ("evaluation",),
+    "evaluation_logits": ("evaluation",),
     "generation": ("rollout_prefill", "rollout"),
 }
 """The predicted moments of each phase of a failure. A forward pass keeps what a layer's backward pass needs, and the
@@ -92,7 +93,10 @@ class MemoryForecast:
     step_bytes_per_gpu: int
     """What the optimizer's step takes, whatever the samples are."""
     fits: bool
-    """Whether the plan was predicted to fit GPU and RAM: then the training differs from the question."""
+    """Whether the plan was predicted to fit GPU and RAM."""
+    is_below_log: bool
+    """Whether the GPU's memory ran out at more than the prediction with its error: the training differs from the
+    question."""
     fits_gpu: bool
     fits_ram: bool | None
     """Null if the RAM is not known."""
@@ -103,10 +107,15 @@ class MemoryForecast:
 
 
 def memory_forecast(
-    file: FileQuestion, context: ComparisonContext, lacks: Literal["gpu", "host"] = "gpu", phase: Phase | None = None
+    file: FileQuestion,
+    context: ComparisonContext,
+    lacks: Literal["gpu", "host"] = "gpu",
+    phase: Phase | None = None,
+    needed_bytes: int | None = None,
 ) -> MemoryForecast:
     """The forecast of a file's configuration. lacks: the memory that ran out. phase: of the failure, if it is known.
-    Raises the errors of `build_side`."""
+    needed_bytes: what the log shows that the process needed on the GPU; None if it does not. Raises the errors of
+    `build_side`."""
     question = context.question
     model, cluster = question.model, question.cluster
     candidate = build_side(file, context).candidate
@@ -130,11 +139,18 @@ def memory_forecast(
         peak=candidate.memory.peak.name,
         step_bytes_per_gpu=max(each.allocated_bytes for each in candidate.memory.phases if each.name == "step"),
         fits=candidate.fit.fits,
+        is_below_log=lacks == "gpu" and _is_enough(needed_bytes or cluster.gpu.memory_bytes, candidate, cluster),
         fits_gpu=candidate.fit.gpu_suffices,
         fits_ram=None if have is None else ram_to_fit <= have,
         changes=tuple(change for _, change in sorted(found, key=lambda each: -each[0])[:MOST_CHANGES]),
         advise=advise_command(file.model or model.name, cluster),
     )
+
+
+def _is_enough(memory_bytes: int, candidate: Candidate, cluster: Cluster) -> bool:
+    """Whether a plan is predicted to fit a GPU with this memory."""
+    gpu = replace(cluster.gpu, memory_bytes=memory_bytes)
+    return judge_fit(candidate.memory, replace(cluster, gpu=gpu)).gpu_suffices
 
 
 def _whole_load(candidate: Candidate, model: ModelShape, workload: Workload, cluster: Cluster) -> int | None:

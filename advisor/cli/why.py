@@ -97,7 +97,8 @@ def why(
             advice, problem = _command_advice(words, config, question, output, force=force)
         elif found.ran_out_of_memory and config is not None:
             forecast = _forecast(config, found, question, output)
-            note = "" if forecast is not None else f"{config} is not predicted: pass its --model and --gpus."
+            lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
+            note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
         elif found.ran_out_of_memory and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
         elif question.keys() - {"offline"}:
@@ -172,5 +173,6 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
     context = files_context([file], question, say=output.say)
     if context is None:
         return None
+    needed = None if found.memory is None else found.memory.needed_bytes
     phase = None if found.phase is None else found.phase.name
-    return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host", phase)
+    return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host", phase, needed)

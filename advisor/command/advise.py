@@ -13,6 +13,7 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...ds_configs.files import CONFIG_NAME, differs, numbered
@@ -80,7 +81,7 @@ def advise_command(
 
     given: options of a question that replace what the command does (`gpus` among them).
     folder: the command's working folder, by default this process's.
-    config_file: DeepSpeed's configuration for a command that names none.
+    config_file: DeepSpeed's configuration for a command that names none, or an equal one.
     destination: path of the new configuration from the folder; by default `ds_config.json`, with a number if that is
         another configuration.
     change: makes the command under a plan, in place of `changed_command`.
@@ -115,8 +116,9 @@ def advise_command(
             f"The command starts {was} ranks, and --gpus has {now}: the answer is for {now}, whose step has "
             f"{int(now) / int(was):.3g} x the samples."
         )
+    dry_run = partial(command_answer, timeout_s=timeout_s, on_progress=on_progress)
     try:
-        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+        today, request = _observed(request, dry_run)
     except NoEngineError:
         if config_file is not None:
             raise
@@ -124,13 +126,13 @@ def advise_command(
         on_task("dry run under zero2, since the command trains without DeepSpeed")
         first = folder / _free_name(folder)
         request = replace(request, config_file=first, files={str(first): json.dumps(_FIRST_CONFIG)})
-        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+        today = dry_run(request)
     lengths = set(today.observed.batch_lengths)
     if len(lengths) > 1 and not request.longest:
         # Only equal batches can be compared, and the longest decides whether a plan fits.
         on_task(f"dry run of the longest batch of {min(lengths)} to {max(lengths)} tokens")
         request = replace(request, longest=True, rows=request.data_rows)
-        today = command_answer(request, timeout_s=timeout_s, on_progress=on_progress)
+        today = dry_run(request)
     others = [name for name in given if name not in CARRIED]
 
     def ask(seen: CommandAnswer) -> CommandAdvice:
@@ -143,7 +145,7 @@ def advise_command(
             today=today,
             remarks=(*remarks, *_differences(question, seen)),
             runs_deepspeed=not request.files,
-            given_config=config_file,
+            given_config=config_file if request.config_file is not None else None,
         )
 
     found = ask(today)
@@ -151,8 +153,26 @@ def advise_command(
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         say(f"{listed}: the advice is for another training than the command's, and is not proved by a dry run")
     change = change or partial(_changed, request=request, destination=destination)
-    dry_run = partial(command_answer, timeout_s=timeout_s, on_progress=on_progress)
     return _proved(found, ask, request, change, proves=not others, on_task=on_task, dry_run=dry_run)
+
+
+def _observed(
+    request: CommandRequest, dry_run: Callable[[CommandRequest], CommandAnswer]
+) -> tuple[CommandAnswer, CommandRequest]:
+    """The dry run of the command; and the request, without the configuration in front of the command if that names an
+    equal one itself, and would not heed another one in front of it."""
+    given = request.config_file
+    if given is None or not given.is_file():
+        return dry_run(request), request
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / given.name  # its path tells the two apart
+        copy.write_bytes(given.read_bytes())
+        seen = dry_run(replace(request, config_file=copy))
+    arguments = seen.arguments
+    if Path(arguments.ds_config) != copy:
+        return seen, replace(request, config_file=None)
+    trainer = {name: str(given) if value == str(copy) else value for name, value in arguments.trainer.items()}
+    return replace(seen, arguments=replace(arguments, ds_config=str(given), trainer=trainer)), request
 
 
 def _free_name(folder: Path) -> str:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...probes.failures.diagnosis import diagnose_text, timed_out
+from ...probes.failures.diagnosis import diagnose_text
+from ...probes.failures.finding import timed_out
 from ...probes.failures.messages import MemoryPhase, Message
 from ...probes.real_run.error_kinds import is_compilers, kind_of_error, known_error, phase_of_error
 from ...probes.real_run.ranks import Rank, first_failed

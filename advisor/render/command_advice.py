@@ -186,9 +186,12 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     words = answer.start
     if changed.gives_config:
         words = ["ds-advise", "launch", next(iter(changed.files)), "--", *changed.words]
-    stays = tuple(words) == answer.typed_words
-    yield doc.Sentence("The command stays as it is:" if stays else "Then the command is:")
-    yield doc.Commands([*(f"export {setting}" for setting, _ in start_settings(answer, chosen)), shell_line(words)])
+    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
+    text = "Then the command is:"
+    if tuple(words) == answer.typed_words:
+        text = "The command stays as it is, after a setting:" if exports else "The command stays as it is:"
+    yield doc.Sentence(text)
+    yield doc.Commands([*exports, shell_line(words)])
 
 
 def _place(place: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Finding, Wait
 from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
 from ...probes.failures.scan import Frame, NumberedLine, frame_of

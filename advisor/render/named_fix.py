@@ -8,8 +8,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ...ds_configs.files import CONFIG_NAME
+from ...ds_configs.launch_commands import COUNTS
 from ...estimators.objectives import OBJECTIVES
-from ...probes.failures.diagnosis import Diagnosis, Finding
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Finding
 from ...probes.failures.messages import find_message
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
@@ -30,6 +32,8 @@ _MISMATCH = re.compile(r"- ds (?P<key>[\w.]+)=(?P<set>\S+) vs hf (?P<name>\w[\w 
 """A line of transformers on a key (5.24 integrations/deepspeed.py `fill_match`)."""
 
 _PATH = re.compile(r"\[Errno \d+\] [^:]+: '([^']+)'")
+
+_PROCESS = re.compile(r"Process (?P<number>\d+) has (?P<size>\d[\d.]* \w+) memory in use")
 
 
 def named_fix(found: Diagnosis, config: str = "") -> str:
@@ -128,6 +132,28 @@ def _of_option(name: str) -> str:
     return f"--{name} may be --{near}, an argument of TrainingArguments" if near else ""
 
 
+def _of_launcher(first: Finding, fix: str) -> str:
+    """Name the launcher's own option for each number of nodes and ranks of another launcher."""
+    launcher = first.named.get("launcher", "")
+    own = next((counts for name, counts in COUNTS.items() if name == launcher), None)
+    names = [word.partition("=")[0][2:] for word in first.named.get("words", "").split() if word.startswith("--")]
+    fixes = [
+        f"{launcher} has no --{name}: use --{getattr(own, field)}"
+        for name in names
+        for other in COUNTS.values()
+        for field in ("nodes", "ranks")
+        if own is not None and getattr(other, field) == name.replace("-", "_")
+    ]
+    return f"{'; '.join(fixes)}. {fix}" if fixes else ""
+
+
+def _of_other_processes(first: Finding, fix: str) -> str:
+    """Name the other processes and their memory."""
+    found = [*_PROCESS.finditer(first.error.text)]
+    listed = ", ".join(f"{each['number']} ({each['size']})" for each in found)
+    return f"{fix}. The processes on it: {listed}" if found else ""
+
+
 def _near(name: str, *others: str) -> str:
     """Return the argument of TrainingArguments that is like a name; "" for none. others: further lists of names."""
     near = nearest(name, known_names("training-arguments", *others), cutoff=_CLOSE)
@@ -148,4 +174,6 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "mismatch-arguments": _of_mismatch,
     "unexpected-argument": _of_argument,
     "unused-arguments": _of_words,
+    "launcher-argument": _of_launcher,
+    "gpu-shared": _of_other_processes,
 }

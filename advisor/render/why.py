@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...ds_configs.launch_commands import shell_line
 from ...estimators.units import GIB
-from ...probes.failures.diagnosis import Diagnosis, Wait
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Wait
 from ...probes.failures.messages import filled, messages
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
@@ -22,6 +25,15 @@ from .error_place import LONGEST, error_place, verb
 from .known_cause import cause_and_fix, ranks
 from .runs import next_command
 from .why_report import WhyReport, why_report
+
+_WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
+"""Phases whose memory does not depend on the samples."""
+
+_OF_CONFIGS = (".json", ".hjson")
+"""Suffixes of DeepSpeed's configurations."""
+
+_MOST_LISTED = 4
+"""Errors that are listed beside the cause."""
 
 _OTHER_GPU = 0.06
 """Least difference of two sizes of a GPU that are not the same one's: a driver keeps a part of it."""
@@ -50,7 +62,7 @@ def why_document(
     tone: doc.Tone = "bad"
     if first is None or message is None:
         verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
-        blocks = [*_unknown(report, found)]
+        blocks = [*_unknown(report, found, log)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -101,11 +113,17 @@ def _no_cause(found: Diagnosis) -> str:
     return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis) -> Iterator[doc.Block]:
+def _unknown(report: WhyReport, found: Diagnosis, log: str) -> Iterator[doc.Block]:
+    if found.first is None and Path(log).suffix in _OF_CONFIGS and not found.ended and not found.steps:
+        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", log]))
+        return
     if found.first is None:
         if report.lines:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
+            if report.survived:
+                places = [f"{each.text} (line {each.line})" for each in report.survived[:_MOST_LISTED]]
+                yield doc.Sentence(ended(f"Survived: {'; '.join(places)}"))
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:LONGEST]}")
         return
@@ -197,11 +215,17 @@ def _collective(report: WhyReport) -> Iterator[doc.Block]:
 
 def _effects(report: WhyReport) -> Iterator[doc.Block]:
     if report.effects:
-        yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:4])}"), "dim")
+        yield doc.Sentence(ended(f"Also in the log: {'; '.join(report.effects[:_MOST_LISTED])}"), "dim")
 
 
 def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
-    """Return why the prediction is not of the training of the log; "" if it may be."""
+    """Return why the prediction is not of the training of the log, and what to correct; "" if it may be."""
+    if forecast.is_below_log:
+        needed = None if found.memory is None else found.memory.needed_bytes
+        shown = "ran out of memory" if needed is None else f"needed at least {gib(needed)} GiB"
+        has_samples = found.phase is None or found.phase.name not in _WITHOUT_SAMPLES
+        options = f"{'--seq-len, --micro-batch, ' if has_samples else ''}--model, --gpus or {forecast.file}"
+        return f"That is probably not the training of the log, which {shown}. Correct {options}."
     steps = 0 if found.first is None else found.first.error.step or found.first.error.steps
     logged = found.memory.total_bytes if found.memory is not None else None
     size, need = logged or forecast.gpu_memory_bytes, forecast.step_bytes_per_gpu
@@ -270,10 +294,6 @@ def _what_fits(forecast: MemoryForecast) -> str:
         ]
     if forecast.lacks == "host" and not ram:
         sentences.append(f"With the error of the prediction, {gib(forecast.ram_to_fit_bytes)} GiB of RAM are enough.")
-    if forecast.lacks == "gpu" and gpu:
-        sentences.append(
-            "The training differs from the question: longer samples, no checkpointing, another model or GPU."
-        )
     if forecast.lacks == "host" and ram:
         sentences.append("Something else took the RAM: another process, a container's limit, the script's data.")
     if forecast.lacks == "host" and not gpu:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
-from ...probes.failures.diagnosis import Diagnosis, Finding, Wait
+from ...probes.failures.diagnosis import Diagnosis
+from ...probes.failures.finding import Finding, Wait
 from ...probes.failures.messages import ErrorKind, Phase
 from ...probes.failures.out_of_memory import MemoryFigures
 from ..answer.memory_change import MemoryForecast
@@ -30,6 +31,16 @@ class FirstError:
     """The last frame in a file of the user's, `file:line`; "" without one."""
     deciding: int
     """Number of the line that decides the cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurvivedError:
+    """An error after which the training went on."""
+
+    line: int
+    """Number of the line in the log that says it."""
+    text: str
+    """What it says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +97,9 @@ class WhyReport:
     waits: tuple[Wait, ...]
     """Where the ranks waited, if a collective operation timed out: the operation of most ranks first."""
     ended: bool
-    """Whether the Trainer reported the end of the training."""
+    """Whether the Trainer or the launcher reported the end of the training."""
+    survived: tuple[SurvivedError, ...]
+    """The errors after which the training went on: the first one of each message."""
     command: tuple[str, ...]
     """The command that started the training, by the log; empty if it does not show it."""
     forecast: MemoryForecast | None
@@ -117,6 +130,7 @@ def why_report(
         followers=found.followers,
         waits=found.waits,
         ended=found.ended,
+        survived=tuple(SurvivedError(line=each.deciding, text=each.headline) for each in found.survived),
         command=found.command,
         forecast=forecast,
         training=None if advice is None else to_json(advice.to_json()),

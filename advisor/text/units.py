@@ -53,7 +53,7 @@ def ended(text: str) -> str:
 def capitalised(text: str) -> str:
     """Return the text as a sentence begins, unless it begins with an identifier."""
     first = text.partition(" ")[0]
-    is_identifier = not {*"_.:=/"}.isdisjoint(first[:-1]) or any(map(str.isupper, first[1:]))
+    is_identifier = not {*"_.:=/("}.isdisjoint(first[:-1]) or any(map(str.isupper, first[1:]))
     return text if is_identifier else text[:1].upper() + text[1:]
 
 

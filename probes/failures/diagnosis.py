@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import attrgetter
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
+from .finding import Finding, Wait, timed_out
 from .log_command import Ranks, seen_ranks
 from .messages import (
     ErrorKind,
     MemoryPhase,
     Message,
-    filled,
     find_message,
     loading_bar,
     loading_phase,
@@ -24,7 +23,7 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, Frame, LogError, Scan, scan
+from .scan import GAP, LogError, Scan, scan
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""
@@ -35,118 +34,13 @@ _REPEATS = "launcher-repeats"
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
 
-_RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
-_COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
-
-_GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
-
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
-
-_KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
-_LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
 _STAGE_3 = re.compile(
     r"deepspeed/runtime/zero/(?:stage3|partition_parameters|parameter_offload|partitioned_param\w+)\.py"
 )
 """Files of DeepSpeed that only ZeRO-3 runs."""
-
-_FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
-"""The elastic agent's word on a rank."""
-
-_AROUND = "'\"`,:;.!/"
-"""Signs around a word of a title that are not part of it."""
-
-_LONGEST_HEADLINE = 100
-"""Characters of an error that are its headline."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A collective operation in which ranks waited until it timed out."""
-
-    operation: str
-    sequence: int | None
-    """Its number since the start of the group; None if the message does not name it."""
-    minutes: float
-    """The timeout."""
-    group: str
-    """The process group; "" if the message does not name it."""
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        """`ALLREDUCE 48209`, as the message has it."""
-        number = "" if self.sequence is None else f" {self.sequence}"
-        return f"{self.operation}{number}{self.group and f' of process group {self.group}'}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """An error of the log, and the known message that it is."""
-
-    error: LogError
-    message: Message | None
-    """None for an exception that is not known."""
-
-    @property
-    def role(self) -> Literal["cause", "late", "effect", "unknown"]:
-        if self.error.ignored:
-            return "effect"
-        return "unknown" if self.message is None else self.message.role
-
-    @property
-    def rank(self) -> int | None:
-        """The rank: by what the launcher wrote in front of the line, or by the message."""
-        found = _RANK.search(self.error.head)
-        return self.error.rank if self.error.rank is not None or found is None else int(found[1])
-
-    @property
-    def own_frame(self) -> Frame | None:
-        """The last frame in a file of the user's; None without one."""
-        return next((frame for frame in reversed(self.error.frames) if frame.is_own), None)
-
-    @property
-    def deciding(self) -> int:
-        """Number of the line in which the known message ends; of the error's first line without one."""
-        lines = self.error.lines
-        ends = accumulate(len(line.text.strip()) + 1 for line in lines)
-        found = self.message and self.message.pattern.search(" ".join(line.text.strip() for line in lines))
-        numbered = zip(lines, ends, strict=True)
-        return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
-
-    @property
-    def named(self) -> dict[str, str]:
-        """What the message names, by the pattern's groups; empty if it does not name all."""
-        return self.message.names(self.error.text) if self.message else {}
-
-    @property
-    def headline(self) -> str:
-        """What the message says: the table's sentence, or the signal that ended the process, or the parts of the title
-        that the log has, or the log's own words."""
-        text, message = self.error.text, self.message
-        if message is not None:
-            if message.headline and (self.named or "{" not in message.headline):
-                return filled(message.headline, self.named)
-            if killed := _KILLED.search(text):
-                number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
-                place = "a process" if local is None else f"local rank {local[1]}"
-                place = place if self.rank is None else f"rank {self.rank}"
-                name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
-                return f"{place} was killed by {name} (exit code -{number})"
-            if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
-                return known
-        found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
-        words = self.error.head.partition(". ")[0]
-        if found and (not self.error.is_exception or found.start() > len(words)):
-            words = found.string[found.start() :].partition(". ")[0]
-        words = words.strip(" :")
-        return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
-
-    @property
-    def failed_rank(self) -> str:
-        """What the elastic agent says of a rank whose own error is missing; "" for any other line."""
-        found = _FAILED.search(self.error.text)
-        return "" if found is None else f"local rank {found[2]} ended with exit code {found[1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +58,9 @@ class Diagnosis:
     """The ranks that reported no timeout, if a collective operation timed out: the others of the log, and those that it
     lacks."""
     ended: bool
-    """Whether the Trainer reported the end of the training."""
+    """Whether the Trainer or the launcher reported the end of the training."""
+    survived: tuple[Finding, ...]
+    """The errors after which the training went on: the first one of each message."""
     command: tuple[str, ...]
     """Words of the command that started the training; none if the log does not show it."""
     started: Ranks
@@ -180,7 +76,7 @@ class Diagnosis:
         """The known cause with what the log names; None for an unknown one, and for a log that shows only effects."""
         if self.first is None or self.first.role == "effect" or self.first.message is None:
             return None
-        return self.first.message.about(self.first.error.text)
+        return self.first.message.filled(self.first.named)
 
     @property
     def kind(self) -> ErrorKind:
@@ -229,35 +125,6 @@ class Diagnosis:
         return None if self.first is None else timed_out(self.first.error.text, self.first.rank)
 
 
-def _says(text: str, title: str) -> bool:
-    """Whether a text has all words of a part of a title as they are written, besides its remark in parentheses and its
-    placeholders."""
-    words = re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold().split()
-    words = [word for word in (each.strip(_AROUND) for each in words) if word]
-    return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
-
-
-def _filled(title: str, text: str) -> str:
-    """A part of a title with the text's words in place of its placeholders, which are single capitals."""
-    words = r"\S+".join(map(re.escape, re.split(r"(?<!\S)[A-Z](?!\S)", title)))
-    found = re.search(words, text, re.IGNORECASE)
-    return found[0] if found else title
-
-
-def timed_out(text: str, rank: int | None = None) -> Wait | None:
-    """The collective operation in the message of NCCL's watchdog (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
-    found, group = _COLLECTIVE.search(text), _GROUP.search(text)
-    if found is None:
-        return None
-    return Wait(
-        operation=found[2] or found[4],
-        sequence=int(found[1]) if found[1] else None,
-        minutes=int(found[3] or found[5]) / 60_000,
-        group=group[1] if group else "",
-        ranks=() if rank is None else (rank,),
-    )
-
-
 def diagnose_text(text: str) -> Diagnosis:
     """The cause in a piece of a log."""
     return diagnose(io.BytesIO(text.encode()))
@@ -267,12 +134,14 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     """The cause of the failure that a log shows.
 
     - Of a chain of exceptions, each raised while the one before was handled, the first known one counts.
-    - An exception in a process that then trains on, or that raises another one, has been handled.
+    - An exception in a process that then trains on, ends normally, or raises another one, has been handled.
+    - A warning is no error, except of a launcher on a signal.
     - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
     - Among what remains, the first cause counts. A lost process or a timeout counts if no exception came before it.
     """
     found = scan(stream)
-    findings = [*_findings(found)]
+    known = _known(found.errors)
+    findings = [*_findings(found, known)]
     chosen = _choose(findings) or _waiting(found)
     timeouts = [*filter(_is_timeout, findings)]
     waits = _waits(timeouts)
@@ -297,7 +166,8 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         followers=tuple(sorted(rank for rank in ranks if rank is not None and chosen and rank != chosen.rank)),
         waits=waits,
         silent=tuple(sorted(silent)),
-        ended=found.ended,
+        ended=bool(found.ended),
+        survived=_first_of_each(each for each in known if each.role != "effect" and _is_survived(each, found, known)),
         command=found.command,
         started=started,
         lines=found.lines,
@@ -325,10 +195,31 @@ def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
     return tuple(sorted(waits, key=lambda wait: -len(wait.ranks)))
 
 
-def _findings(found: Scan) -> Iterator[Finding]:
+def _known(errors: Sequence[LogError]) -> list[Finding]:
+    """The exceptions, and the known messages. A line with a message's pattern may lack what must be around it."""
+    all_ = (Finding(error=error, message=find_message(error.text, error.around)) for error in errors)
+    return [each for each in all_ if each.error.is_exception or (each.message and not each.only_warns)]
+
+
+def _is_survived(finding: Finding, found: Scan, known: Sequence[Finding]) -> bool:
+    """Whether the training went on after an error: with further steps, or to its normal end. It did not end normally if
+    all that follows the end is that a launcher reports a failure."""
+    error = finding.error
+    after = {each.role for each in known if each.error.line > found.ended}
+    goes_on = error.line < found.ended and not finding.is_step and after != {"effect"}
+    return goes_on or found.steps - error.until >= GAP
+
+
+def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    first = dict[str, Finding]()
+    for each in findings:
+        first.setdefault(each.headline, each)
+    return tuple(first.values())
+
+
+def _findings(found: Scan, known: Sequence[Finding]) -> Iterator[Finding]:
     """One finding per chain of exceptions that the training did not survive."""
-    alive = [error for error in found.errors if found.steps - error.until < GAP]
-    named = [Finding(error=error, message=find_message(error.text, error.around)) for error in alive]
+    named = [each for each in known if not _is_survived(each, found, known)]
     named.sort(key=lambda each: each.error.chain)
     chains = [_of_chain([*chain]) for _, chain in groupby(named, key=lambda each: each.error.chain)]
     last = {

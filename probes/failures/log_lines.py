@@ -27,7 +27,8 @@ TRIGGERS = tuple(
         *("annot", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
         *("Segmentation", "Interrupt", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
-        *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity", "'train_runtime'"),
+        *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity"),
+        *("'train_runtime'", "exits successfully"),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""
@@ -39,9 +40,10 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 _TIME = re.compile(
     r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?[ :\t]\s?"
-    r"(?:\[(?:INFO|WARNING|ERROR)\] (?:\[\w+\] )?)?"
+    r"(?:(?:\[(?:INFO|ERROR)\]|INFO|ERROR):? (?:\[\w+\] )?)?"
 )
-"""The time that docker, Kubernetes and CI systems put in front of a line."""
+"""The time that docker, Kubernetes and CI systems put in front of a line, and the level of loggers. That of warnings
+stays: a warning is no error."""
 
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
 
@@ -57,6 +59,7 @@ _RANKS = {
     "": (
         re.compile(r"\s{0,4}(?P<rank>\d{1,4}): (?=\S|  )"),  # srun --label
         re.compile(rf"(?P<name>{_SYSLOG}): ?"),  # systemd's journal
+        re.compile(r"(?P<name>(?=[\w.-]*[\d-])[\w.-]{1,60}) +\|(?: |$)"),  # docker compose
         re.compile(r"(?P<name>[\w.-]{1,60}) +(?=\[(?:rank|default) ?\d+\]:)"),  # a name in front of torch's rank
         re.compile(
             r"(?P<name>(?=[\w.-]*[\d-])(?![\w.]*(?:Error|Exception|Warning):)[A-Za-z0-9][\w.-]{1,60}): (?=\S| {2})"

@@ -36,6 +36,7 @@ Phase = Literal[
     "first_step",
     "optimizer_step",
     "evaluation",
+    "evaluation_logits",
     "generation",
     "checkpoint",
     "saving",
@@ -89,7 +90,10 @@ class Message:
 
     def about(self, text: str) -> Message:
         """The message with the names of a text in `cause` and `fix`."""
-        named = self.names(text)
+        return self.filled(self.names(text))
+
+    def filled(self, named: Mapping[str, str]) -> Message:
+        """The message with names in `cause` and `fix`."""
         return replace(self, cause=filled(self.cause, named), fix=filled(self.fix, named))
 
 

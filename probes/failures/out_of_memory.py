@@ -66,6 +66,12 @@ class MemoryFigures:
     GPU."""
 
     @property
+    def needed_bytes(self) -> int | None:
+        """What the process had on the GPU and asked for, at least; None if the message does not say it."""
+        held = self.process_bytes or self.reserved_bytes
+        return None if held is None or self.asked_bytes is None else held + self.asked_bytes
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes hold more than the request lacked."""
         if self.other_bytes is None or self.asked_bytes is None or self.free_bytes is None:

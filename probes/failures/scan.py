@@ -68,8 +68,9 @@ _ENDS = re.compile(
 )
 """What a line after an error begins with if it no longer belongs to the message."""
 
-_ENDED = "'train_runtime'"
-"""In the line that the Trainer prints after its last step."""
+_ENDED = ("'train_runtime'", "exits successfully")
+"""In the line that the Trainer prints after its last step, and in that of DeepSpeed's launcher on a process with exit
+code 0 (0.19.8 launcher/launch.py)."""
 
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
@@ -203,8 +204,8 @@ class Scan:
     """Training steps that the log shows."""
     last_line: str
     """That is not empty."""
-    ended: bool
-    """Whether the Trainer reported the end of the training."""
+    ended: int
+    """Number of the last line that reports the end of the training; 0 without one."""
     command: tuple[str, ...]
     """Words of the first command of the log that started a training; none if it shows none."""
     started: Ranks
@@ -243,7 +244,7 @@ class _Scanner:
         self._cut: LogLine | None = None
         self._command: tuple[str, ...] = ()
         self._started = Ranks()
-        self._ended = False
+        self._ended = 0
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
@@ -252,7 +253,7 @@ class _Scanner:
             process = self._process(line)
             self._command = self._command or command_in(line.text)
             self._started = self._started.joined(ranks_in(line.text))
-            self._ended = self._ended or _ENDED in line.text
+            self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
             self._read(line, process)
             process.last.append(line.text)
             self._recent.append(line.text)

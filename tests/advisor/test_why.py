@@ -80,6 +80,35 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
         ("train.py: error: unrecognized arguments: --local_rank=0", "Unrecognized arguments: --local_rank=0."),
+        ("run.py: error: the following arguments are required: --out", "The following arguments are required: --out."),
+        (
+            "deepspeed: error: unrecognized arguments: --nnodes=2 --foo",
+            "Arguments that the launcher deepspeed does not have: --nnodes=2 --foo.",
+        ),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "HIP out of memory."),
+        ("RuntimeError: host=worker-2 was not reachable via ssh.", "Host worker-2 was not reachable via ssh."),
+        (
+            "ValueError: Expected a string path to an existing deepspeed config, or a dictionary. Received: z.json",
+            "There is no DeepSpeed configuration z.json.",
+        ),
+        (
+            "huggingface_hub.errors.GatedRepoError: 403 Client Error.\n\nCannot access gated repo for url "
+            "https://huggingface.co/meta-llama/Llama-3.1-8B/resolve/main/config.json.",
+            "meta-llama/Llama-3.1-8B is gated, and the Hub refused the account.",
+        ),
+        (
+            "TypeError: initialize() got an unexpected keyword argument 'config_param'",
+            "initialize() has no argument 'config_param'.",
+        ),
+        (
+            "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != c10::Half",
+            "Two tensors of an operation have different types, float and Half.",
+        ),
+        (
+            "ValueError: The global train batch size (3 x 4) must be evenly divisible by the number of generations per "
+            "prompt (8).",
+            "The global train batch size (3 x 4) is no multiple of 8 generations.",
+        ),
         ("ModuleNotFoundError: No module named 'trl'", "No module named 'trl'."),
         ("ModuleNotFoundError: No module named 'transformers.deepspeed'", "No module named 'transformers.deepspeed'."),
         (
@@ -88,7 +117,7 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         (
             "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'lora_rank'",
-            "LoraConfig has no argument 'lora_rank'.",
+            "LoraConfig() has no argument 'lora_rank'.",
         ),
         (
             "DataLoader worker (pid 325) is killed by signal: Bus error.",
@@ -298,15 +327,16 @@ def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys:
     assert code == 0 and "--gpus has no effect: memory did not run out." in text
 
 
-def test_a_configuration_gets_the_changes_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each fits with a margin, the first one, which is printed to paste, saves the most for the speed that it costs. It
     stays one page."""
+    log.write_text(FRAMES + FULL.replace("79.15", "55.00").replace("77.90", "54.00").replace("75.00", "50.00"))
     code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
     assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
     assert "To paste, for a loss that does not store the logits:\n   use_liger_kernel=True\n" in text
     last = "ds-advise why train.log --config ds.json --gpus 8x48GB --offline -- COMMAND"  # the user's options
     assert text.rstrip().endswith(last)
-    assert "The GPU of the log has 79.2 GiB, and the one that was asked about" in " ".join(text.split())
+    assert "The GPU of the log has 55.0 GiB, and the one that was asked about" in " ".join(text.split())
     _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
     report: dict[str, Any] = json.loads(printed)
     forecast = report["forecast"]
@@ -342,7 +372,7 @@ def test_what_is_pasted_replaces_whole_keys_and_keeps_what_they_had(
     Path("ds.json").write_text(json.dumps(CONFIG | {"zero_optimization": own}))
     step = '  File "/opt/torch/optim/adamw.py", line 243, in step\n    adamw('
     log.write_text(f"Traceback (most recent call last):\n{step}\n{FULL}")
-    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--offline"]
+    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--seq-len", "3328", "--offline"]
     text = _why(capsys, "train.log", *given)[1]
     pasted = text.partition("(in place of the same keys of ds.json):\n")[2].partition("\n\n")[0]
     keys = json.loads(f"{{{pasted}}}")
@@ -361,6 +391,31 @@ def test_a_prediction_that_the_log_contradicts_is_not_used(log: Path, capsys: py
     assert "Single changes" not in words and "To paste" not in words
     log.write_text(FRAMES + full)
     assert "That is not the training" not in _why(capsys, "train.log", *given)[1]
+
+
+@pytest.mark.parametrize(
+    ("frame", "options"),
+    [
+        ("", "--seq-len, --micro-batch, --model, --gpus"),
+        ('torch/optim/adamw.py", line 243, in step', "--model, --gpus"),
+    ],
+)
+def test_a_prediction_that_is_far_below_the_log_is_not_used(
+    frame: str, options: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The option to correct is named; samples do not matter to the optimizer's states."""
+    log.write_text(FRAMES + (f'  File "/opt/{frame}\n' if frame else "") + FULL)
+    given = ["--config", "ds.json", "--model", "Qwen2.5-0.5B", "--gpus", "2x80GB", "--offline"]
+    words = " ".join(_why(capsys, "train.log", *given)[1].split())
+    assert f"the training of the log, which needed at least 80.9 GiB. Correct {options} or ds.json." in words
+    assert not any(text in words for text in ("It fits the GPU", "Single changes", "To paste"))
+
+
+def test_a_configuration_without_a_model_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The options that were given are not asked for."""
+    for given, lacking in (([], "--model and --gpus"), (["--gpus", "2x80GB"], "--model")):
+        text = _why(capsys, "train.log", "--config", "ds.json", "--offline", *given)[1]
+        assert f"ds.json is not predicted: pass its {lacking}.\n" in text
 
 
 def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,6 +605,14 @@ def test_a_training_that_ended_is_no_failure(log: Path, capsys: pytest.CaptureFi
     log.write_text("{'loss': 2.1, 'epoch': 1.0}\n{'train_runtime': 121.2, 'train_loss': 2.2, 'epoch': 1.0}\n")
     code, text = _why(capsys, "train.log")
     assert code == 0 and text.startswith(" The training ended normally.") and "cut off" not in text
+    log.write_text(f"{FRAMES}{FULL}{log.read_text()}")
+    code, text = _why(capsys, "train.log")
+    assert code == 0 and "ended normally.\n Survived: CUDA out of memory (line" in text
+    (survived,) = json.loads(_why(capsys, "train.log", "--json")[1])["survived"]
+    assert (
+        survived["text"] == "CUDA out of memory"
+        and "CUDA out of memory" in log.read_text().splitlines()[survived["line"] - 1]
+    )
 
 
 def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -703,3 +766,55 @@ def test_another_failure_has_no_forecast(log: Path, capsys: pytest.CaptureFixtur
 def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _why(capsys, "--list")
     assert code == 0 and text.count(" Fix: ") >= 80 and "Usual causes: " in text
+
+
+def test_a_configuration_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that checks it is named."""
+    code, text = _why(capsys, "ds.json")
+    assert code == 1 and text.rstrip().endswith("ds-advise lint ds.json") and "cut off" not in text
+
+
+SHARED = FULL.replace("GiB is free. ", "GiB is free. Process 31337 has 70.10 GiB memory in use. ").replace(
+    "77.90", "7.80"
+)
+OF_ACCELERATE = (
+    'Traceback (most recent call last):\n  File "/opt/accelerate/utils/deepspeed.py", line 84, in __init__\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("deepspeed: error: unrecognized arguments: --nproc-per-node 8", "has no --nproc-per-node: use --num_gpus"),
+        ("torchrun: error: unrecognized arguments: --num_gpus=8", "torchrun has no --num_gpus: use --nproc_per_node"),
+        (SHARED, "set_device(LOCAL_RANK), torch.load with map_location"),
+        (SHARED, "The processes on it: 31337 (70.10 GiB)."),
+        (
+            f"{OF_ACCELERATE}    config = json.load(f)\njson.decoder.JSONDecodeError: Expecting ',' delimiter: line 14 "
+            "column 3 (char 301)",
+            "Correct line 14, or the one before it; `ds-advise lint",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/opt/transformers/trainer_pt_utils.py", line 130, in '
+            f"nested_concat\n    return torch_pad_and_concatenate(\n{FULL}",
+            "Fix: Reduce the logits in preprocess_logits_for_metrics",
+        ),
+    ],
+)
+def test_the_fix_follows_the_words_of_the_log(
+    error: str, fix: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(f"{error}\n")
+    assert fix in " ".join(_why(capsys, "train.log")[1].split())
+
+
+def test_a_path_that_is_no_configuration_is_not_called_broken(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """accelerate tries to read a path that does not exist as JSON."""
+    log.write_text(
+        f"{OF_ACCELERATE}    config = json.loads(config_file_or_dict)\njson.decoder.JSONDecodeError: Expecting value: "
+        "line 1 column 1\n\n"
+        "During handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        '  File "/opt/accelerate/utils/deepspeed.py", line 95, in __init__\n    raise ValueError(\n'
+        "ValueError: Expected a string path to an existing deepspeed config. Received: z.json\n"
+    )
+    assert "There is no DeepSpeed configuration z.json." in _why(capsys, "train.log")[1]

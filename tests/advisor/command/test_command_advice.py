@@ -13,6 +13,7 @@ import ds_advise
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.advisor.command.advise import advise_command
 from ds_advise.advisor.command_results import AnswerForCommand
 from ds_advise.advisor.render.command_advice import MOST_LINES
 from ds_advise.advisor.render.deliver import printed_text
@@ -214,6 +215,25 @@ def test_a_log_with_its_command_gets_the_command_that_fits(folder: Path, capsys:
     assert training["proofs"][-1]["problem"] == "" and "--per_device_train_batch_size" in training["changed"]["command"]
     assert run(["why", "train.log", "--model", "gpt2", "--", *command]) == 2
     assert "--model has no effect on a command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names_it", [True, False])
+def test_a_configuration_is_given_in_front_only_if_the_command_names_none(names_it: bool, folder: Path) -> None:
+    """A Trainer whose code names the file does not heed the variables of accelerate's launcher."""
+    named = 'output_dir="out", bf16=True, per_device_train_batch_size=16, deepspeed="auto.json"'
+    script = TRAINER.replace("(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", "")
+    made = named if names_it else named.partition(", deepspeed")[0]
+    (folder / "train.py").write_text(script.replace("args=arguments", f"args=TrainingArguments({made})"))
+    (folder / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA | {"vocab_size": 128_000}))
+    answer = advise_command(
+        [sys.executable, "train.py"], {"gpus": "2x4GB", "offline": True}, config_file=Path("auto.json")
+    )
+    assert answer.changed is not None and answer.today.arguments.ds_config == str(folder / "auto.json")
+    assert (answer.given_config is None) == names_it
+    (line,) = answer.changed.lines
+    assert ('deepspeed="ds_config.json"' in line.text) == names_it
+    assert ("ACCELERATE_USE_DEEPSPEED=true" in answer.changed.words) != names_it
+    assert '"wall_clock_breakdown": true' in answer.changed.files["ds_config.json"]
 
 
 def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) -> None:

@@ -62,6 +62,8 @@ def found(text: str) -> str:
         "[pod/worker-{}/pytorch] [rank{}]: ",
         "worker-{} [rank{}]: ",
         "2026-01-02T03:04:05.678Z [rank{}]: ",
+        "trainer-{}  | [rank{}]: ",
+        "2026-01-02 03:04:05,678 ERROR [rank{}]: ",
     ],
 )
 def test_tracebacks_of_two_ranks_are_told_apart(prefix: str) -> None:
@@ -114,6 +116,42 @@ def test_an_error_that_the_training_survived_is_no_cause() -> None:
         found(survived + FRAMES + "FileNotFoundError: [Errno 2] No such file or directory: 'dev.json'\n")
         != "gpu-memory"
     )
+
+
+ENDED = "{'train_runtime': 4800.1, 'train_loss': 1.23, 'epoch': 1.0}\n"
+EXITED = "[2026-11-20 12:00:00,000] [INFO] [launch.py:351:main] Process 4301 exits successfully.\n"
+
+
+@pytest.mark.parametrize("end", [ENDED, EXITED])
+def test_a_training_that_ended_normally_survived_its_errors(end: str) -> None:
+    """Also an error that was never known; not one after the end, and none if the launcher then reports a failure."""
+    own = FRAMES + "requests.exceptions.ConnectionError: no route\n"
+    diagnosis = diagnose_text(FRAMES + FULL + LOSS + own + end)
+    assert diagnosis.first is None and diagnosis.ended
+    assert [(each.deciding, each.headline) for each in diagnosis.survived] == [
+        (8, "CUDA out of memory"),
+        (17, "requests.exceptions.ConnectionError: no route"),
+    ]
+    assert found(own + end + FRAMES + FULL) == "gpu-memory"
+    assert found(FRAMES + FULL + end + "[ERROR] [launch.py:325] exits with return code = 1\n") == "gpu-memory"
+    assert found(LOSS.replace("0.8", "nan") + end) == "nan-gradient"
+
+
+LIBAIO = """ [WARNING]  async_io requires the dev libaio .so object and headers but these were not found.
+ [WARNING]  async_io: please install the libaio-dev package with apt
+"""
+
+
+@pytest.mark.parametrize("before", ["", "[rank0]: ", "2024-05-01 10:00:00,123 "])
+def test_a_warning_is_no_cause(before: str) -> None:
+    """Of what failed afterwards, or of nothing; the op that then fails to load is one."""
+    warning = "".join(with_prefix(LIBAIO, before))
+    killed = "[ERROR] [launch.py:325:sigkill_handler] ['python3'] exits with return code = -9\n"
+    assert diagnose_text(warning + LOSS).first is None and diagnose_text(warning + ENDED).first is None
+    assert found(warning + FRAMES + FULL) == "gpu-memory"
+    assert found(warning + killed) == "killed" and found(warning + WATCHDOG) == found(WATCHDOG)
+    assert found(warning + FRAMES + "KeyboardInterrupt\n") == "interrupted"
+    assert found(warning + FRAMES + "RuntimeError: Unable to JIT load the async_io op\n") == "async-io"
 
 
 def test_an_ignored_exception_of_a_destructor_is_an_effect() -> None:

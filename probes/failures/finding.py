@@ -1,0 +1,165 @@
+"""An error of a log: the known message that it is, and what it says."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from .logged_steps import count_steps
+from .messages import Message, filled
+from .scan import Frame, LogError
+
+_RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
+_COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
+
+_GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
+
+_KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
+_LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
+
+_FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
+"""The elastic agent's word on a rank."""
+
+_WARNING = re.compile(r"^\W*(?:\d[\d\-:., T]*)?\W*(?:[\w.]+: )?\[?WARN(?:ING)?\b")
+"""What a line of the level of warnings begins with: alone, or after the time and the logger's name."""
+
+_AROUND = "'\"`,:;.!/"
+"""Signs around a word of a title that are not part of it."""
+
+_LONGEST_HEADLINE = 100
+"""Characters of an error that are its headline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A collective operation in which ranks waited until it timed out."""
+
+    operation: str
+    sequence: int | None
+    """Its number since the start of the group; None if the message does not name it."""
+    minutes: float
+    """The timeout."""
+    group: str
+    """The process group; "" if the message does not name it."""
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """`ALLREDUCE 48209`, as the message has it."""
+        number = "" if self.sequence is None else f" {self.sequence}"
+        return f"{self.operation}{number}{self.group and f' of process group {self.group}'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An error of the log, and the known message that it is."""
+
+    error: LogError
+    message: Message | None
+    """None for an exception that is not known."""
+
+    @property
+    def role(self) -> Literal["cause", "late", "effect", "unknown"]:
+        if self.error.ignored:
+            return "effect"
+        return "unknown" if self.message is None else self.message.role
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a training step with a figure that is not a finite number."""
+        return not self.error.is_exception and bool(count_steps(self.error.head.encode()))
+
+    @property
+    def only_warns(self) -> bool:
+        """Whether a program warns and goes on. What a launcher warns of, such as a signal, is no `cause`."""
+        return not self.error.is_exception and self.role == "cause" and bool(_WARNING.match(self.error.head))
+
+    @property
+    def rank(self) -> int | None:
+        """The rank: by what the launcher wrote in front of the line, or by the message."""
+        found = _RANK.search(self.error.head)
+        return self.error.rank if self.error.rank is not None or found is None else int(found[1])
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The last frame in a file of the user's; None without one."""
+        return next((frame for frame in reversed(self.error.frames) if frame.is_own), None)
+
+    @property
+    def deciding(self) -> int:
+        """Number of the line in which the known message ends; of the error's first line without one."""
+        lines = self.error.lines
+        ends = accumulate(len(line.text.strip()) + 1 for line in lines)
+        found = self.message and self.message.pattern.search(" ".join(line.text.strip() for line in lines))
+        numbered = zip(lines, ends, strict=True)
+        return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What the message names, by the pattern's groups: in its first line, else in all of them, else also in the
+        lines behind an empty one; empty if it does not name all."""
+        if self.message is None:
+            return {}
+        error = self.error
+        further = " ".join([error.head, *(line.text.strip() for line in error.after)])
+        return next(filter(None, map(self.message.names, (error.head, error.text, further))), {})
+
+    @property
+    def headline(self) -> str:
+        """What the message says: the table's sentence, or the signal that ended the process, or the parts of the title
+        that the log has, or the log's own words."""
+        text, message = self.error.text, self.message
+        if message is not None:
+            if message.headline and (self.named or "{" not in message.headline):
+                return filled(message.headline, self.named)
+            if killed := _KILLED.search(text):
+                number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
+                place = "a process" if local is None else f"local rank {local[1]}"
+                place = place if self.rank is None else f"rank {self.rank}"
+                name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+                return f"{place} was killed by {name} (exit code -{number})"
+            if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
+                return known
+        found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
+        words = self.error.head.partition(". ")[0]
+        if found and (not self.error.is_exception or found.start() > len(words)):
+            words = found.string[found.start() :].partition(". ")[0]
+        words = words.strip(" :")
+        return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
+
+    @property
+    def failed_rank(self) -> str:
+        """What the elastic agent says of a rank whose own error is missing; "" for any other line."""
+        found = _FAILED.search(self.error.text)
+        return "" if found is None else f"local rank {found[2]} ended with exit code {found[1]}"
+
+
+def _says(text: str, title: str) -> bool:
+    """Whether a text has all words of a part of a title as they are written, besides its remark in parentheses and its
+    placeholders."""
+    words = re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold().split()
+    words = [word for word in (each.strip(_AROUND) for each in words) if word]
+    return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
+
+
+def _filled(title: str, text: str) -> str:
+    """A part of a title with the text's words in place of its placeholders, which are single capitals."""
+    words = r"\S+".join(map(re.escape, re.split(r"(?<!\S)[A-Z](?!\S)", title)))
+    found = re.search(words, text, re.IGNORECASE)
+    return found[0] if found else title
+
+
+def timed_out(text: str, rank: int | None = None) -> Wait | None:
+    """The collective operation in the message of NCCL's watchdog (torch 2.13 ProcessGroupNCCL.cpp); None for none."""
+    found, group = _COLLECTIVE.search(text), _GROUP.search(text)
+    if found is None:
+        return None
+    return Wait(
+        operation=found[2] or found[4],
+        sequence=int(found[1]) if found[1] else None,
+        minutes=int(found[3] or found[5]) / 60_000,
+        group=group[1] if group else "",
+        ranks=() if rank is None else (rank,),
+    )
