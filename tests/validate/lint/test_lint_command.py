@@ -217,6 +217,33 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert "\x1b" not in out and "\x07" not in out
 
 
+@pytest.mark.parametrize("options", [[], ["--json"], ["--diff"], ["--fix"]])
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_a_secret_is_never_shown(
+    options: list[str], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by its own finding nor as a line next to another, and not if the file cannot be read."""
+    monkeypatch.setenv("COLUMNS", columns)
+    secret = "abcdef0123456789abcdef0123456789abcdef01"
+    text = BAD.replace(
+        "{", '{"wandb": {"enabled": true, "api_key": "' + secret + '"}, "hf_token": \'' + secret + "',\n", 1
+    )
+    for content in (
+        text,
+        text.replace("true }", "True }"),
+        text.replace("}\n}", "}"),
+        text.replace(",\n", ", \n?,", 1),
+    ):
+        Path("secret.json").write_text(content)
+        run(["lint", "secret.json", *options])
+        printed = capsys.readouterr()
+        assert "secret.json" in printed.out + printed.err and "abcdef" not in printed.out + printed.err
+    Path("secret.json").write_text(text)
+    run(["lint", "secret.json", "--json"])
+    fixes = {each["path"]: each["fix"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert fixes["wandb.api_key"] == "remove it, and set WANDB_API_KEY in the environment"
+
+
 @pytest.mark.parametrize(("micro_batch", "code"), [("1", 0), ('"auto"', 1)])
 def test_fix_takes_the_byte_order_mark_away(micro_batch: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The Trainer cannot read a file with one. Without its values it is advice."""

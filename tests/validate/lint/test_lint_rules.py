@@ -83,6 +83,51 @@ def test_a_misspelled_optimizer_and_its_argument_are_found_and_corrected_togethe
     assert _corrected({"train_batch_size": 8, "optimizer": own})["optimizer"] == own
 
 
+@pytest.mark.parametrize(
+    ("kind", "proposed"),
+    [
+        ("Adamw8bit", "AdamW"),
+        ("adamw_bnb_8bit", "AdamW"),
+        ("PagedAdamW8bit", "AdamW"),
+        ("AdamW8", "AdamW"),
+        ("MyAdam", "Adam"),
+    ],
+)
+def test_another_optimizer_is_created_in_the_script(kind: str, proposed: str) -> None:
+    """The name of DeepSpeed's is another algorithm or another memory, so `--fix` leaves it."""
+    config = {"train_batch_size": 8, "optimizer": {"type": kind, "params": {}}, "zero_optimization": {"stage": 2}}
+    (found,) = [each for each in judged(config).findings if each.code == "DS501"]
+    assert found.fix.startswith(f'write "{proposed}", or create "{kind}" in the script') and not found.edits
+    assert "zero_allow_untested_optimizer" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "proposed"),
+    [
+        ("CosineAnnealing", {"warmup_num_steps": 9, "total_num_steps": 99}, "WarmupCosineLR"),
+        ("CosineAnnealing", {"warmup_steps": 9}, "WarmupCosineLR"),
+        ("linear", {"warmup_max_lr": 1e-5, "warmup_num_steps": 9, "total_num_steps": 99}, "WarmupDecayLR"),
+        ("WarmupDecay", {"warmup_num_steps": 9, "total_num_steps": 99}, "WarmupDecayLR"),
+    ],
+)
+def test_the_proposed_scheduler_takes_the_wrapped_optimizer_and_the_arguments(
+    kind: str, params: dict[str, Any], proposed: str
+) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "scheduler": {"type": kind, "params": params}}
+    (found,) = [each for each in judged(config).findings if each.code == "DS501"]
+    assert found.fix == f'write "{proposed}"'
+
+
+def test_a_correction_after_which_there_are_more_errors_is_not_made() -> None:
+    config = {"train_batch_size": 8, "scheduler": {"type": "CosineAnneal", "params": {"eta_min": 0}}}
+    assert _corrected(config | {"bf16": {"enabled": False}})["scheduler"]["type"] == "CosineAnnealingLR"
+    (wrapped,) = [each for each in judged(config | {"bf16": {"enabled": True}}).findings if each.code == "DS501"]
+    assert not wrapped.edits
+    text = {"train_batch_size": 8, "zero_optimization": 3, "optimizer": {"type": "Muon", "params": {}}}
+    assert "zero_optimization" in str(judged({"train_batch_size": 8, "zero_optimization": 3}).edits)
+    assert not judged(text | {"prescale_gradients": True}).edits, "stage 3 rejects both"
+
+
 @pytest.mark.parametrize(("text", "corrected"), [("true", True), ("maybe", "maybe"), ("no", "no"), ("", "")])
 def test_text_as_a_flag_is_what_deepspeed_takes_it_for(text: str, corrected: object) -> None:
     """Only a text that means what it is taken for is corrected."""
@@ -289,9 +334,10 @@ def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
 
 
 def test_a_flood_of_findings_is_cut() -> None:
-    """A file that is not a configuration at all gives an answer of a readable length, at once."""
+    """A file that is not a configuration at all gives an answer of a readable length, at once. All are counted."""
     report = judged("{" + ",".join(f'"key{index}": 1' for index in range(5000)) + "}")
-    assert len(report.findings) == 200 and report.more > 0
+    assert len(report.shown) == 200 and report.count("warning") == 5000
+    assert report.more == len(report.findings) - 200 > 4800
 
 
 def test_memory_that_the_version_does_not_pin_by_itself_is_named_with_what_it_costs() -> None:
