@@ -163,6 +163,7 @@ def _judged(context: LintedConfig, document: Document) -> tuple[LintedConfig, li
     ]
     found = _without_contradictions(found, config)
     blocks = {path for path, *_ in config.misspelled if isinstance(written.get(".".join(path)), dict)}
+    blocks &= {each.path for each in found if each.severity == "error"}
     found.sort(key=lambda each: (each.path not in blocks, _ORDER[each.severity], each.line, each.column, each.code))
     return config, found
 
