@@ -140,6 +140,52 @@ def test_text_as_a_flag_is_what_deepspeed_takes_it_for(text: str, corrected: obj
     assert "DS023" not in codes(judged({**config, flag: 1})) | codes(judged({"wall_clock_breakdown": text}))
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "fix", "corrected"),
+    [
+        ("fp16.loss_scale", "dynamic", "write 0, which is dynamic loss scaling", 0),
+        (
+            "zero_optimization.offload_optimizer.device",
+            "gpu",
+            'write "none": the states stay on the GPU',
+            "none",
+        ),
+        ("zero_optimization.offload_param.device", "CPU", 'write "cpu"', "cpu"),
+        ("fp16.loss_scale", "high", "write a number", "high"),
+    ],
+)
+def test_a_rejected_text_with_a_plain_meaning_is_corrected(path: str, text: str, fix: str, corrected: object) -> None:
+    config: dict[str, Any] = {"train_batch_size": 8, "fp16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    *owners, name = path.split(".")
+
+    def block(values: dict[str, Any]) -> dict[str, Any]:
+        for owner in owners:
+            values = values.setdefault(owner, {})
+        return values
+
+    block(config)[name] = text
+    (finding,) = [each for each in judged(config).findings if each.code == "DS020"]
+    assert finding.fix == fix and block(_corrected(config))[name] == corrected
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_used"),
+    [
+        ({"zero_optimization": {"stage": 0}}, True),
+        ({"zero_optimization": {"stage": 0}, "prescale_gradients": True}, False),
+        ({"zero_optimization": {"stage": 0}, "gradient_allreduce_op": "sum"}, False),
+        ({"zero_optimization": {"stage": 1}}, False),
+        ({"zero_optimization": {"stage": 1, "reduce_scatter": False}}, True),
+        ({"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}}, True),
+        ({"zero_optimization": {"stage": 2}}, True),
+        ({"zero_optimization": {"stage": 3}}, True),
+    ],
+)
+def test_text_as_the_factor_of_gradients_is_an_error_only_where_it_is_used(keys: dict[str, Any], is_used: bool) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "gradient_predivide_factor": "2", **keys}
+    assert ("DS020" in codes(judged(config))) == is_used
+
+
 @pytest.mark.parametrize(("value", "severity"), [(1e8, "warning"), (1_000_000_000, "advice")])
 def test_a_setting_of_stage_3_has_no_effect_below_even_as_the_default(value: float, severity: str) -> None:
     config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_max_live_parameters": value}}
@@ -172,7 +218,9 @@ def test_a_bucket_that_no_gpu_holds_is_an_error(stage: int) -> None:
         return [(each.severity, each.what) for each in judged(config).findings if each.code == "DS314"]
 
     ((severity, what),) = found(reduce_bucket_size=1e12, overlap_comm=False)
-    assert severity == "error" and what.startswith("1 x 1,000,000,000,000 elements x 2 bytes are 1,863 GiB per GPU; ")
+    assert severity == "error" and what.startswith(
+        "reduce_bucket_size takes 1,863 GiB per GPU: 1 x 1,000,000,000,000 elements x 2 bytes; "
+    )
     assert not found(reduce_bucket_size=5e8, overlap_comm=False)
     assert not found(reduce_bucket_size=1e12, overlap_comm=False, contiguous_gradients=False)
 
