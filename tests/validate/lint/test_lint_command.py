@@ -55,6 +55,14 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint", "good.json", "--gpus", "2x"]) == 2
 
 
+def test_for_a_folder_its_json_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lint", "."]) == 2
+    assert capsys.readouterr().err.endswith(" .: a folder; name its file: bad.json or good.json\n")
+    Path("empty").mkdir()
+    assert run(["lint", "empty"]) == 2
+    assert "give the JSON file" in capsys.readouterr().err
+
+
 def test_several_files_have_one_summary_and_the_worst_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """All are judged, also after one that cannot be read, which has the place of its error."""
     Path("no.json").write_text('{"bf16": {"enabled": True}}')
@@ -230,9 +238,9 @@ def test_a_secret_is_never_shown(
     )
     for content in (
         text,
-        text.replace("true }", "True }"),
+        text.replace("true,", "True,"),
         text.replace("}\n}", "}"),
-        text.replace(",\n", ", \n?,", 1),
+        text.replace(",\n", ",\n?,", 1),
     ):
         Path("secret.json").write_text(content)
         run(["lint", "secret.json", *options])
