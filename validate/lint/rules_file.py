@@ -201,18 +201,17 @@ def _misplaced(config: LintedConfig) -> Iterator[Violation]:
                 fix=f"remove it: {right} is set" if config.has(right) else fix,
             )
     for wrong in config.misspelled:
-        path, right, span = wrong
-        parent = config.facts.block(".".join(path[:-1]))
+        parent, right = config.facts.block(".".join(wrong.path[:-1])), ".".join(wrong.right)
         if parent is not None and wrong.is_misplaced:
-            found = _wrong_block(path, ".".join(right[:-1]) or TOP_LEVEL, is_rejected=parent.strict)
-            effect, is_serious = ("", False) if parent.strict else _without_block(config, ".".join(right))
-            is_block = isinstance(config.get(".".join(right)), dict)
+            place = ".".join(wrong.right[:-1]) or TOP_LEVEL
+            found = _wrong_block(wrong.path, place, is_rejected=parent.strict)
+            effect, is_serious = ("", False) if parent.strict else _without_block(config, right)
             yield replace(
                 found,
                 what=found.what + effect,
-                fix=_move(".".join(right[:-1]) or TOP_LEVEL) + _JUDGED_AS.format("moved") * is_block,
+                fix=_move(place) + _JUDGED_AS.format("moved") * isinstance(config.get(right), dict),
                 severity="error" if is_serious else found.severity,
-                span=span,
+                span=wrong.span,
             )
 
 

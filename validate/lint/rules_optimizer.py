@@ -42,13 +42,13 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
         near, fix = _meant_type(config, block, kind), ""
         # No training has a file that is rejected, so the right name cannot change one. MyAdam is no typing error.
-        is_typo = kind[0].lower() == near[:1].lower() and nearest(kind, (near,), cutoff=0.8)
-        is_typo = is_typo and _DIGITS.findall(kind) == _DIGITS.findall(near)
+        is_alike = kind[0].lower() == near[:1].lower() and nearest(kind, (near,), cutoff=0.8) != ""
+        is_typo = is_alike and _DIGITS.findall(kind) == _DIGITS.findall(near)
         if near:
             fix = f"write {json_text(near)}"
             if block == "optimizer" and not is_typo:
-                fix += f", or create {json_text(kind)} in the script and remove the block"
-                fix += ', with "zero_allow_untested_optimizer": true' * bool(config.stage)
+                allowed = ', set "zero_allow_untested_optimizer": true,' * bool(config.stage)
+                fix += f", or remove the block{allowed} and create {json_text(kind)} in the script"
         yield violation(path, what, fix=fix, edits=(Replace((block, "type"), near),) if is_typo else ())
 
 
@@ -83,12 +83,14 @@ _wraps_optimizer = when.stages(1, 2, 3) | when.fp16 | when.bf16
 
 
 def _as_proposed(config: LintedConfig) -> LintedConfig:
-    """The configuration with the names that `_unknown` proposes, whose arguments are then known."""
+    """The configuration with the names that `_unknown` proposes, whose arguments are then known. An optimizer that is
+    no typing error keeps its name: its arguments are the script's."""
     values = config.values
     for found in _unknown(config):
-        for edit in found.edits:
-            assert isinstance(edit, Replace)
-            values = {**values, edit.path[0]: {**values[edit.path[0]], "type": edit.value}}
+        block, *_ = found.path
+        if found.edits or block == "scheduler":
+            meant = _meant_type(config, block, config.text(f"{block}.type"))
+            values = {**values, block: {**values[block], "type": meant or config.text(f"{block}.type")}}
     return replace(config, values=values)
 
 

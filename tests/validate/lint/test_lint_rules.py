@@ -97,8 +97,8 @@ def test_another_optimizer_is_created_in_the_script(kind: str, proposed: str) ->
     """The name of DeepSpeed's is another algorithm or another memory, so `--fix` leaves it."""
     config = {"train_batch_size": 8, "optimizer": {"type": kind, "params": {}}, "zero_optimization": {"stage": 2}}
     (found,) = [each for each in judged(config).findings if each.code == "DS501"]
-    assert found.fix.startswith(f'write "{proposed}", or create "{kind}" in the script') and not found.edits
-    assert "zero_allow_untested_optimizer" in found.fix
+    allowed = 'set "zero_allow_untested_optimizer": true, and create'
+    assert found.fix == f'write "{proposed}", or remove the block, {allowed} "{kind}" in the script' and not found.edits
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,11 @@ def test_the_proposed_scheduler_takes_the_wrapped_optimizer_and_the_arguments(
     kind: str, params: dict[str, Any], proposed: str
 ) -> None:
     config = {"train_batch_size": 8, "bf16": {"enabled": True}, "scheduler": {"type": kind, "params": params}}
-    (found,) = [each for each in judged(config).findings if each.code == "DS501"]
+    findings = judged(config).findings
+    (found,) = [each for each in findings if each.code == "DS501"]
     assert found.fix == f'write "{proposed}"'
+    named = [each.what for each in findings if each.code == "DS505"]
+    assert len(named) == 2 * ("warmup_steps" in params) and all(proposed in each for each in named)
 
 
 def test_a_correction_after_which_there_are_more_errors_is_not_made() -> None:
