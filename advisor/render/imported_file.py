@@ -23,6 +23,7 @@ from ..importers.rewrite import changed_keys
 from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
+from ..text.secrets import hide_secrets
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
@@ -232,7 +233,7 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
         if part not in left_out:
-            yield doc.Diff(old, new, file.old_text, file.new_text)
+            yield doc.Diff(old, new, *map(hide_secrets, (file.old_text, file.new_text)))
         elif part == "file":
             keys = changed_keys(answer.source, file)
             yield from (doc.Sentence(f"  {printable(key)[:_LONGEST_KEY]}", hang=4) for key in keys[:_MOST_KEYS])
@@ -372,7 +373,7 @@ def import_json(result: ToolRun) -> ImportJson:
         is_better=figures is not None and figures.is_better,
         loss=None if figures is None else figures.question.workload.loss,
         variables=() if figures is None else figures.variables,
-        findings=tuple(finding_figures(finding) for finding in answer.report.findings) if answer.report else (),
+        findings=tuple(finding_figures(finding) for finding in answer.report.shown) if answer.report else (),
         changes=tuple(
             ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
         ),

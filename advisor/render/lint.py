@@ -15,6 +15,7 @@ from ..answer.lint_file import LintAnswer, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.labels import device_label
+from ..text.secrets import hide_secrets
 from ..text.units import counted_noun, ended, gib, printable, rate
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
@@ -96,7 +97,7 @@ def lint_figures(answer: LintAnswer) -> LintFigures:
         not_predicted=report.prediction if isinstance(report.prediction, str) else "",
         written=str(answer.path) if answer.copy else None,
         copy=str(answer.copy) if answer.copy else None,
-        findings=tuple(map(finding_figures, report.findings)),
+        findings=tuple(map(finding_figures, report.shown)),
     )
 
 
@@ -156,7 +157,7 @@ def finding_figures(finding: LintFinding) -> FindingFigures:
 def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc.Document:
     """Return the changes of `--fix`, then the findings; for `--diff` only the changes."""
     name, report = shown_name(answer.path), answer.report
-    changes = doc.Diff(name, f"{name} (corrected)", answer.old_text, answer.text)
+    changes = doc.Diff(name, f"{name} (corrected)", *map(hide_secrets, (answer.old_text, answer.text)))
     prefix = f"{printable(name)}: " * is_one_of_several
     nothing = doc.Sentence(f"{prefix}{_not_corrected(len(report.findings))}")
     blocks = finding_blocks(name, report, answer.basis)
@@ -178,7 +179,7 @@ def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc
 def error_excerpt(error: DsAdviseError) -> list[doc.Block]:
     """Return the lines around the place at which a file cannot be read; empty if the error has none."""
     text, line, column = getattr(error, "place_in_text", ("", 1, 1))
-    return [marked_excerpt(text, line, column, 1, "bad")] if text.strip() else []
+    return [marked_excerpt(hide_secrets(text), line, column, 1, "bad")] if text.strip() else []
 
 
 def lint_files_document(answers: Sequence[LintAnswer | UnreadFile]) -> doc.Document:
@@ -237,7 +238,7 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
     if report.batch.words:
         blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
     explained: set[tuple[str, str]] = set()
-    for finding in report.findings:
+    for finding in report.shown:
         reason = finding.code, finding.why
         blocks += [doc.Gap(), *_finding(finding, name, report.document, why=reason not in explained)]
         explained.add(reason)
@@ -269,13 +270,14 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
     yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}", "dim", hang=6)
-    yield marked_excerpt(document.text, finding.line, finding.column, finding.length, style)
+    text = hide_secrets(document.text)
+    yield marked_excerpt(text, finding.line, finding.column, finding.length, style)
     if why:
         yield doc.Sentence(f" {ended(finding.why)}", hang=4, mark="  Why:", mark_style="bold")
     if finding.fix:
         yield _fix(finding.fix)
     if finding.edits:
-        yield changed_excerpt(document.text, apply(document, finding.edits)[0])
+        yield changed_excerpt(text, hide_secrets(apply(document, finding.edits)[0]))
 
 
 def _fix(words: str) -> doc.Sentence:

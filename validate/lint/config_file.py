@@ -10,8 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from ...estimators.errors import ConfigFileError
 from .document import COMMENT, FIX, MAX_BYTES, Document, Extension, KeyPath, Member, read_document
 
 STANDARD_INPUT = Path("-")
+
+_MOST_NAMES = 4
+"""Most files of a folder that are named."""
 
 
 class Remove(NamedTuple):
@@ -118,6 +122,10 @@ class ConfigFile:
 
 def read_config_file(path: Path) -> ConfigFile:
     """Read the configuration in a file, `-` for standard input. Raises ConfigFileError if there is none."""
+    with suppress(OSError, ValueError):  # reading it reports them
+        if path.is_dir():
+            found = [str(each) for each in islice(sorted(path.glob("*.json")), _MOST_NAMES)]
+            raise ConfigFileError(f"{path}: a folder", fix=f"name its file: {' or '.join(found)}" if found else FIX)
     raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES, fix=FIX)
     return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path)))
 

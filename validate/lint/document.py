@@ -113,9 +113,9 @@ class Document:
             first.setdefault(here, member)
             latest[member.path] = member
 
-    def renamed(self, old: KeyPath, name: str) -> Document:
-        """The document as if a key had another name; the text and its places stay."""
-        new, depth = (*old[:-1], name), len(old)
+    def moved(self, old: KeyPath, new: KeyPath) -> Document:
+        """The document as if a key had another path; the text and its places stay."""
+        depth = len(old)
         members = (
             member._replace(path=new + member.path[depth:]) if member.path[:depth] == old else member
             for member in self.members

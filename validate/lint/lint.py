@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from ...ds_configs.record import without_record
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
-from .config_file import Edit, Remove, can_be_made, comment_in_the_way
-from .document import Document, KeyPath
+from .config_file import Edit, Remove, Replace, apply, can_be_made, comment_in_the_way
+from .document import Document, KeyPath, read_document
 from .facts import DeepSpeedFacts
 from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
 from .rule import REMOVAL, Rule, Severity, Violation
@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
 """All rules, in the order of their codes. The code of a removed rule is never reused."""
 
 MAX_FINDINGS = 200
-"""Maximum number of findings; a file with more is not a configuration."""
+"""Maximum number of findings that are listed and corrected; a file with more is not a configuration."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
@@ -74,8 +74,6 @@ class LintReport:
     document: Document
     findings: tuple[LintFinding, ...]
     """Errors first; within each severity in the order of the file."""
-    more: int
-    """Number of findings beyond `MAX_FINDINGS`."""
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
@@ -88,13 +86,23 @@ class LintReport:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
+    def shown(self) -> tuple[LintFinding, ...]:
+        """The findings that are listed."""
+        return self.findings[:MAX_FINDINGS]
+
+    @property
+    def more(self) -> int:
+        """Number of findings that are not listed."""
+        return len(self.findings) - len(self.shown)
+
+    @property
     def fixable(self) -> int:
         """Number of findings that `--fix` corrects."""
-        return sum(bool(finding.edits) for finding in self.findings)
+        return sum(bool(finding.edits) for finding in self.shown)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        return tuple(edit for finding in self.findings for edit in finding.edits)
+        return tuple(edit for finding in self.shown for edit in finding.edits)
 
 
 def lint(
@@ -117,12 +125,11 @@ def lint(
     advise:    the command that finds a plan for this model and these GPUs.
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
-    chosen: Framework = "hf" if by_trainer else "deepspeed"
     written = LintedConfig(
         document=document,
-        values=_first_candidates(_as_parsed(without_record(document.value), chosen)),
+        values={},
         facts=facts,
-        framework=chosen,
+        framework="hf" if by_trainer else "deepspeed",
         cluster=cluster,
         model=model,
         workload=workload,
@@ -130,26 +137,66 @@ def lint(
         advise=advise,
         framework_is_assumed=framework is None,
     )
-    config = with_right_names(written)
-    found = [
-        _finding(document, config, rule, violation)
-        for rule in RULES
-        if rule.holds_for(facts)
-        for violation in islice(rule.check(config), MAX_FINDINGS + 1)
-    ]
-    found = _without_contradictions(found, config)
-    blocks = {path for path, *_ in config.misspelled if isinstance(written.get(".".join(path)), dict)}
-    found.sort(key=lambda each: (each.path not in blocks, _ORDER[each.severity], each.line, each.column, each.code))
+    config, found = _judged(written, document)
+    shown = [_with_possible_edits(document, each) for each in found[:MAX_FINDINGS]]
     return LintReport(
         document=document,
-        findings=tuple(found[:MAX_FINDINGS]),
-        more=max(0, len(found) - MAX_FINDINGS),
+        findings=(*_without_harmful_edits(written, shown, found), *found[MAX_FINDINGS:]),
         facts=facts,
-        framework=chosen,
+        framework=written.framework,
         framework_is_assumed=framework is None,
         batch=batch,
         prediction=config.prediction,
     )
+
+
+def _judged(context: LintedConfig, document: Document) -> tuple[LintedConfig, list[LintFinding]]:
+    """(the configuration that is judged, its findings in order) of a document in the context of another."""
+    values = _first_candidates(_as_parsed(without_record(document.value), context.framework))
+    written = replace(context, document=document, values=values)
+    config = with_right_names(written)
+    found = [
+        _finding(document, config, rule, violation)
+        for rule in RULES
+        if rule.holds_for(config.facts)
+        for violation in rule.check(config)
+    ]
+    found = _without_contradictions(found, config)
+    blocks = {path for path, *_ in config.misspelled if isinstance(written.get(".".join(path)), dict)}
+    blocks &= {each.path for each in found if each.severity == "error"}
+    found.sort(key=lambda each: (each.path not in blocks, _ORDER[each.severity], each.line, each.column, each.code))
+    return config, found
+
+
+def _with_possible_edits(document: Document, finding: LintFinding) -> LintFinding:
+    """The finding, without edits that cannot be made."""
+    fix, edits = finding.fix, finding.edits
+    if comment := comment_in_the_way(document, edits):
+        fix += "; --fix does not, because of the comment at line {}, column {}".format(*document.place(comment.start))
+    return replace(finding, fix=fix, edits=edits if can_be_made(document, edits) else ())
+
+
+def _without_harmful_edits(
+    written: LintedConfig, shown: Sequence[LintFinding], found: Sequence[LintFinding]
+) -> list[LintFinding]:
+    """The findings, without new values after which the file has more errors than before. Renamed and removed keys are
+    judged so already."""
+
+    def errors_after(*edits: Edit) -> Counter[tuple[str, KeyPath]]:
+        corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file")
+        return _errors(_judged(written, corrected)[1])
+
+    before = _errors(found)
+    values = [each for each in shown if any(isinstance(edit, Replace) for edit in each.edits)]
+    every = (edit for each in values for edit in each.edits)
+    if not values or not errors_after(*every) - before:
+        return [*shown]
+    harmful = (each in values and errors_after(*each.edits).total() > before.total() for each in shown)
+    return [replace(each, edits=()) if is_harmful else each for each, is_harmful in zip(shown, harmful, strict=True)]
+
+
+def _errors(found: Sequence[LintFinding]) -> Counter[tuple[str, KeyPath]]:
+    return Counter((each.code, each.path) for each in found if each.severity == "error")
 
 
 def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
@@ -185,9 +232,6 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
     start, end = violation.span or (start, end)
     line, column = written.place(start)
     fix = violation.fix or rule.fix
-    edits = violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ())
-    if comment := comment_in_the_way(written, edits):
-        fix += "; --fix does not, because of the comment at line {}, column {}".format(*written.place(comment.start))
     return LintFinding(
         code=rule.code,
         severity=violation.severity or rule.severity,
@@ -201,7 +245,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         fix=fix,
         versions=rule.versions,
         source=rule.source,
-        edits=edits if can_be_made(written, edits) else (),
+        edits=violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ()),
         meant=violation.meant,
     )
 

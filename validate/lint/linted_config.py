@@ -123,12 +123,17 @@ class FasterConfig(NamedTuple):
 
 
 class Misspelled(NamedTuple):
-    """A key that DeepSpeed does not know, whose right name the other rules take for it."""
+    """A key that DeepSpeed does not know by its name or in its block, which the other rules judge at its right path."""
 
     path: KeyPath
-    name: str
+    right: KeyPath
     span: tuple[int, int]
     """Its place in the text."""
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether it has its right name, in a wrong block."""
+        return self.path[:-1] != self.right[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +155,7 @@ class LintedConfig:
     """The command that finds a plan for this model and these GPUs."""
     framework_is_assumed: bool = False
     misspelled: tuple[Misspelled, ...] = ()
-    """Keys that have their right names in `values`."""
+    """Keys that have their right paths in `values`."""
     written: LintedConfig | None = None
     """The configuration with the misspelled keys."""
 

@@ -13,6 +13,7 @@ from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE, KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
 from .rule import Severity, Violation, error_rule, section, violation, warning_rule
+from .rules_types import key_type
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import find_problem, json_text
 
@@ -81,41 +82,52 @@ FILE_RULES = section(
 
 
 def with_right_names(config: LintedConfig) -> LintedConfig:
-    """The configuration in which misspelled keys have their right names, so that the other rules judge what is meant.
+    """The configuration in which misspelled and misplaced keys have their right paths, so that the other rules judge
+    what is meant.
 
     They are keys of blocks that DeepSpeed validates, for which it rejects the file, and whole blocks, which it ignores.
     A single key that it ignores stays ignored: without it the file may lack a value that it needs.
     """
     found = config
     while wrong := next(_misspelled(found), None):
-        values, (path, name, _) = deepcopy(found.values), wrong
-        owner: Any = values
-        for key in path[:-1]:
-            owner = owner[key]
-        owner[name] = owner.pop(path[-1])
-        document = found.document.renamed(path, name)
+        values, (path, right, _) = deepcopy(found.values), wrong
+        _block_at(values, right[:-1])[right[-1]] = _block_at(values, path[:-1]).pop(path[-1])
+        document = found.document.moved(path, right)
         found = replace(found, values=values, document=document, misspelled=(*found.misspelled, wrong), written=config)
     return found
 
 
+def _block_at(values: Any, path: KeyPath) -> Any:
+    for name in path:
+        values = values[name]
+    return values
+
+
 def _misspelled(config: LintedConfig) -> Iterator[Misspelled]:
     for path, block, place in _unknown(config):
-        value, field = config.get(".".join(path)), None
-        names, owner, _ = meant_by(path, names_of(block))
-        if place or len(names) != 1 or owner != block.path or config.has(block.qualified_path(names[0])):
+        value, right = config.get(".".join(path)), (*_names(place), path[-1])
+        if not place:
+            names, owner, _ = meant_by(path, names_of(block))
+            if len(names) != 1 or owner != block.path:
+                continue
+            right = (*path[:-1], names[0])
+        field, there = config.facts.find_field(".".join(right)), right[:-1]
+        others = field.names if field is not None else right[-1:]
+        if any(config.has(".".join((*there, name))) for name in others):
             continue
-        (name,) = names
         if block.strict:
-            field = block.field(name)
-            assert field is not None, "it is one of the block's names"
-            takes = value != "auto" and find_problem(field.type, value) is None
-            fits = takes and not any(config.has(block.qualified_path(each)) for each in field.names)
+            kind = key_type(config.facts, ".".join(right))
+            fits = value != "auto" and kind is not None and find_problem(kind, value) is None
         else:
-            fits = isinstance(value, dict) and config.facts.block(block.qualified_path(name)) is not None
-        if fits:
+            fits = isinstance(value, dict) and config.facts.block(".".join(right)) is not None
+        if fits and (not there or config.block(".".join(there))):
             member = config.document.member(path)
             assert member is not None, "the file has the key"
-            yield Misspelled(path, name, (member.start, member.end))
+            yield Misspelled(path, right, (member.start, member.end))
+
+
+def _names(place: str) -> KeyPath:
+    return () if place == TOP_LEVEL else tuple(place.split("."))
 
 
 def _rejected(config: LintedConfig) -> Iterator[Violation]:
@@ -127,9 +139,10 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
                 config, path, _no_such_key(path, block), names_of(block), fix="remove it", is_safe=not dropped
             )
             yield replace(found, severity="warning") if dropped else found
-    for path, name, span in config.misspelled:
+    for wrong in config.misspelled:
+        path, (*_, name), span = wrong
         parent = config.facts.block(".".join(path[:-1]))
-        if parent is not None and parent.strict:
+        if parent is not None and parent.strict and not wrong.is_misplaced:
             what, edit = _no_such_key(path, parent), Rename(path, name)
             yield Violation(path=path, what=what, fix=f"rename it to {name}", edits=(edit,), span=span)
 
@@ -141,21 +154,25 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
             if new := OLD_NAMES.get(".".join(path)):
                 what += f", which is now {new}"
             yield unknown_name(config, path, what, names_of(block), fix=fix)
-    for path, name, span in config.misspelled:
+    for wrong in config.misspelled:
+        path, right, span = wrong
         parent = config.facts.block(".".join(path[:-1]))
-        if parent is None or parent.strict:
+        if parent is None or parent.strict or wrong.is_misplaced:
             continue
-        effect, is_serious = _without_block(config, parent.qualified_path(name))
-        is_refused = name == "zero_optimization" and config.framework == "hf"
+        effect, is_serious = _without_block(config, ".".join(right))
+        is_refused = right == ("zero_optimization",) and config.framework == "hf"
         refused = "accelerate rejects a configuration without zero_optimization"
         yield Violation(
             path=path,
             what=f"{_no_such_key(path, parent)}: the whole block is ignored{effect}",
             why=refused if is_refused else "DeepSpeed never reads it, and there is no message",
-            fix=f"rename it to {name}; the other findings and the figures are those of the renamed block",
+            fix=f"rename it to {right[-1]}{_JUDGED_AS.format('renamed')}",
             severity="error" if is_refused or is_serious else None,
             span=span,
         )
+
+
+_JUDGED_AS = "; the other findings and the figures are those of the {} block"
 
 
 def _without_block(config: LintedConfig, path: str) -> tuple[str, bool]:
@@ -177,15 +194,38 @@ def _misplaced(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if place:
             is_rejected = block.strict and config.get(".".join(path)) != "auto"
-            right = f"{place}.{path[-1]}" if place != TOP_LEVEL else path[-1]
-            fix = f"move it into {place}{or_in_script(config, place)}"
-            yield Violation(
-                path=path,
-                what=f"{path[-1]} belongs in {place}",
-                why=f"DeepSpeed reads it from there: here it is {'rejected' if is_rejected else 'ignored'}",
+            right = ".".join((*_names(place), path[-1]))
+            fix = f"{_move(place)}{or_in_script(config, place)}"
+            yield replace(
+                _wrong_block(path, place, is_rejected=is_rejected),
                 fix=f"remove it: {right} is set" if config.has(right) else fix,
-                severity="error" if is_rejected else None,
             )
+    for wrong in config.misspelled:
+        parent, right = config.facts.block(".".join(wrong.path[:-1])), ".".join(wrong.right)
+        if parent is not None and wrong.is_misplaced:
+            place = ".".join(wrong.right[:-1]) or TOP_LEVEL
+            found = _wrong_block(wrong.path, place, is_rejected=parent.strict)
+            effect, is_serious = ("", False) if parent.strict else _without_block(config, right)
+            yield replace(
+                found,
+                what=found.what + effect,
+                fix=_move(place) + _JUDGED_AS.format("moved") * isinstance(config.get(right), dict),
+                severity="error" if is_serious else found.severity,
+                span=wrong.span,
+            )
+
+
+def _wrong_block(path: KeyPath, place: str, *, is_rejected: bool) -> Violation:
+    return Violation(
+        path=path,
+        what=f"{path[-1]} belongs {'at' if place == TOP_LEVEL else 'in'} {place}",
+        why=f"DeepSpeed reads it from there: here it is {'rejected' if is_rejected else 'ignored'}",
+        severity="error" if is_rejected else None,
+    )
+
+
+def _move(place: str) -> str:
+    return f"move it {'to' if place == TOP_LEVEL else 'into'} {place}"
 
 
 def _removed(config: LintedConfig) -> Iterator[Violation]:

@@ -38,22 +38,59 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         if kind.lower() in _ONE_BIT:
             what = f"the 1-bit optimizers were removed from DeepSpeed, and {facts.version} has no {json_text(kind)}"
             yield violation(path, what, fix='write "AdamW", without the arguments for compression in params')
-        else:
-            near = nearest(kind, names) or nearest(kind.lower(), names)
-            what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
-            # No training has a file that is rejected, so the right name cannot change one. MyAdam is no typing error.
-            is_typo = kind[0].lower() == near[:1].lower() and nearest(kind, (near,), cutoff=0.8)
-            edits = (Replace((block, "type"), near),) if is_typo else ()
-            yield violation(path, what, fix=f"write {json_text(near)}" if near else "", edits=edits)
+            continue
+        what = f"neither DeepSpeed nor torch has the {block} {json_text(kind)}"
+        near, fix = _meant_type(config, block, kind), ""
+        # No training has a file that is rejected, so the right name cannot change one. MyAdam is no typing error.
+        is_alike = kind[0].lower() == near[:1].lower() and nearest(kind, (near,), cutoff=0.8) != ""
+        is_typo = is_alike and _DIGITS.findall(kind) == _DIGITS.findall(near)
+        if near:
+            fix = f"write {json_text(near)}"
+            if block == "optimizer" and not is_typo:
+                allowed = ', set "zero_allow_untested_optimizer": true,' * bool(config.stage)
+                fix += f", or remove the block{allowed} and create {json_text(kind)} in the script"
+        yield violation(path, what, fix=fix, edits=(Replace((block, "type"), near),) if is_typo else ())
+
+
+def _meant_type(config: LintedConfig, block: str, kind: str) -> str:
+    """The type of a block that an unknown one stands for; "" if there is none: the longest that is part of its name,
+    as in PagedAdamW8bit; for a scheduler one that takes the block's arguments; else the nearest."""
+    facts, given = config.facts, config.block(f"{block}.params")
+    if block == "optimizer":
+        names = [*dict.fromkeys((*facts.torch_optimizers, *facts.optimizers))]
+        part_of = [name for name in names if len(name) > 2 and name.lower() in kind.lower()]
+        if part_of:
+            return max(part_of, key=len)
+        return nearest(kind, names) or nearest(kind.lower(), names)
+    known = facts.schedulers if _wraps_optimizer.holds(config, "") else {**facts.torch_schedulers, **facts.schedulers}
+    suited = [name for name, taken in known.items() if given and {*given} <= {each.name for each in taken}]
+    names = suited or [*known]
+    shared = {name: len(_words(kind) & _words(name)) for name in names}
+    alike = [name for name in names if shared[name] == max(shared.values()) > 0]
+    only = suited[0] if len(suited) == 1 else ""
+    return nearest(kind, names, cutoff=0.8) or nearest(kind, alike, cutoff=0.0) or nearest(kind, names) or only
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(name)}
+
+
+_WORD = re.compile(r"[A-Z]?[a-z]+")
+"""A word of a class name or of a name with underscores, without the LR of schedulers."""
+_DIGITS = re.compile(r"\d")
+_wraps_optimizer = when.stages(1, 2, 3) | when.fp16 | when.bf16
+"""DeepSpeed wraps the optimizer in a class of its own."""
 
 
 def _as_proposed(config: LintedConfig) -> LintedConfig:
-    """The configuration with the names that `_unknown` proposes, whose arguments are then known."""
+    """The configuration with the names that `_unknown` proposes, whose arguments are then known. An optimizer that is
+    no typing error keeps its name: its arguments are the script's."""
     values = config.values
     for found in _unknown(config):
-        for edit in found.edits:
-            assert isinstance(edit, Replace)
-            values = {**values, edit.path[0]: {**values[edit.path[0]], "type": edit.value}}
+        block, *_ = found.path
+        if found.edits or block == "scheduler":
+            meant = _meant_type(config, block, config.text(f"{block}.type"))
+            values = {**values, block: {**values[block], "type": meant or config.text(f"{block}.type")}}
     return replace(config, values=values)
 
 
@@ -229,7 +266,7 @@ OPTIMIZER_RULES = section(
         at(
             "scheduler.type",
             that(lambda config: config.scheduler in {*config.facts.torch_schedulers} - {*config.facts.schedulers})
-            & (when.stages(1, 2, 3) | when.fp16 | when.bf16),
+            & _wraps_optimizer,
             lambda config, _: f"{config.scheduler} is a class of torch, and DeepSpeed wraps the optimizer",
         ),
         why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed, for which torch's schedulers raise a "
@@ -312,7 +349,16 @@ def _missing_package(config: LintedConfig) -> Iterator[Violation]:
             yield violation(f"{block}.enabled", what, severity=severity)
 
 
-_written = when.present & ~when.equals("", "auto")
+def _secrets(config: LintedConfig) -> Iterator[Violation]:
+    for block in ("comet", "wandb"):
+        path, what = f"{block}.api_key", "the configuration contains an API key"
+        severity: Severity | None = None
+        if config.get(path) not in (None, "", "auto"):
+            if block == "wandb":
+                what, severity = f"{what}, and the wandb block rejects it", "error"
+            fix = f"remove it, and set {block.upper()}_API_KEY in the environment"
+            yield violation(path, what, fix=fix, severity=severity)
+
 
 LOGGING_RULES = section(
     "Checkpointing, logging and profiling",
@@ -369,15 +415,9 @@ LOGGING_RULES = section(
     ),
     warning_rule(
         "DS855 a secret in the file",
-        at("comet.api_key", _written, "the configuration contains an API key"),
-        at(
-            "wandb.api_key",
-            _written,
-            "the configuration contains an API key, and the wandb block rejects it",
-            severity="error",
-        ),
+        _secrets,
         why="DeepSpeed prints the whole configuration to the log when it starts",
-        fix="remove it, and set COMET_API_KEY or WANDB_API_KEY in the environment",
+        fix="remove it, and set the key in the environment",
         source="runtime/config.py print_user_config",
     ),
     warning_rule(

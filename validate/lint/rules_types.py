@@ -55,6 +55,15 @@ DeepSpeedCPUAdam and torch's Adam use it when they are made, WarmupCosineLR as t
 without warmup_max_lr as that."""
 _since_0_19_6 = that(lambda config: config.facts.at_least("0.19.6"))
 _linear = _warms_up("WarmupLR", "WarmupDecayLR")
+_averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
+_is_scattered = ~when.is_off("zero_optimization.reduce_scatter")
+scatters_means = when.stages(2, 3) & _is_scattered & _averages
+"""DeepSpeed asserts then that gradients are neither pre-scaled nor pre-divided."""
+_has_bf16_optimizer = when.bf16 & that(lambda config: DTYPES.get(config.text("data_types.grad_accum_dtype")) == "fp32")
+_divides_after = _averages & that(lambda config: not config.get("prescale_gradients"))
+_predivides = scatters_means | (_divides_after & ~(when.stages(1) & _is_scattered & ~_has_bf16_optimizer))
+"""Gradients that are pre-scaled, summed, or scattered at stage 1 do not use the factor (runtime/engine.py
+allreduce_bucket; runtime/zero/stage_1_and_2.py gradient_reduction_w_predivide, average_tensor)."""
 
 CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     # runtime/config.py
@@ -66,7 +75,7 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     "flops_profiler.enabled": (FieldType(name="bool"), when.always),
     "vocabulary_size": (_NUMBER, when.always),
     "gradient_clipping": (FieldType(name="float"), when.always),
-    "gradient_predivide_factor": (FieldType(name="float"), when.always),
+    "gradient_predivide_factor": (FieldType(name="float"), _predivides),
     "communication_data_type": (_COLLECTIVE_DTYPE, when.always),
     "seq_parallel_communication_data_type": (_COLLECTIVE_DTYPE, when.always),
     "gradient_allreduce_op": (_one_of("mean", "sum"), when.always),
@@ -168,10 +177,23 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         if wrong is None:
             continue
         plain = _as_object(config, path, value) if kind.name == "dict" else parsed_text(kind, value)
-        fix = f"write {wrong.wanted if plain is None else json_text(plain)}"
+        plain, effect = _MEANT.get((path, value), (plain, "")) if isinstance(value, str) else (plain, "")
+        fix = f"write {wrong.wanted if plain is None else json_text(plain)}{effect}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
         why = _CLASS_REJECTS if by_class else _CODE_FAILS
         yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
+
+
+_MEANT: dict[tuple[str, str], tuple[Any, str]] = {
+    ("fp16.loss_scale", "dynamic"): (0, ", which is dynamic loss scaling"),
+    **{
+        (f"zero_optimization.offload_{what}.device", gpu): ("none", f": {stay} on the GPU")
+        for what, stay in (("optimizer", "the states stay"), ("param", "the parameters stay"))
+        for gpu in ("gpu", "cuda")
+    },
+}
+"""(path, a text that DeepSpeed rejects) -> (the value that has the meaning of the text, its effect). Source:
+runtime/precision_config.py (loss_scale), runtime/zero/offload_config.py OffloadDeviceEnum."""
 
 
 def _as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | None:
@@ -188,8 +210,8 @@ def _as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | 
         if value == "auto":
             if config.framework == "hf" and known is not None and known.filled:
                 return {key: value}
-        elif kind is not None and find_problem(kind, value) is None:
-            plain = bool(value) if kind.name == "bool" and isinstance(value, int) else parsed_text(kind, value)
+        elif kind is not None and ((plain := parsed_text(kind, value)) is not None or not find_problem(kind, value)):
+            plain = bool(value) if kind.name == "bool" and isinstance(value, int) else plain
             whole: dict[str, Any] = {key: value if plain is None else plain}
             return whole | {"params": {}} if key == "type" and "params" in block.names() else whole
     return None

@@ -13,6 +13,7 @@ from .config_file import Remove
 from .linted_config import GAIN, LintedConfig
 from .rule import STAGE_3, STAGE_12, Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import at, key_name, that
+from .rules_types import scatters_means
 
 
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
@@ -62,7 +63,7 @@ def _large_buckets(config: LintedConfig) -> Iterator[Violation]:
     buckets = 2 if config.stage < 3 and config.flag("zero_optimization.overlap_comm") else 1
     width = 2 if config.fp16 or config.bf16 or config.precision_is_auto else 4
     needed = buckets * width * int(elements)
-    what = f"{buckets} x {elements:,} elements x {width} bytes are {gib(needed)} GiB per GPU"
+    what = f"reduce_bucket_size takes {gib(needed)} GiB per GPU: {buckets} x {elements:,} elements x {width} bytes"
     available = max(gpu.memory_bytes for gpu in (gpus() if config.cluster is None else [config.cluster.gpu]))
     if needed >= available:
         whose = "the largest GPU" if config.cluster is None else "the GPU"
@@ -128,8 +129,6 @@ _MATRIX = 1_000_000
 """Elements of a small model's weight matrix: a smaller bucket holds no whole one."""
 _NOTICEABLE = 1.01
 """Least ratio of step times at which a bucket smaller than a matrix is reported."""
-_averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
-_scatters_means = when.stages(2, 3) & ~when.is_off("zero_optimization.reduce_scatter") & _averages
 _params_on_nvme = that(lambda config: config.offload("param") == "nvme")
 _lacks_ram = that(lambda config: 0 < _ram_bytes(config) < _weight_bytes(config))
 
@@ -181,12 +180,12 @@ ZERO_RULES = section(
         "DS312 scaled gradients with reduce_scatter",
         at(
             "prescale_gradients",
-            when.truthy & _scatters_means,
+            when.truthy & scatters_means,
             lambda config, _: f"gradients are pre-scaled at stage {config.stage}",
         ),
         at(
             "gradient_predivide_factor",
-            when.number(lambda factor: factor != 1) & _scatters_means,
+            when.number(lambda factor: factor != 1) & scatters_means,
             lambda config, path: f"gradients are pre-divided by {config.number(path):g} at stage {config.stage}",
         ),
         why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "

@@ -76,12 +76,16 @@ def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> 
 
 
 def parsed_text(kind: FieldType, value: Any) -> Any:
-    """The number or truth value that a text stands for, for a list its items; None if DeepSpeed does not accept it."""
+    """The number, truth value or choice (in another case of letters) that a text stands for, for a list its items; None
+    if DeepSpeed does not accept it."""
     if isinstance(value, list) and kind.parts and any(isinstance(item, str) for item in value):
         items = [parsed_text(kind.parts[0], item) if isinstance(item, str) else item for item in value]
         return None if None in items else items
-    if not isinstance(value, str) or not kind.is_numeric:
+    if not isinstance(value, str):
         return None
+    if not kind.is_numeric:
+        words = (each for each in kind.choices if isinstance(each, str) and each != value)
+        return next((each for each in words if each.lower() == value.strip().lower()), None)
     plain = TRUTHS.get(value.lower()) if kind.name == "bool" else number_in(value)
     return None if plain is None or find_problem(kind, plain) else _converted(kind, plain, True)
 

@@ -54,6 +54,14 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint", "good.json", "--gpus", "2x"]) == 2
 
 
+def test_for_a_folder_its_json_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lint", "."]) == 2
+    assert capsys.readouterr().err.endswith(" .: a folder; name its file: bad.json or good.json\n")
+    Path("empty").mkdir()
+    assert run(["lint", "empty"]) == 2
+    assert "give the JSON file" in capsys.readouterr().err
+
+
 def test_several_files_have_one_summary_and_the_worst_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """All are judged, also after one that cannot be read, which has the place of its error."""
     Path("no.json").write_text('{"bf16": {"enabled": True}}')
@@ -214,6 +222,33 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert run(["lint", "escape.json", "--fix"]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--diff"], ["--fix"]])
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_a_secret_is_never_shown(
+    options: list[str], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by its own finding nor as a line next to another, and not if the file cannot be read."""
+    monkeypatch.setenv("COLUMNS", columns)
+    secret = "abcdef0123456789abcdef0123456789abcdef01"
+    text = BAD.replace(
+        "{", '{"wandb": {"enabled": true, "api_key": "' + secret + '"}, "hf_token": \'' + secret + "',\n", 1
+    )
+    for content in (
+        text,
+        text.replace("true,", "True,"),
+        text.replace("}\n}", "}"),
+        text.replace(",\n", ",\n?,", 1),
+    ):
+        Path("secret.json").write_text(content)
+        run(["lint", "secret.json", *options])
+        printed = capsys.readouterr()
+        assert "secret.json" in printed.out + printed.err and "abcdef" not in printed.out + printed.err
+    Path("secret.json").write_text(text)
+    run(["lint", "secret.json", "--json"])
+    fixes = {each["path"]: each["fix"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert fixes["wandb.api_key"] == "remove it, and set WANDB_API_KEY in the environment"
 
 
 @pytest.mark.parametrize(("micro_batch", "code"), [("1", 0), ('"auto"', 1)])

@@ -83,6 +83,54 @@ def test_a_misspelled_optimizer_and_its_argument_are_found_and_corrected_togethe
     assert _corrected({"train_batch_size": 8, "optimizer": own})["optimizer"] == own
 
 
+@pytest.mark.parametrize(
+    ("kind", "proposed"),
+    [
+        ("Adamw8bit", "AdamW"),
+        ("adamw_bnb_8bit", "AdamW"),
+        ("PagedAdamW8bit", "AdamW"),
+        ("AdamW8", "AdamW"),
+        ("MyAdam", "Adam"),
+    ],
+)
+def test_another_optimizer_is_created_in_the_script(kind: str, proposed: str) -> None:
+    """The name of DeepSpeed's is another algorithm or another memory, so `--fix` leaves it."""
+    config = {"train_batch_size": 8, "optimizer": {"type": kind, "params": {}}, "zero_optimization": {"stage": 2}}
+    (found,) = [each for each in judged(config).findings if each.code == "DS501"]
+    allowed = 'set "zero_allow_untested_optimizer": true, and create'
+    assert found.fix == f'write "{proposed}", or remove the block, {allowed} "{kind}" in the script' and not found.edits
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "proposed"),
+    [
+        ("CosineAnnealing", {"warmup_num_steps": 9, "total_num_steps": 99}, "WarmupCosineLR"),
+        ("CosineAnnealing", {"warmup_steps": 9}, "WarmupCosineLR"),
+        ("linear", {"warmup_max_lr": 1e-5, "warmup_num_steps": 9, "total_num_steps": 99}, "WarmupDecayLR"),
+        ("WarmupDecay", {"warmup_num_steps": 9, "total_num_steps": 99}, "WarmupDecayLR"),
+    ],
+)
+def test_the_proposed_scheduler_takes_the_wrapped_optimizer_and_the_arguments(
+    kind: str, params: dict[str, Any], proposed: str
+) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "scheduler": {"type": kind, "params": params}}
+    findings = judged(config).findings
+    (found,) = [each for each in findings if each.code == "DS501"]
+    assert found.fix == f'write "{proposed}"'
+    named = [each.what for each in findings if each.code == "DS505"]
+    assert len(named) == 2 * ("warmup_steps" in params) and all(proposed in each for each in named)
+
+
+def test_a_correction_after_which_there_are_more_errors_is_not_made() -> None:
+    config = {"train_batch_size": 8, "scheduler": {"type": "CosineAnneal", "params": {"eta_min": 0}}}
+    assert _corrected(config | {"bf16": {"enabled": False}})["scheduler"]["type"] == "CosineAnnealingLR"
+    (wrapped,) = [each for each in judged(config | {"bf16": {"enabled": True}}).findings if each.code == "DS501"]
+    assert not wrapped.edits
+    text = {"train_batch_size": 8, "zero_optimization": 3, "optimizer": {"type": "Muon", "params": {}}}
+    assert "zero_optimization" in str(judged({"train_batch_size": 8, "zero_optimization": 3}).edits)
+    assert not judged(text | {"prescale_gradients": True}).edits, "stage 3 rejects both"
+
+
 @pytest.mark.parametrize(("text", "corrected"), [("true", True), ("maybe", "maybe"), ("no", "no"), ("", "")])
 def test_text_as_a_flag_is_what_deepspeed_takes_it_for(text: str, corrected: object) -> None:
     """Only a text that means what it is taken for is corrected."""
@@ -93,6 +141,52 @@ def test_text_as_a_flag_is_what_deepspeed_takes_it_for(text: str, corrected: obj
     assert finding.what == f'{flag} is the text "{text}", which DeepSpeed takes as {str(taken).lower()}'
     assert _corrected(config)[flag] == corrected
     assert "DS023" not in codes(judged({**config, flag: 1})) | codes(judged({"wall_clock_breakdown": text}))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fix", "corrected"),
+    [
+        ("fp16.loss_scale", "dynamic", "write 0, which is dynamic loss scaling", 0),
+        (
+            "zero_optimization.offload_optimizer.device",
+            "gpu",
+            'write "none": the states stay on the GPU',
+            "none",
+        ),
+        ("zero_optimization.offload_param.device", "CPU", 'write "cpu"', "cpu"),
+        ("fp16.loss_scale", "high", "write a number", "high"),
+    ],
+)
+def test_a_rejected_text_with_a_plain_meaning_is_corrected(path: str, text: str, fix: str, corrected: object) -> None:
+    config: dict[str, Any] = {"train_batch_size": 8, "fp16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    *owners, name = path.split(".")
+
+    def block(values: dict[str, Any]) -> dict[str, Any]:
+        for owner in owners:
+            values = values.setdefault(owner, {})
+        return values
+
+    block(config)[name] = text
+    (finding,) = [each for each in judged(config).findings if each.code == "DS020"]
+    assert finding.fix == fix and block(_corrected(config))[name] == corrected
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_used"),
+    [
+        ({"zero_optimization": {"stage": 0}}, True),
+        ({"zero_optimization": {"stage": 0}, "prescale_gradients": True}, False),
+        ({"zero_optimization": {"stage": 0}, "gradient_allreduce_op": "sum"}, False),
+        ({"zero_optimization": {"stage": 1}}, False),
+        ({"zero_optimization": {"stage": 1, "reduce_scatter": False}}, True),
+        ({"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}}, True),
+        ({"zero_optimization": {"stage": 2}}, True),
+        ({"zero_optimization": {"stage": 3}}, True),
+    ],
+)
+def test_text_as_the_factor_of_gradients_is_an_error_only_where_it_is_used(keys: dict[str, Any], is_used: bool) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "gradient_predivide_factor": "2", **keys}
+    assert ("DS020" in codes(judged(config))) == is_used
 
 
 @pytest.mark.parametrize(("value", "severity"), [(1e8, "warning"), (1_000_000_000, "advice")])
@@ -127,7 +221,9 @@ def test_a_bucket_that_no_gpu_holds_is_an_error(stage: int) -> None:
         return [(each.severity, each.what) for each in judged(config).findings if each.code == "DS314"]
 
     ((severity, what),) = found(reduce_bucket_size=1e12, overlap_comm=False)
-    assert severity == "error" and what.startswith("1 x 1,000,000,000,000 elements x 2 bytes are 1,863 GiB per GPU; ")
+    assert severity == "error" and what.startswith(
+        "reduce_bucket_size takes 1,863 GiB per GPU: 1 x 1,000,000,000,000 elements x 2 bytes; "
+    )
     assert not found(reduce_bucket_size=5e8, overlap_comm=False)
     assert not found(reduce_bucket_size=1e12, overlap_comm=False, contiguous_gradients=False)
 
@@ -289,9 +385,10 @@ def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
 
 
 def test_a_flood_of_findings_is_cut() -> None:
-    """A file that is not a configuration at all gives an answer of a readable length, at once."""
+    """A file that is not a configuration at all gives an answer of a readable length, at once. All are counted."""
     report = judged("{" + ",".join(f'"key{index}": 1' for index in range(5000)) + "}")
-    assert len(report.findings) == 200 and report.more > 0
+    assert len(report.shown) == 200 and report.count("warning") == 5000
+    assert report.more == len(report.findings) - 200 > 4800
 
 
 def test_memory_that_the_version_does_not_pin_by_itself_is_named_with_what_it_costs() -> None:

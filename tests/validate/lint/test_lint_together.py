@@ -73,6 +73,23 @@ def test_each_misspelled_block_has_its_own_consequence() -> None:
     assert "in fp32 instead of bf16" in found["bf_16"][1]
 
 
+def test_the_other_findings_judge_a_block_in_a_wrong_place_as_if_moved() -> None:
+    """A block that DeepSpeed rejects there, one that it ignores, and a single key."""
+    inside = {"stage": 2, "reduce_bucket_size": 50_000_000, "bf16": {"enabled": True}, "gradient_clipping": "high"}
+    config = {"train_batch_size": 8, "zero_optimization": inside, "offload_optimizer": {"device": "gpus"}}
+    report = judged(config)
+    found = {each.path[-1]: each for each in report.findings}
+    assert "DS203" not in codes(report) and found["bf16"].code == "DS012"
+    assert found["bf16"].severity == "error" and found["offload_optimizer"].severity == "warning"
+    assert found["bf16"].what == "bf16 belongs at the top level" and "moved block" in found["bf16"].fix
+    assert found["device"].code == "DS020" and found["device"].line == found["offload_optimizer"].line + 1
+    assert found["gradient_clipping"].fix == "move it to the top level", "its value is no number"
+    inside["gradient_clipping"] = 1.0
+    assert judged(config).findings[0].path == ("zero_optimization", "bf16")
+    taken = {"train_batch_size": 8, "zero_optimization": inside, "bf16": {"enabled": False}}
+    assert "DS203" in codes(judged(taken)), "the file has both"
+
+
 def test_a_repeated_block_is_one_finding_with_both_lines() -> None:
     text = '{"train_batch_size": 8,\n "zero_optimization": {"stage": 2},\n "zero_optimization": {"stage": 3}}'
     found = [(each.line, each.what) for each in judged(text).findings if each.code == "DS004"]
