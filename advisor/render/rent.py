@@ -10,6 +10,7 @@ from string import ascii_lowercase, ascii_uppercase
 from ..answer.facts import training_subject
 from ..document.blocks import Block, Chart, Commands, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
+from ..question.question import Question
 from ..rent import Offer, RentAdvice
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
@@ -38,7 +39,8 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
             blocks.append(Sentence(f"At most {most} {verb} joined; --max-nodes allows more."))
     else:
         shown = advice.offers if all_offers else advice.listed
-        blocks += [Sentence(subject) for subject in (*training_subject(chosen.question), *advice.basis)]
+        subjects = training_subject(_same_of_all(chosen.question, shown))
+        blocks += [Sentence(subject) for subject in (*subjects, *advice.basis)]
         points = _points(advice, shown) if len(advice.offers) > 2 else None
         chart = Chart(_chart(advice), printed=points)
         blocks += [Gap(), chart, *([Gap()] if points else []), _table(advice, shown), Gap()]
@@ -222,25 +224,23 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
     return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4))
 
 
+def _same_of_all(question: Question, shown: Sequence[Offer]) -> Question:
+    """The question without a loss that not every machine has: each has the one that is best there."""
+    losses = {offer.question.workload.loss for offer in shown}
+    return question if len(losses) == 1 else replace(question, workload=replace(question.workload, loss="standard"))
+
+
 def _plan(advice: RentAdvice, offer: Offer) -> str:
-    """The strategy, with the precision and the loss where they are not those that stand above the table."""
+    """The strategy, with the precision where it is not the one that stands above the table."""
     heading, own = (advice.recommended or advice.cheapest or offer).question.workload, offer.question.workload
     precision = own.precision if own.precision != heading.precision else ""
-    return " ".join(filter(None, (offer.figures.plan.strategy, precision, _other_loss(advice, offer))))
-
-
-def _other_loss(advice: RentAdvice, offer: Offer) -> str:
-    """The loss of an offer, if it is not the one that stands above the table."""
-    heading, own = (advice.recommended or advice.cheapest or offer).question.workload, offer.question.workload
-    return own.loss if own.loss != heading.loss else ""
+    return f"{offer.figures.plan.strategy} {precision}".rstrip()
 
 
 def _notes(advice: RentAdvice, shown: Sequence[Offer], *, all_offers: bool) -> Iterator[str]:
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
-    for loss in dict.fromkeys(filter(None, (_other_loss(advice, offer) for offer in shown))):
-        yield f"{loss}: with the {loss} loss."
     if _kind(advice) == _BEST_VALUE and (cheapest := advice.cheapest_choice) is not None:
         most = money(cheapest.figures.cost_high or cheapest.figures.cost, table.currency)
         condition = "" if cheapest is advice.cheapest_within else ", the cheapest without a condition on its RAM"
