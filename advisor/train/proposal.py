@@ -82,11 +82,6 @@ def check_packages(workload: Workload, *, report_to: str, device: Device) -> Non
             )
 
 
-def steps_per_epoch(samples: Samples, global_batch: int) -> int:
-    """The Trainer's optimizer steps in an epoch. The last one may have fewer samples; none has those of two epochs."""
-    return math.ceil(samples.train_samples / global_batch)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
     """A training before it starts."""
@@ -108,7 +103,8 @@ class Proposal:
 
     @property
     def epochs(self) -> float:
-        return self.steps / steps_per_epoch(self.samples, self.answer.question.workload.global_batch_size or 1)
+        workload, job = self.answer.question.workload, samples_job(self.samples, epochs=1.0)
+        return self.steps / job.steps_per_epoch(workload.global_batch_size or 1, self.samples.seq_len)
 
     @property
     def training_s(self) -> float:
@@ -174,7 +170,7 @@ def propose(
     answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload
     assert workload.global_batch_size is not None, "the question has one"
-    epochs, of_an_epoch = settings.epochs or EPOCHS, steps_per_epoch(samples, workload.global_batch_size)
+    job = samples_job(samples, settings.epochs or EPOCHS)
     return Proposal(
         settings=settings,
         folder=folder,
@@ -182,7 +178,7 @@ def propose(
         evaluation=evaluation,
         samples=samples,
         answer=answer,
-        steps=settings.max_steps or math.ceil(epochs * of_an_epoch),
+        steps=settings.max_steps or job.steps(workload.global_batch_size, samples.seq_len),
         learning_rate=settings.learning_rate or LEARNING_RATES[workload.method],
     )
 

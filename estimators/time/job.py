@@ -62,8 +62,16 @@ class Job:
         return sum(tokens * samples for tokens, samples in self.lengths) / sum(each.samples for each in self.lengths)
 
     def steps(self, samples_per_step: int, seq_len: int) -> int:
-        """Return the number of optimizer steps. The last one may have fewer samples."""
-        return max(1, ceil(self.samples_in_all(seq_len) / samples_per_step))
+        """Return the number of optimizer steps."""
+        return max(1, ceil(self.epochs * self.steps_per_epoch(samples_per_step, seq_len)))
+
+    def steps_per_epoch(self, samples_per_step: int, seq_len: int) -> float:
+        """Return the optimizer steps of an epoch. Its last one may have fewer samples, because the Trainer makes no
+        batch of two epochs; tokens are no epochs."""
+        if self.samples is not None:
+            return ceil(self.samples / samples_per_step)
+        assert self.tokens is not None
+        return self.tokens / seq_len / samples_per_step
 
     def padded_len(self, seq_len: int, draws: int, multiple: int = PADDED_TO) -> float:
         """Return the expected length of the longest of `draws` samples, to which the others are padded.
