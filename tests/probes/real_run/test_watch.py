@@ -293,10 +293,12 @@ for number in range(3):
 print(flush=True)
 time.sleep(60)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, process_group=0)
+    # The ranks are the descendants of a launcher.
+    launcher = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {script!r}]))"
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, process_group=0)
     try:
         assert process.stdout is not None and process.stdout.readline()
-        sampler, deadline = MemorySampler(os.getpid(), gpus=False), time.monotonic() + 30
+        sampler, deadline = MemorySampler(process.pid, gpus=False), time.monotonic() + 30
         while sampler.host_bytes < 130 << 20 and time.monotonic() < deadline:
             sampler._search_at = sampler._forks_at = sampler._sample_at = 0.0
             sampler.sample()
