@@ -12,7 +12,7 @@ from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
 from ...estimators.json_form import from_attributes
 from ...estimators.plan import STRATEGIES, PlainPyTorch, PlanSettings, Strategy
 from ...estimators.time.compute_time import ProductTime
-from ...estimators.time.step_time import product_times
+from ...estimators.time.step_time import plan_products
 from ..question.question import Question
 from ..search.candidate import Candidate, Verdict
 from .rate_origins import RateOrigin, rate_origins
@@ -142,21 +142,6 @@ class RateFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductFigures:
-    """Equal matrix products of a micro batch's forward and backward passes: (rows x inner) by (inner x columns)."""
-
-    rows: int
-    inner: int
-    columns: int
-    copies: int
-    """Products that are launched as one."""
-    launches: int
-    """Launches in a micro batch."""
-    seconds: float
-    """Seconds of one launch."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
@@ -181,7 +166,7 @@ class ExplanationFigures(PlanSettings):
     """Meanings of the symbols in the formulas."""
     rates: tuple[RateFigures, ...]
     """The rates in the formulas of the time, with their origin."""
-    matrix_products: tuple[ProductFigures, ...]
+    matrix_products: tuple[ProductTime, ...]
     """The products whose seconds, times the micro batches, are the time's term of this name; the largest share first.
     Empty if the training is not known."""
 
@@ -262,7 +247,7 @@ class Explanation:
             },
             symbols=self.symbols,
             rates=tuple(from_attributes(RateFigures, rate) for rate in self.rates),
-            matrix_products=tuple(from_attributes(ProductFigures, each) for each in self.products),
+            matrix_products=self.products,
         )
 
 
@@ -318,5 +303,5 @@ def explain_plan(candidate: Candidate, question: Question | None = None) -> Expl
         sections=found,
         question=question,
         rates=rate_origins(time.terms, candidate.node(cluster), workload),
-        products=product_times(model, workload, cluster, candidate.plan),
+        products=plan_products(model, workload, cluster, candidate.plan),
     )

@@ -8,7 +8,7 @@ FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` converts both 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,7 +50,8 @@ class PassTime:
         return self.products_s + self.attention_s + self.elementwise_s + self.loss_s
 
 
-class ProductTime(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProductTime:
     """Equal matrix products of a micro batch's forward and backward passes, (rows x inner) by (inner x columns)."""
 
     rows: int
@@ -87,8 +88,8 @@ class ComputeTime(NamedTuple):
     """Recomputation under checkpointing; 0 without it."""
     after_layers_s: float
     """The head and the loss in the forward pass."""
-    products: tuple[ProductTime, ...]
-    """The matrix products by size, the largest share first."""
+    launches: Mapping[tuple[int, int, int, int], int]
+    """Launches of matrix products by (rows, inner, columns, copies), without recomputed ones."""
     attention: AttentionKind | None
     """None for a model with several kinds of attention, or with a recurrent one."""
 
@@ -136,9 +137,19 @@ def compute_time(
         backward=passes.backward,
         recompute=passes.recompute if gradient_checkpointing else PassTime(),
         after_layers_s=passes.forward.total_s - in_layers_s,
-        products=tuple(sorted(passes.product_times(), key=lambda one: -one.launches * one.seconds)),
+        launches=passes.launches,
         attention=passes.only_attention(),
     )
+
+
+def product_times(
+    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
+) -> tuple[ProductTime, ...]:
+    """Return the matrix products of one micro batch by size, the largest share first, without recomputed ones."""
+    launches = compute_time(model, workload, gpu, micro_batch, gradient_checkpointing).launches
+    seconds = _Passes(model, workload, gpu, micro_batch).product_seconds
+    found = (ProductTime(*size, number, seconds(*size)) for size, number in launches.items())
+    return tuple(sorted(found, key=lambda one: -one.launches * one.seconds))
 
 
 class _Passes:
@@ -155,7 +166,6 @@ class _Passes:
         self.backward = PassTime()
         self.recompute = PassTime()
         self.launches = Counter[tuple[int, int, int, int]]()
-        """Launches of a micro batch by (rows, inner, columns, copies)."""
         self.attentions = dict[tuple[int, int, int, float, float, float], int]()
         """Layers by kind of attention: heads, two widths, pairs, two rates. A recurrent one has no heads."""
 
@@ -170,10 +180,6 @@ class _Passes:
             element=self.workload.weight_bytes,
             is_cpu=self.gpu.is_cpu,
         )
-
-    def product_times(self) -> Iterator[ProductTime]:
-        for size, launches in self.launches.items():
-            yield ProductTime(*size, launches, self.product_seconds(*size))
 
     def only_attention(self) -> AttentionKind | None:
         found = list(self.attentions.items())
@@ -236,13 +242,15 @@ class Passes:
     def __init__(self, step: Step) -> None:
         plan, n, costs, host = step.plan, step.micro_batches, step.costs, step.host
         self.step = step
-        self.compute = compute_time(
+        self.compute_arguments = (
             step.model,
             step.workload.passes_cache_key(),
             step.cluster.gpu,
             plan.micro_batch_size,
             plan.gradient_checkpointing,
         )
+        """Arguments of `compute_time` and `product_times`."""
+        self.compute = compute_time(*self.compute_arguments)
         self.gradient_copies = gradient_copies(step)
         self.gradient_copies_s = gradient_copies_s(step, self.gradient_copies)
         # Number of times that all weights are assembled from the ranks' parts, forward and backward.

@@ -29,7 +29,7 @@ from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
 from .assumed_rates import widened
-from .compute_time import Passes, ProductTime
+from .compute_time import Passes, ProductTime, product_times
 from .memory_bound import (
     BF16_MASTERS_SAVE_BYTES,
     KEPT_BF16_STEP_BYTES,
@@ -84,10 +84,10 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
     return _forward_s(passes, _forward_links(step, passes))
 
 
-def product_times(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> tuple[ProductTime, ...]:
+def plan_products(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> tuple[ProductTime, ...]:
     """Return the matrix products of one micro batch on one GPU by size, without recomputed ones: times the micro
     batches they add up to the term `matrix products`."""
-    return Passes(_step(model, workload, cluster, plan)).compute.products
+    return product_times(*Passes(_step(model, workload, cluster, plan)).compute_arguments)
 
 
 def gain_of_bf16(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
