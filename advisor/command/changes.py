@@ -24,8 +24,9 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.command.observed import CommandResult, ObservedArguments
 from ...probes.command.request import ForcedSettings
+from ...probes.command.words import option_name
 from ..question.run import read_ds_config
-from .edited import EditedCommand, option_name
+from .edited import EditedCommand
 
 _NEWER_NAME = "activation_checkpointing"
 """The field of TrainingArguments since transformers 5.23, which takes precedence where it is set."""

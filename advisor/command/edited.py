@@ -12,6 +12,7 @@ from typing import Any
 from ...ds_configs.files import differs, numbered
 from ...estimators.errors import ConfigFileError
 from ...probes.command.observed import ObservedOption
+from ...probes.command.words import option_name
 from ..importers.accelerate import WITH_FILE, config_named
 from ..importers.file_text import edit_json, edit_yaml, read_yaml
 
@@ -142,11 +143,6 @@ class EditedCommand:
         with suppress(OSError, ValueError):
             return bool(text) and (self._folder / text).samefile(file)
         return False
-
-
-def option_name(flag: str) -> str:
-    """The name of an option as Python has it: `--micro-batch` is `micro_batch`."""
-    return flag.lstrip("-").replace("-", "_")
 
 
 def _text(value: Any) -> str:

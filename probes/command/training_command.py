@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ds_configs.launch_commands import COUNTS
-from .words import Program, is_assignment, is_python, launcher_of, peel, program_of
+from .words import Program, is_assignment, is_python, launcher_of, option_name, peel, program_of
 
 
 class TrainingCommand(NamedTuple):
@@ -46,7 +46,7 @@ class TrainingCommand(NamedTuple):
         nodes_options = {counts.nodes for counts in COUNTS.values()}
         for place in range(self._script if self.launcher else 0):
             flag, equals, typed = words[place].partition("=")
-            name, at = flag.lstrip("-").replace("-", "_"), place if equals else place + 1
+            name, at = option_name(flag), place if equals else place + 1
             value = typed if equals else words[at] if at < len(words) else ""
             if not value.isdigit() or not flag.startswith("--"):
                 continue

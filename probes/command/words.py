@@ -246,6 +246,11 @@ def shell_lines(text: str) -> Iterator[ShellLine]:
                 command.append(os.path.expandvars(token))
 
 
+def option_name(flag: str) -> str:
+    """The name of an option as Python has it: `--micro-batch` is `micro_batch`."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 def script_in(words: Iterable[str]) -> str:
     """The script among the words of a command; "" without one. No launcher has an option whose value is a .py file."""
     return next((word for word in words if word.endswith(".py") and not word.startswith("-")), "")
@@ -280,7 +285,7 @@ def _configs_in(words: Sequence[str]) -> Iterator[str]:
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         value = value if equals else after
-        is_named = name.startswith("--") and name[2:].replace("-", "_") in _CONFIG_OPTIONS
+        is_named = name.startswith("--") and option_name(name) in _CONFIG_OPTIONS
         if is_named and "." in value and not value.lstrip().startswith(("-", "{")):
             yield value
 
