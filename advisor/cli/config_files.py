@@ -92,7 +92,7 @@ _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
 @click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
 @click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
-@click.option("--explain", "explained", metavar="NAME", help="Explain a rule, such as DS101, or a key of the file.")
+@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101.")
 @output_options
 def lint(
     config_files: tuple[str, ...],
@@ -115,10 +115,6 @@ def lint(
     Exit code: 0 without errors, 1 with errors (for --diff also if it would correct something), 2 if a file cannot be
     read.
     """
-    if explained and not explained.upper().startswith("DS"):
-        from .explain import show_key
-
-        return show_key(explained, question.pop("model", None), question, output)
     if listed or explained:
         return _show_rules(explained, output)
     if not config_files:
@@ -148,6 +144,10 @@ def _show_rules(code: str | None, output: Output) -> int:
         return 0
     rule = next((rule for rule in RULES if rule.code == code.upper()), None)
     if rule is None:
+        from ..answer.explained_key import is_key
+
+        if is_key(code):
+            raise click.UsageError(f"{code} is a key, not a rule; write ds-advise explain {code}")
         raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
     print_blocks(rule_blocks(rule), output.console())
     return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,36 +18,34 @@ from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, questi
 
 if TYPE_CHECKING:
     from ..answer.comparison import Side
-    from ..answer.explained_key import KeyExplanation
     from ..answer.explanation import Explanation
+    from ..answer.key_costs import KeyContext
     from ..question.question import Question
 
 
-def show_key(name: str, model: str | None, question: dict[str, Any], output: Output) -> int:
-    """Explain a key of a DeepSpeed configuration. model: a model, or a file that has a configuration, for which the key
-    has figures."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """A model or a configuration file whose plan is explained."""
+
+    explanation: Explanation | None = None
+    """Its plan; None for a file that records no model."""
+    context: KeyContext | None = None
+    """The plan for which keys have figures; None without a plan."""
+    side: Side | None = None
+    """The file."""
+
+
+def _show_key(name: str, output: Output, find: Callable[[], _Subject] | None = None) -> int:
+    """Explain a key of a DeepSpeed configuration. find: returns the subject for which the key has figures."""
     from ...validate.lint import load_facts
-    from ..advise import answer as answer_question
-    from ..advise import build_question
     from ..answer.explained_key import explain_key, find_key
-    from ..answer.key_costs import KeyContext
-    from ..question.file_question import is_ds_config
-
-    facts = load_facts()
-    find_key(name, facts)  # what is wrong with it is told before the machine is looked for
-    context, side = None, None
-    if model is not None and is_ds_config(Path(model)):
-        side, asked = _file_side(Path(model), question, output)
-        context = None if asked is None else KeyContext.of_file(side, asked.model)
-    elif model is not None:
-        context = KeyContext.of_answer(answer_question(build_question(model, **question, say=output.say)))
-    return _show(explain_key(name, facts=facts, context=context, side=side), output)
-
-
-def _show(key: KeyExplanation, output: Output) -> int:
     from ..document.terminal import print_blocks
     from ..render.explained_key import key_blocks
 
+    facts = load_facts()
+    find_key(name, facts)  # what is wrong with it is told before the machine is looked for
+    found = _Subject() if find is None else find()
+    key = explain_key(name, facts=facts, context=found.context, side=found.side)
     output.show(lambda: key, lambda console: print_blocks(key_blocks(key), console))
     return 0
 
@@ -95,54 +95,49 @@ def explain(
 
     Exit code: 0, or 2 if the question cannot be answered.
     """
-    from ...validate.lint import load_facts
-    from ..answer.explained_key import explain_key, find_key, is_key
-    from ..answer.key_costs import KeyContext
+    from ..answer.explained_key import is_key
     from ..document.terminal import print_blocks
-    from ..question.file_question import is_ds_config
     from ..question.gpu_text import meant_gpus
     from ..render.explained_part import has_part, part_blocks
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
 
-    if meant_gpus(" ".join(part)):  # no part of a plan
-        raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
-    path, of_file = Path(model), question | ({"model": costs_of} if costs_of else {})
-    is_file = is_ds_config(path) or (costs_of is not None and path.suffix.lower() == ".json")
-    key = part[0] if len(part) == 1 and is_key(part[0]) else ""
-    is_no_part = bool({*"_."} & {*key})  # titles of parts have neither
-    if is_no_part:
-        find_key(key, load_facts())  # what is wrong with it is told before the machine is looked for
-    side = None
-    if is_file:
-        if strategy is not None or settings is not None:
-            raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
-        side, asked = _file_side(path, of_file, output)
-        if asked is None and key:
-            return _show(explain_key(key, facts=load_facts(), side=side), output)
-        if asked is None:
-            raise click.UsageError(f"{path} records no model; name it with --model")
-        found, context = _of_side(side, asked), KeyContext.of_file(side, asked.model)
-    elif costs_of is not None or is_key(model):
-        if part:
-            raise click.UsageError(f"unexpected extra argument ({' '.join(part)[:60]})")
-        if not is_key(model):
-            _refuse_unknown(model)
-        return show_key(model, costs_of, question, output)
-    else:
-        found = _of_question(model, question, strategy, settings, output)
-        assert found.question is not None, "it is the question that the plan answers"
-        context = KeyContext.of_plan(found.candidate.plan, found.question, is_recommended=found.role == "recommended")
-    if is_no_part or (key and not has_part(found, key)):
-        return _show(explain_key(key, facts=load_facts(), context=context), output)
+    title = " ".join(part)
+    is_file = _is_file(model, has_model=costs_of is not None)
+    is_subject = is_file or (costs_of is None and not is_key(model))
+    if meant_gpus(title) or (part and not is_subject):
+        raise click.UsageError(f"unexpected extra argument ({title[:60]})")
+    if not is_subject and not is_key(model):
+        _refuse_unknown(model)
+    subject = model if is_subject else costs_of
+    asked = question | ({"model": costs_of} if is_file and costs_of else {})
+
+    @functools.cache
+    def find() -> _Subject:
+        return _Subject() if subject is None else _subject(subject, asked, strategy, settings, output)
+
+    key = model if not is_subject else part[0] if len(part) == 1 and is_key(part[0]) else ""
+    if not is_subject or {*"_."} & {*key}:  # titles of parts have neither
+        return _show_key(key, output, find)
+    found = find().explanation
+    if key and (found is None or not has_part(found, key)):
+        return _show_key(key, output, find)
+    if found is None:
+        raise click.UsageError(f"{model} records no model; name it with --model")
     if part:
-        blocks = [*part_blocks(found, " ".join(part), listing=typed_command(without=part))]
+        blocks = [*part_blocks(found, title, listing=typed_command(without=part))]
     else:
         largest = component_title(found.sections[0].parts()[0].name)
-        example = typed_command(largest)
-        blocks = [*explanation_blocks(found, example=example, details=details)]
+        blocks = [*explanation_blocks(found, example=typed_command(largest), details=details)]
     output.show(found.figures, lambda console: print_blocks(blocks, console))
     return 0
+
+
+def _is_file(name: str, *, has_model: bool) -> bool:
+    """Whether a word is a configuration file; one that is wrong too, if its model is named."""
+    from ..question.file_question import is_ds_config
+
+    return is_ds_config(Path(name)) or (has_model and Path(name).suffix.lower() == ".json")
 
 
 def _refuse_unknown(name: str) -> None:
@@ -153,6 +148,26 @@ def _refuse_unknown(name: str) -> None:
     near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
     refuse_unknown(name, what, f"did you mean {near}?" if near else "")
+
+
+def _subject(
+    name: str, question: dict[str, Any], strategy: str | None, settings: str | None, output: Output
+) -> _Subject:
+    """Return the plan of a configuration file or of a model."""
+    from ..answer.key_costs import KeyContext
+
+    if not _is_file(name, has_model="model" in question):
+        found = _of_question(name, question, strategy, settings, output)
+        assert found.question is not None, "it is the question that the plan answers"
+        is_recommended = found.role == "recommended"
+        context = KeyContext.of_plan(found.candidate.plan, found.question, is_recommended=is_recommended)
+        return _Subject(explanation=found, context=context)
+    if strategy is not None or settings is not None:
+        raise click.UsageError("--strategy and --set change the plan of a model, not of a file")
+    side, asked = _file_side(Path(name), question, output)
+    if asked is None:
+        return _Subject(side=side)
+    return _Subject(explanation=_of_side(side, asked), context=KeyContext.of_file(side, asked.model), side=side)
 
 
 def _of_question(
