@@ -20,7 +20,7 @@ from ...probes.worker_process import OnProgress
 from ...validate.lint.document import read_document
 from ...validate.lint.installed_facts import load_facts
 from ...validate.lint.lint import lint
-from ...validate.lint.rules_file import IGNORED_KEYS
+from ...validate.lint.rules_keys import IGNORED_KEYS
 from ..answer.command_answer import CommandAnswer
 from ..question.run import read_ds_config
 from ..text.units import shown_path

@@ -15,7 +15,7 @@ from typing import Any
 
 from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, lint, load_facts, read_document
-from ds_advise.validate.lint.rules_file import IGNORED_KEYS
+from ds_advise.validate.lint.rules_keys import IGNORED_KEYS
 
 from benchmarks.lint.engine import WORLD_SIZE, outcomes
 from benchmarks.lint.random_configs import random_configs

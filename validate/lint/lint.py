@@ -17,9 +17,12 @@ from .facts import DeepSpeedFacts
 from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
-from .rules_file import FILE_RULES, KEY_RULES, with_right_names
+from .rules_experts import EXPERT_RULES
+from .rules_file import FILE_RULES
+from .rules_keys import KEY_RULES, with_right_names
+from .rules_logging import LOGGING_RULES
 from .rules_offload import OFFLOAD_RULES
-from .rules_optimizer import EXPERT_RULES, LOGGING_RULES, OPTIMIZER_RULES
+from .rules_optimizer import OPTIMIZER_RULES
 from .rules_precision import PRECISION_RULES
 from .rules_resources import PROPOSALS, RESOURCE_RULES
 from .rules_types import TYPE_RULES
