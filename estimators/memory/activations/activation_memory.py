@@ -18,7 +18,10 @@ from .saved_tensors import total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes for any batch size"}
 _FORWARD = Formula("forward pass of a layer", "B x + y: peak of one layer's forward pass", SOURCE, _LARGEST)
-_RECOMPUTED = Formula("recomputed layer", "B x + y: bytes that one layer saves without checkpointing", SOURCE, _LARGEST)
+_RECOMPUTED_NAME = "recomputed layer"
+_PARTLY_FREED = Formula(
+    _RECOMPUTED_NAME, "B x + y: bytes that one layer saves without checkpointing, a part is freed", SOURCE, _LARGEST
+)
 _GRADIENTS = Formula(
     "gradients of activations",
     "B x + y: peak of the backward pass of one layer or of the final norm",
@@ -131,7 +134,8 @@ def forward_only_terms(
 class BackwardPeaks(NamedTuple):
     """Moments of the backward pass of one kind of layer, in addition to all saved terms."""
 
-    recomputed: Size
+    recomputed: PerBatchTerm | None
+    """What the layer saves in its recomputation."""
     forward: tuple[Size, ...]
     """While the layer runs forward; with checkpointing, in its recomputation. The rest: `Recording.backward`."""
     all: tuple[Size, ...]
@@ -158,11 +162,13 @@ class ActivationLayout(NamedTuple):
         """Return the peak within these parts of `BackwardPeaks`, as recomputation and the rest of the backward pass."""
         found = ((each.recomputed, moment) for each in self.working for part in parts for moment in getattr(each, part))
         # The largest moment depends on the batch: one grows with it, another is fixed (weights that are dequantized).
-        recomputed, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(ZERO, ZERO))
-        if largest.at(micro_batch_size) < recomputed.at(micro_batch_size):  # a part of the recomputation is freed
-            recomputed = largest
-        gradients = _linear(_GRADIENTS, largest.minus(recomputed), micro_batch_size)
-        return _linear(_RECOMPUTED, recomputed, micro_batch_size) + gradients
+        recomputed, largest = max(found, key=lambda pair: pair[1].at(micro_batch_size), default=(None, ZERO))
+        if recomputed is None:
+            return _linear(_GRADIENTS, largest, micro_batch_size)
+        if largest.at(micro_batch_size) < recomputed.size.at(micro_batch_size):
+            return _linear(_PARTLY_FREED, largest, micro_batch_size)
+        gradients = _linear(_GRADIENTS, largest.minus(recomputed.size), micro_batch_size)
+        return recomputed.terms(micro_batch_size) + gradients
 
 
 def _largest(moments: Sequence[Size], micro_batch_size: int) -> Size:
@@ -223,7 +229,7 @@ def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> Activat
     forward: list[Size] = []
     # The final norm.
     norm_moments = tuple(moment.plus(total(last.saved)) for moment in last.backward[0])
-    working = [BackwardPeaks(ZERO, (), norm_moments, (), ())]
+    working = [BackwardPeaks(None, (), norm_moments, (), ())]
     for index, (block, record) in enumerate(layers):
         layer, freed = total(record.saved), _freed_before_backward(recorder, layers[index:], kept_sizes[index:])
         if not record.has_backward:
@@ -249,7 +255,8 @@ def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> Activat
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         backward = (tuple(moment.plus(added) for moment in moments) for moments in record.backward)
-        working.append(BackwardPeaks(layer if checkpointing else ZERO, forward_moments, *backward))
+        recomputed = saved_term(_RECOMPUTED_NAME, record.saved, count=1, rows=recorder.rows(block))
+        working.append(BackwardPeaks(recomputed if checkpointing else None, forward_moments, *backward))
     shared = tuple(shared_terms(recorder))
     return ActivationLayout(
         saved=(*terms, *shared),

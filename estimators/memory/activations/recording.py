@@ -45,9 +45,11 @@ def saved_term(name: str, saved: Sequence[Storage], *, count: int, rows: int) ->
     # Per token, so that the printed formula shows the sizes of the layer's tensors and not those of the batch.
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in saved if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in saved if storage.fixed)
-    sums = ((f"L B S ({tokens})", tokens), (f"L ({fixed})", fixed))
+    layers = "L " if count > 1 else ""
+    sums = ((f"{layers}B S ({tokens})", tokens), (f"{layers}({fixed})", fixed))
     text = " + ".join(text for text, sizes in sums if sizes)
-    return PerBatchTerm(name, total(saved).times(count), text, {"L": count, "S": rows})
+    text += ": bytes per token of each saved tensor" if tokens else ""
+    return PerBatchTerm(name, total(saved).times(count), text, {"S": rows, **({"L": count} if count > 1 else {})})
 
 
 def saved_terms(stack: str, saved: Iterable[Storage], *, count: int, rows: int) -> list[PerBatchTerm]:
