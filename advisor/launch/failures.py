@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import resource
 import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...probes.failures.diagnosis import diagnose_text
 from ...probes.failures.finding import timed_out
@@ -75,7 +76,8 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
         rank=None if first is None else first.number,
         step=step,
         message=last if says_why else f"{who} ended with exit code {code}",
-        evidence=(f"exit code {code} of {who}", *_last(who, "" if says_why else last), *_cause(shown.message)),
+        evidence=(f"exit code {code} of {who}", *_last(who, "" if says_why else last)),
+        **known_cause(shown.message)._asdict(),
         fix=_fix(shown.message, shown.phase),
     )
 
@@ -103,21 +105,26 @@ def _from_error(rank: Rank, step: int) -> TrainingFailure:
         rank=rank.number,
         step=step,
         message=message[:500],
-        evidence=(*evidence, *_cause(known)),
+        evidence=tuple(evidence),
+        **known_cause(known)._asdict(),
         fix=_fix(known, phase),
     )
+
+
+class KnownCause(NamedTuple):
+    cause: str
+    is_cause_certain: bool
 
 
 _PLAIN = ("gpu-memory", "host-memory", "killed", "disk-full")
 """Messages that say no more than their kind."""
 
 
-def _cause(message: Message | None) -> tuple[str, ...]:
-    """The known cause of a failure, as evidence; none if it says no more than the kind."""
+def known_cause(message: Message | None) -> KnownCause:
+    """The known cause of a failure; none if it says no more than the kind."""
     if message is None or message.id in _PLAIN:
-        return ()
-    cause = message.cause if message.certain else f"usual causes: {message.cause}"
-    return (cause.rstrip("."),)
+        return KnownCause("", False)
+    return KnownCause(message.cause, message.certain)
 
 
 def _fix(message: Message | None, phase: MemoryPhase | None) -> str:
@@ -178,6 +185,16 @@ def tail(path: Path) -> str:
         return ""
 
 
+_WARNING = re.compile(r":\d+: \w*Warning: ")
+"""The line of a Python warning, which the line of code that raised it follows."""
+
+
 def _last_line(path: Path) -> str:
+    """The last line of a log that is not of a warning."""
     lines = [line.strip() for line in tail(path).splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""
+    kept = (
+        line
+        for line, before in zip(reversed(lines), (*reversed(lines[:-1]), ""), strict=True)
+        if not _WARNING.search(line) and not _WARNING.search(before)
+    )
+    return next(kept, "")[:500] if lines else ""

@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 
 from ...estimators.errors import DsAdviseError
+from ...probes.failures.messages import Message, find_message
 from ...probes.machine import memory_groups, read_pairs
 from ...probes.real_run.sampling import MemorySampler
-from ...probes.real_run.stacks import positions
+from ...probes.real_run.stacks import missing_in_collective, positions
 from ...validate.checkpoint import checkpoint_step, write_checksums
 from ..text.display import Display
 from ..verification.prediction import ENGINE_SETTINGS
 from ..verification.run_view import RunView
-from .failures import MOVED, classify_failure, last_lines
+from .failures import MOVED, classify_failure, known_cause, last_lines
 from .records import Records, nan_from
 from .request import FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 
@@ -78,6 +79,8 @@ class Monitor:
         self._start_checksums()
         if not self._memory.sample():
             return
+        if self._memory.compiles:  # an extension is built without a line of output
+            self.records.heard_at = time.monotonic()
         if differences := self._differences():
             self._view.prediction = None
             self._warn("the script trains with a different plan than the one that was checked", "; ".join(differences))
@@ -102,8 +105,18 @@ class Monitor:
         """The failure for which the training should be ended; None if it should go on."""
         records, resumed, stall_s = self.records, self._request.resumes_after, self._request.stall_s
 
-        def failure(kind: FailureKind, step: int, message: str, *evidence: str) -> TrainingFailure:
-            return TrainingFailure(kind=kind, rank=None, step=step, message=message, evidence=evidence)
+        def failure(
+            kind: FailureKind, step: int, message: str, *evidence: str, known: Message | None = None
+        ) -> TrainingFailure:
+            return TrainingFailure(
+                kind=kind,
+                rank=None,
+                step=step,
+                message=message,
+                evidence=evidence,
+                fix="" if known is None else known.fix,
+                **known_cause(known)._asdict(),
+            )
 
         losses, first = [loss for _, loss in records.losses[-_NAN_STEPS:]], records.first_step
         started, joined = self._request.run.cluster.world_size, records.first("engine_ranks")
@@ -115,7 +128,7 @@ class Monitor:
             since = next(step for step, _ in records.losses if not finite or step > finite[-1])
             evidence = f"the losses of the last {_NAN_STEPS} steps"
             message = f"the loss is NaN since step {since}, so the training was ended"
-            return failure("nan_loss", records.step, message, evidence)
+            return failure("nan_loss", records.step, message, evidence, known=find_message("{'loss': nan}"))
         if first is not None and first <= resumed:
             message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")
@@ -124,7 +137,10 @@ class Monitor:
             obstacles = [rank.obstacle for rank in records.ranks if rank.obstacle]
             lines = last_lines(records, self._request.folder)  # before the stacks follow them
             where = positions(records.ranks, self._request.folder)
-            return failure("hang", records.step, message, *obstacles, *where, *lines)
+            conclusion = missing_in_collective(where)
+            if conclusion:
+                return failure("hang", records.step, f"{message}: {conclusion}", *obstacles, *map(str, where))
+            return failure("hang", records.step, message, *obstacles, *map(str, where), *lines)
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:

@@ -132,6 +132,10 @@ class TrainingFailure:
     """The error message in one line."""
     evidence: tuple[str, ...] = ()
     """Evidence for the kind of failure: a counter, a signal, an exception."""
+    cause: str = ""
+    """Its known cause; "" if the kind says as much."""
+    is_cause_certain: bool = False
+    """Whether no other cause has this message."""
     fix: str = ""
     """The change that avoids the failure; "" if only the next plan is known."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ...ds_configs.files import write_text
 from ...ds_configs.job import JobKind
 from ...ds_configs.job_files import job_files
 from ...estimators.estimate import Evidence
-from ...probes.failures.diagnosis import diagnose
+from ...probes.failures.diagnosis import Diagnosis, diagnose
 from ..document import blocks as doc
 from ..document.blocks import Tone
 from ..document.charts import Lines, Panel
@@ -152,7 +153,7 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
         resume = "" if failure is not None else f"; {_resuming(attempt.request)} continues from it"
         yield doc.Sentence(f"The last checkpoint is {shown_path(checkpoint)}{resume}.")
-    elif outcome.status == "stopped":
+    elif outcome.status == "stopped" or (failure is not None and outcome.last_step):
         dry_run = attempt.request.dry_run
         uses_trainer = dry_run is not None and bool(dry_run.arguments.trainer)
         yield doc.Sentence(
@@ -165,7 +166,8 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
-    yield from ranks_output(outcome)
+    if failure is None or _error_in_log(failure, outcome.folder)[1].first is None:  # its place names the log
+        yield from ranks_output(outcome)
 
 
 def _resuming(request: LaunchRequest) -> str:
@@ -225,18 +227,30 @@ def _when(step: int) -> str:
 
 
 def _failure(failure: TrainingFailure, folder: Path) -> Iterator[doc.Block]:
-    yield doc.Sentence(failure.message if ":" in failure.message else ended(capitalised(failure.message)))
+    is_exception = bool(re.match(r"[\w.]+: ", failure.message))
+    yield doc.Sentence(failure.message if is_exception else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
+    if failure.cause:
+        usual = "" if failure.is_cause_certain else "Usual causes: "
+        yield doc.Sentence(f"{usual or 'Cause: '}{ended(failure.cause)}")
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
-    log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
-    with suppress(OSError), log.open("rb") as stream:
-        found = diagnose(stream)
+    log, found = _error_in_log(failure, folder)
+    if found.first is not None:
         yield from error_place(found, shown_path(log))
-        if found.first is not None:
-            yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
+        yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
+
+
+def _error_in_log(failure: TrainingFailure, folder: Path) -> tuple[Path, Diagnosis]:
+    """Return the log of the rank that failed, or of the launcher, and what is wrong in it."""
+    log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
+    try:
+        with log.open("rb") as stream:
+            return log, diagnose(stream)
+    except OSError:
+        return log, diagnose(io.BytesIO())
 
 
 def render_failure(failure: TrainingFailure, folder: Path, console: Console) -> None:

@@ -160,10 +160,12 @@ def _head(title: str, view: View, times: tuple[float, float], width: int) -> Tex
     hours, minutes = divmod(int(elapsed_s) // 60, 60)
     clock = f"{hours}:{minutes:02}:{int(elapsed_s) % 60:02}" if hours else f"{minutes}:{int(elapsed_s) % 60:02}"
     room = width - cell_len(clock) - 2
-    text = Text.assemble(" ", (title, "bold"))
-    for separator, part in zip((": ", ", "), _state(view, elapsed_s, phase_s), strict=False):
-        if part and (separator == ": " or cell_len(text.plain + part) + 2 <= room):
-            text.append(separator + part)
+    state, detail = _state(view, elapsed_s, phase_s)
+    text = Text.assemble(" ", (title, "bold"), ": " if state else "", state)
+    if view.phase and detail:  # the time in a phase shows that it goes on; the speed stands without its prediction
+        text.truncate(room - cell_len(detail) - 2, overflow="ellipsis")
+    if detail and cell_len(text.plain + detail) + 2 <= room:
+        text.append(f", {detail}")
     text.truncate(room, overflow="ellipsis", pad=True)
     return text.append(f"  {clock}", "bold")
 
@@ -193,13 +195,16 @@ def _rows(view: View) -> list[_Row]:
     for use in view.memory:
         if gib(use.peak_bytes) == gib(0):
             continue
-        end = max(use.now_bytes, use.peak_bytes)
+        peak_bytes = use.peak_bytes
+        if use.predicted_bytes is not None and gib(peak_bytes) == gib(use.predicted_bytes):
+            peak_bytes = min(peak_bytes, use.predicted_bytes)  # the bar agrees with the printed figures
+        now_bytes, end = min(use.now_bytes, peak_bytes), peak_bytes
         if use.predicted_bytes is not None:
             end = max(end, int(_ROOM * use.predicted_bytes))
         elif use.capacity_bytes is not None:
             end = use.capacity_bytes
         mark = None if use.predicted_bytes is None else use.predicted_bytes / end
-        bar = _Bar(use.now_bytes / end, use.peak_bytes / end, mark, use.style) if use.notes[1] else _Sparks(())
+        bar = _Bar(now_bytes / end, peak_bytes / end, mark, use.style) if use.notes[1] else _Sparks(())
         style = "bold" if use.style == "green" else f"bold {use.style}"
         detail, note = use.notes
         found.append(_Row(use.title, Text(f"{gib(use.now_bytes)} GiB", style), bar, note, detail))

@@ -64,7 +64,7 @@ class RunView:
             phase=_phase(ranks, memory),
             step=ranks.step,
             total_steps=total_steps,
-            left_s=None if total_steps is None else _left_s(ranks.slowest, total_steps),
+            left_s=None if total_steps is None or _is_held_up(ranks) else _left_s(ranks.slowest, total_steps),
             step_s=step_s,
             tokens_per_s=tokens / step_s if tokens and step_s else None,
             predicted_tokens_per_s=predicted.tokens_per_s if predicted else None,
@@ -129,12 +129,18 @@ def _phase(ranks: Ranks, memory: MemorySampler) -> str:
     """Return what the slowest rank does, or waits for; "" while it makes steps."""
     if memory.compiles:
         return f"building extension {memory.extension} (first use)" if memory.extension else "compiling"
-    if ranks.slowest is not None and ranks.slowest.obstacle:
-        return ranks.slowest.obstacle
+    if obstacle := ranks.obstacle:
+        return obstacle
     name = ranks.phase.partition(" ")[0]
     if name == "step" and ranks.step:
         return f"waiting for step {ranks.step + 1}" if _is_late(ranks.slowest) else ""
     return _PHASES.get(name, "first step" if name == "step" else name)
+
+
+def _is_held_up(ranks: Ranks) -> bool:
+    """Whether nobody knows when the next step ends."""
+    is_stepping = ranks.phase.startswith("step")
+    return bool(ranks.obstacle) or (is_stepping and _is_late(ranks.slowest))
 
 
 def _is_late(rank: Rank | None) -> bool:
@@ -150,5 +156,6 @@ def _left_s(rank: Rank | None, total_steps: int) -> float | None:
         return None
     first, (began, _) = next(iter(rank.steps.items()))
     last, (ended, _) = next(reversed(rank.steps.items()))
-    left_s = (total_steps - last) * (ended - began) / (last - first)
-    return max(0.0, left_s - max(0.0, time.monotonic() - ended))
+    step_s = (ended - began) / (last - first)
+    # A step that takes longer than the others does not shorten those that follow it.
+    return (total_steps - last) * step_s - min(step_s, max(0.0, time.monotonic() - ended))

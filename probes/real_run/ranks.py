@@ -142,7 +142,9 @@ class Rank:
             return f"rank {self.number} was suspended (SIGSTOP)"
         if lock := self.latest.get("waits_for"):
             return f"rank {self.number} waits until another process has built {Path(lock).parent.name} ({lock})"
-        return ""
+        if self.error is not None:
+            return f"rank {self.number} failed: {self.error_text.splitlines()[0]}"
+        return f"rank {self.number} is gone" if self.is_lost else ""
 
     @property
     def is_lost(self) -> bool:
@@ -188,6 +190,13 @@ class Ranks:
     def slowest(self) -> Rank | None:
         """The rank that has come least far; None before the first one has started."""
         return min(self.ranks, key=lambda rank: (_progress(rank), rank.number), default=None)
+
+    @property
+    def obstacle(self) -> str:
+        """Why the ranks cannot go on; "" for nothing. A rank that failed comes before those that wait for it."""
+        found = [rank for rank in self.ranks if rank.obstacle]
+        failed = first_failed(found) or next((rank for rank in found if rank.is_lost), None)
+        return (failed or found[0]).obstacle if found else ""
 
     @property
     def phase(self) -> str:

@@ -8,7 +8,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .ranks import Rank
@@ -20,6 +21,9 @@ _DUMP_S = 5.0
 """Longest time waited for the stacks; a suspended rank never writes its own."""
 
 _PACKAGE = Path(__file__).parents[2]
+
+_COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py|deepspeed/comm/")
+"""Modules whose functions return when the other ranks have called them too."""
 
 _HEAD = "(most recent call first):\n"
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -33,8 +37,39 @@ def show_on_signal() -> bool:
     return False
 
 
-def positions(ranks: Sequence[Rank], folder: Path) -> tuple[str, ...]:
-    """The innermost line of Python of each rank of this node, and of the user's code if that is another one."""
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is."""
+
+    rank: int
+    frames: tuple[tuple[str, str, str], ...]
+    """(path, line, function) of its Python calls, the innermost first; without those of this package and of the
+    interpreter."""
+
+    @property
+    def collective(self) -> str:
+        """The collective operation in which it waits, such as `all_reduce`; "" for none."""
+        path, _, name = self.frames[0]
+        return name if _COLLECTIVES.search(path) else ""
+
+    @property
+    def user_frame(self) -> tuple[str, str, str] | None:
+        """The innermost call of the user's code."""
+        return next((frame for frame in self.frames if "/lib/python" not in frame[0]), None)
+
+    def __str__(self) -> str:
+        """`rank 0 is in all_reduce (torch/.../distributed_c10d.py, line 90), called by main (train.py, line 21)`."""
+        shown = dict.fromkeys((self.frames[0], self.user_frame or self.frames[0]))
+        return f"rank {self.rank} is in {', called by '.join(map(_place, shown))}"
+
+
+def _place(frame: tuple[str, str, str]) -> str:
+    path, line, name = frame
+    return f"{name} ({path.rpartition('site-packages/')[2]}, line {line})"
+
+
+def positions(ranks: Sequence[Rank], folder: Path) -> tuple[Position, ...]:
+    """Return where each rank of this node is, as far as its process can show it."""
     asked = {}
     for rank in ranks:
         log = folder / f"rank{rank.number}.log"
@@ -47,11 +82,21 @@ def positions(ranks: Sequence[Rank], folder: Path) -> tuple[str, ...]:
     while len(dumps) < len(asked) and time.monotonic() < until:
         time.sleep(0.1)
         dumps = {number: text for (number, log), size in asked.items() if (text := _dump(log, size))}
-    return tuple(
-        f"rank {number} is in {', called by '.join(found)}"
-        for number, text in dumps.items()
-        if (found := list(_position(text)))
-    )
+    found = (Position(number, _frames(text)) for number, text in dumps.items())
+    return tuple(each for each in found if each.frames)
+
+
+def missing_in_collective(found: Sequence[Position]) -> str:
+    """Return which ranks wait in a collective operation and for whom, `rank 0 waits in all_reduce for rank 1, which is
+    in main (train.py, line 21)`; "" if all wait, or none."""
+    waiting = [each for each in found if each.collective]
+    missing = [each for each in found if not each.collective]
+    if not waiting or not missing:
+        return ""
+    names = " and ".join(dict.fromkeys(each.collective for each in waiting))
+    late = [f"rank {each.rank}, which is in {_place(each.user_frame or each.frames[0])}" for each in missing]
+    ranks, one = ", ".join(str(each.rank) for each in waiting), len(waiting) == 1
+    return f"rank{'' if one else 's'} {ranks} wait{'s' if one else ''} in {names} for {', and for '.join(late)}"
 
 
 def _dump(log: Path, offset: int) -> str:
@@ -63,8 +108,10 @@ def _dump(log: Path, offset: int) -> str:
     return ""
 
 
-def _position(dump: str) -> Iterator[str]:
-    frames = [frame for frame in _FRAME.findall(dump) if not Path(frame[0]).is_relative_to(_PACKAGE)]  # engine's calls
-    own = next((frame for frame in frames if "/lib/python" not in frame[0]), None)
-    for path, line, name in dict.fromkeys((*frames[:1], *([own] if own else []))):
-        yield f"{name} ({path.rpartition('site-packages/')[2]}, line {line})"
+def _frames(dump: str) -> tuple[tuple[str, str, str], ...]:
+    every = _FRAME.findall(dump)
+    return tuple(
+        (path, line, name)
+        for path, line, name in every
+        if not path.startswith("<frozen") and not Path(path).is_relative_to(_PACKAGE)  # engine's calls
+    )

@@ -20,7 +20,7 @@ from .events import EventLogReader
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
-from .stacks import positions
+from .stacks import missing_in_collective, positions
 from .supervisor import supervised
 
 _POLL_S = 0.2
@@ -66,8 +66,9 @@ class _Job:
                 self.records.heard_at = now
             else:
                 stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
-                message = slowest.obstacle or "; ".join((stalled, *positions(self.records.ranks, self.records.folder)))
-                return self._failure(slowest, "hang", message)
+                found = positions(self.records.ranks, self.records.folder)
+                where = [conclusion] if (conclusion := missing_in_collective(found)) else map(str, found)
+                return self._failure(slowest, "hang", slowest.obstacle or "; ".join((stalled, *where)))
         return None
 
     def _first_failure(self) -> RankFailure:

@@ -29,6 +29,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.text.display import Display
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.real_run.sampling import MemorySampler
+from ds_advise.probes.real_run.stacks import Position, _frames, missing_in_collective
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.real_run.trainer import STOP_FILE
 from ds_advise.probes.run import Run
@@ -169,7 +170,7 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     records = _notes(tmp_path, *ranks)
     failure = classify_failure(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
     assert (failure.kind, failure.rank, failure.step) == (kind, number, records.step)
-    assert any(evidence in each for each in failure.evidence)
+    assert any(evidence in each for each in (*failure.evidence, failure.cause))
 
 
 EVALUATION = """  File "transformers/trainer.py", line 2863, in evaluate
@@ -514,6 +515,57 @@ def test_silent_ranks_are_reported_and_ended(tmp_path: Path, monkeypatch: pytest
     failure = monitor.abort_reason()
     assert failure is not None
     assert (failure.kind, failure.evidence) == ("hang", ("last line of rank 1: waiting for rank 0",))
+
+
+def test_a_line_of_a_warning_is_no_evidence(tmp_path: Path) -> None:
+    request = _request(tmp_path, "", stall_s=1.0)
+    request.folder.mkdir()
+    warned = "/x/torch/nn.py:12: FutureWarning: old\n  return func(*args, **kwargs)\n"
+    for rank, text in enumerate((f"epoch 1\n{warned}", warned)):
+        (request.folder / f"rank{rank}.log").write_text(text)
+        (request.folder / f"rank{rank}.jsonl").write_text("")
+    monitor = _monitor(request)
+    monitor.records.read()
+    monitor.records.heard_at -= 10.0
+    failure = monitor.abort_reason()
+    assert failure is not None and failure.evidence == ("last line of rank 0: epoch 1",)
+
+
+def test_an_extension_that_is_built_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = _request(tmp_path, "", stall_s=1.0)
+    request.folder.mkdir()
+    monitor = _monitor(request)
+    monkeypatch.setattr(monitor._memory, "sample", lambda: True)
+    monitor._memory.compiles = True
+    monitor.records.heard_at -= 10.0
+    monitor.look()
+    assert monitor.abort_reason() is None
+    monitor.records.heard_at -= 10.0
+    assert monitor.abort_reason() is not None
+
+
+def test_the_rank_that_is_missing_in_a_collective_is_named() -> None:
+    """Frames of the interpreter are left out."""
+    frozen, torchs = ("<frozen importlib._bootstrap>", "241", "_call"), "/v/lib/python3.11/site-packages/torch"
+    calls = (f"{torchs}/distributed/distributed_c10d.py", "3252", "all_reduce"), ("/u/train.py", "27", "main")
+    late = ("/u/train.py", "21", "load_batch"), ("/u/train.py", "26", "main")
+    dumps = [
+        "".join(f'  File "{path}", line {line} in {name}\n' for path, line, name in each)
+        for each in (
+            (frozen, *calls),
+            (*late, frozen),
+            calls,
+        )
+    ]
+    found = [Position(rank, _frames(dump)) for rank, dump in enumerate(dumps)]
+    assert missing_in_collective(found) == (
+        "ranks 0, 2 wait in all_reduce for rank 1, which is in load_batch (/u/train.py, line 21)"
+    )
+    assert missing_in_collective(found[::2]) == missing_in_collective(found[1:2]) == ""
+    assert str(found[0]) == (
+        "rank 0 is in all_reduce (torch/distributed/distributed_c10d.py, line 3252), "
+        "called by main (/u/train.py, line 27)"
+    )
 
 
 @pytest.mark.slow

@@ -235,9 +235,36 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     assert view.left_s == pytest.approx(10_000.0, abs=5.0)
     assert (view.tokens_per_s, view.predicted_tokens_per_s) == (200.0, 100.0)
     rank.steps[20_001] = now - 30.0, 100
-    assert (view.phase, views.view(ranks, memory).phase) == ("", "waiting for step 20002")
+    waiting = views.view(ranks, memory)
+    assert (view.phase, waiting.phase) == ("", "waiting for step 20002")
+    assert waiting.left_s is None, "nobody knows when the step ends"
+    rank.latest["error"] = {"type": "ValueError", "message": "bad\nbatch"}
+    assert views.view(ranks, memory).phase == "rank 0 failed: ValueError: bad"
+    del rank.latest["error"]
     memory.compiles, memory.extension = True, "cpu_adam"
     assert views.view(ranks, memory).phase == "building extension cpu_adam (first use)"
+
+
+def test_a_long_step_does_not_shorten_those_after_it(tmp_path: Path) -> None:
+    views = RunView(cpu_cluster(1), None, total_steps=12)
+    rank, ranks, now = Rank(EventLogReader(tmp_path), 0), Ranks(tmp_path), time.monotonic()
+    ranks._by_file[tmp_path] = rank
+    rank.steps, rank.phase = {1: (now - 11.0, 100), 2: (now - 9.0, 100)}, "step 3"
+    assert views.view(ranks, MemorySampler(os.getpid(), gpus=False)).left_s == pytest.approx(18.0)
+
+
+def test_the_time_in_a_phase_is_shown_on_a_narrow_terminal_too() -> None:
+    view = View(phase="building extension deepspeed_shm_comm (first use)")
+    head = rows("training", view, (95.0, 90.0), 40, blocks=True)[0].plain
+    assert (
+        "training: building" in head and head.rstrip().endswith("1:35") and "…, 1 min 30 s" in head and len(head) <= 40
+    )
+
+
+def test_a_bar_ends_at_the_mark_where_the_printed_figures_are_equal() -> None:
+    use = MemoryUse("host", 1_100 * 2**20, 1_110 * 2**20, predicted_bytes=1_100 * 2**20)
+    drawn = rows("training", View(step=1, memory=[use]), (9.0, 9.0), 120, blocks=True)[-1].plain
+    assert "peak 1.1, predicted 1.1" in drawn and not re.search("┃[━╍]", drawn)
 
 
 class _Terminal(io.StringIO):
