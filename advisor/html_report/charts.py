@@ -19,6 +19,9 @@ _LEAST_WIDTH = 0.4
 _MOST_POINTS = 1000
 """Largest number of points of a line; longer lines are thinned evenly."""
 
+_BETWEEN_LABELS = 6.0
+"""Least space between two labels of an axis in pixels."""
+
 _GAP = 34.0
 """Height of the space between two panels."""
 
@@ -119,6 +122,17 @@ def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -
     return drawn
 
 
+def _apart(chart: Lines, x_of: Scale) -> list[int]:
+    """Return which of a chart's labels are written: that of its own value, and those that overlap no other."""
+    labels, written = chart.labels or (), list[int]()
+    for index in sorted(range(len(labels)), key=lambda index: index != chart.own):
+        at, half = x_of(chart.xs[index]), svg.text_width(labels[index], SMALL) / 2
+        others = ((x_of(chart.xs[other]), svg.text_width(labels[other], SMALL) / 2) for other in written)
+        if all(abs(at - other) >= half + wide + _BETWEEN_LABELS for other, wide in others):
+            written.append(index)
+    return written
+
+
 def _draw_lines(chart: Lines, width: int) -> Markup:
     """Return the panels, one below the other, with the names of stretches above them."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
@@ -138,9 +152,9 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     if chart.x_limit is not None:
         x, words = x_of(chart.x_limit.value), chart.x_limit.words
         parts.append(svg.vertical_limit(x, words, top - 34, [(top - 30, bottom)], width))
-    for index, words in enumerate(chart.labels or ()):
+    for index in _apart(chart, x_of):
         ink = "text" if index == chart.own else "soft"
-        parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, words, anchor="middle", ink=ink))
+        parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, chart.labels[index], anchor="middle", ink=ink))
     parts += _span_names(chart.spans, x_of, top, bottom)
     for panel, (rows, _, y_of) in zip(chart.panels, axes, strict=True):
         parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), rows]

@@ -162,7 +162,7 @@ def judge(request: str) -> str:
         return json.dumps(_error(error))
     from ..render.lint import finding_blocks  # imported here: in a browser it would delay the first answer
 
-    return json.dumps({"part": "lint", "findings": draw_blocks(finding_blocks("the pasted text", report))})
+    return json.dumps({"part": "lint", "findings": draw_blocks(finding_blocks("The pasted text", report))})
 
 
 def _linted(text: str, state: State | None) -> LintReport:

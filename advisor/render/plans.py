@@ -138,7 +138,7 @@ def time_bars(
             Bar(
                 label=name,
                 parts=_parts(plan.time.components, scale, time_family, _step_share(step_s), terms),
-                note=f"{rate(plan.tokens_per_s)} tokens/s",
+                note=f"{rate(plan.tokens_per_s)} tokens/s" if plan.fit.fits else "does not fit",
                 words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
                 chosen=plan is chosen,
                 faded=not plan.fit.fits,

@@ -51,9 +51,9 @@ def ended(text: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return the text as a sentence begins, unless it begins with an identifier."""
+    """Return the text as a sentence begins, unless it begins with an identifier or a quotation."""
     first = text.partition(" ")[0]
-    is_identifier = not {*"_.:=/("}.isdisjoint(first[:-1]) or any(map(str.isupper, first[1:]))
+    is_identifier = not {*"_.:=/('\""}.isdisjoint(first[:-1]) or any(map(str.isupper, first[1:]))
     return text if is_identifier else text[:1].upper() + text[1:]
 
 

@@ -142,3 +142,17 @@ def test_no_answer_contradicts_itself(question: str, tmp_path: Path) -> None:
     if answer["recommended"]:
         explained = json.loads(printed("explain", *words, "--json"))
         assert explained["device_bytes_per_gpu"] == shown["device_bytes_per_gpu"]
+
+
+def test_links_within_the_manual_lead_somewhere() -> None:
+    """On GitHub and on the manual's site, which make the anchors of headings differently: MkDocs joins hyphens."""
+
+    def anchors(page: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        github = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+        return {name for name in github if "--" not in name}
+
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(((?:docs/)?[\w-]+\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
+            assert anchor in anchors(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"

@@ -315,9 +315,8 @@ function loadFailed(reason) {
   byId("status").textContent = "Not loaded.";
 }
 function ready() {
-  if (mode === "server") { byId("status").textContent = t("Answered by ds-advise on this machine."); return; }
   byId("progress").textContent = t("Calculating …");
-  byId("status").textContent = t("Ready.");
+  byId("status").textContent = t(mode === "server" ? "Answered by ds-advise on this machine." : "Ready.");
 }
 
 // Files are saved after the first answer, so that it does not wait for them; the browser asks the server again for each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ds_advise.advisor.document.terminal_charts import _INKS
 from ds_advise.advisor.html_report.canvas import (
     INKS,
     NARROW,
+    SMALL,
     WIDE,
     round_steps,
     standing_alone,
@@ -92,6 +94,7 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
         assert {part.name: part.value for part in bar.parts} == plan.memory.components
         assert (bar.value, bar.note) == (plan.device_bytes, gib(plan.device_bytes))
         assert timed.value == pytest.approx(1000 / plan.tokens_per_s)
+        assert (timed.note == "does not fit") == (not plan.fit.fits)  # a speed would invite to choose it
     assert [bar.label for bar in memory.bars if bar.chosen] == ["zero3-offload"]
     assert len(_rows(draw(memory))) == len(plans)
     hosts = host_bars(plans, answer.question.cluster).bars  # loading the model may take more than training
@@ -162,3 +165,16 @@ def test_a_family_has_the_hue_of_its_colour_in_a_terminal() -> None:
                 assert saturation < 0.15, family
             else:
                 assert HUES[name][0] <= 360 * hue <= HUES[name][1], (family, shade, 360 * hue)
+
+
+def test_labels_of_an_axis_do_not_overlap() -> None:
+    """The label of the own value is always there."""
+    labels = tuple(str(2**power) for power in range(9, 18))
+    panel = Panel(title="p", layers={"weights": [1.0] * 9})
+    chart = Lines(title="t", x_title="x", xs=range(9), panels=[panel], labels=labels, own=7)
+    for width in (NARROW, WIDE):
+        found = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"[^>]*>(\d+)<', draw(chart, width))
+        assert "65536" in {words for _, words in found}
+        spans = sorted((float(x) - text_width(words, SMALL) / 2, text_width(words, SMALL)) for x, words in found)
+        assert all(after[0] >= before[0] + before[1] for before, after in pairwise(spans))
+        assert len(found) == 9 or width == NARROW
