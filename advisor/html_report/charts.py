@@ -122,15 +122,15 @@ def _parts(bar: Bar, inks: Sequence[str], x_of: Scale, y: float, thick: float) -
     return drawn
 
 
-def _apart(chart: Lines, x_of: Scale) -> list[int]:
-    """Return which of a chart's labels are written: that of its own value, and those that overlap no other."""
+def _apart(chart: Lines, x_of: Scale) -> list[tuple[int, str]]:
+    """Return the labels of an axis that are written: that of the chart's own value, and those that overlap no other."""
     labels, written = chart.labels or (), list[int]()
     for index in sorted(range(len(labels)), key=lambda index: index != chart.own):
         at, half = x_of(chart.xs[index]), svg.text_width(labels[index], SMALL) / 2
         others = ((x_of(chart.xs[other]), svg.text_width(labels[other], SMALL) / 2) for other in written)
         if all(abs(at - other) >= half + wide + _BETWEEN_LABELS for other, wide in others):
             written.append(index)
-    return written
+    return [(index, labels[index]) for index in written]
 
 
 def _draw_lines(chart: Lines, width: int) -> Markup:
@@ -152,9 +152,9 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     if chart.x_limit is not None:
         x, words = x_of(chart.x_limit.value), chart.x_limit.words
         parts.append(svg.vertical_limit(x, words, top - 34, [(top - 30, bottom)], width))
-    for index in _apart(chart, x_of):
+    for index, words in _apart(chart, x_of):
         ink = "text" if index == chart.own else "soft"
-        parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, chart.labels[index], anchor="middle", ink=ink))
+        parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, words, anchor="middle", ink=ink))
     parts += _span_names(chart.spans, x_of, top, bottom)
     for panel, (rows, _, y_of) in zip(chart.panels, axes, strict=True):
         parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), rows]
