@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,6 +82,8 @@ class InstalledSoftware:
     torch_cuda: str = ""
     """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is the same for ROCm."""
     torch_hip: str = ""
+    accelerators: Sequence[str] = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
+    """Names that DS_ACCELERATOR may have; those of 0.19.8 if DeepSpeed's file is not found."""
     python: str = platform.python_version()
 
 
@@ -116,15 +118,23 @@ class ExaminedMachine:
 
     @cached_property
     def software(self) -> InstalledSoftware:
-        built: dict[str, str] = {}
-        with suppress(PackageNotFoundError, OSError):
-            text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
-            built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", text, re.MULTILINE))
+        built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", _text_of("torch", "version.py"), re.MULTILINE))
+        accelerator = _text_of("deepspeed", "accelerator/real_accelerator.py")
+        listed = re.search(r"^SUPPORTED_ACCELERATOR_LIST = \[(.+?)\]", accelerator, re.MULTILINE | re.DOTALL)
+        names = re.findall(r"\w+", listed[1]) if listed else InstalledSoftware.accelerators
         return InstalledSoftware(
             packages={name: found for name in _PACKAGES if (found := installed_version(name))},
             torch_cuda=built.get("cuda", ""),
             torch_hip=built.get("hip", ""),
+            accelerators=names,
         )
+
+
+def _text_of(package: str, file: str) -> str:
+    """A file of an installed package, which is not imported; "" if it is not found."""
+    with suppress(PackageNotFoundError, OSError):
+        return Path(str(distribution(package).locate_file(f"{package}/{file}"))).read_text(encoding="utf-8")
+    return ""
 
 
 def _read_graphics(root: Path, nvml: Any) -> Graphics:
