@@ -57,8 +57,9 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
 def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:
     """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
 
-    This takes about a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
-    machine (--gpus auto, --device cpu) use the results instead of data sheets and assumptions.
+    This takes about a minute on an idle machine, several minutes on a busy one, and longer the first time, when
+    DeepSpeed compiles its extensions. Answers about this machine (--gpus auto, --device cpu) use the results of as many
+    ranks instead of data sheets and assumptions.
 
     \b
     ds-advise bench

@@ -478,18 +478,19 @@ def test_a_port_is_in_use_where_a_process_listens() -> None:
 
 
 def test_packages_are_read_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions, and torch's CUDA."""
+    """Versions, torch's CUDA, and DeepSpeed's accelerators."""
     for name, text in {
         "torch/version.py": "from typing import Optional\ncuda: Optional[str] = '12.8'\nhip = None\n",
         "torch-2.8.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n",
+        "deepspeed/accelerator/real_accelerator.py": "SUPPORTED_ACCELERATOR_LIST = ['cuda',\n    'new']\n",
         "deepspeed-0.19.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8\n",
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = ExaminedMachine(environment={}).software
     assert found.packages == {"torch": "2.8.0", "deepspeed": "0.19.8"}
-    assert found.torch_cuda == "12.8" and found.torch_hip == ""
+    assert found.torch_cuda == "12.8" and found.torch_hip == "" and found.accelerators == ["cuda", "new"]
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
