@@ -121,9 +121,8 @@ def _accelerator(machine: ExaminedMachine) -> Findings:
             missing = "a torch built with CUDA or ROCm"
         elif machine.gpu_count == 0 and not software.torch_hip:
             missing = "an NVIDIA GPU"
-    elif value in ("xpu", "mps"):
-        if value == "mps" and sys.platform != "darwin":
-            missing = "macOS"
+    elif value == "mps":
+        missing = "" if sys.platform == "darwin" else "macOS"
     elif (module := _ACCELERATOR_MODULES.get(value)) and find_spec(module) is None:
         missing = f"the module {module}"
     if missing:
@@ -197,9 +196,10 @@ def _interfaces(machine: ExaminedMachine) -> Findings:
         wanted = [word.strip() for word in value.removeprefix("=").split(",") if word.strip()]
         whole = not is_nccl or value.startswith("=")
         found = [each for each in existing for word in wanted if each == word or (not whole and each.startswith(word))]
-        if value.startswith("^") or found or (is_nccl and not _gpus(machine)):
+        if value.startswith("^") or found:
             continue
-        yield problem(
+        report = problem if not is_nccl or _gpus(machine) else note  # only GPUs communicate by NCCL
+        yield report(
             f"{written}: there is no such network interface",
             f"{'NCCL' if is_nccl else 'gloo'} fails at its start; the interfaces are {', '.join(existing[:6])}",
             f"unset {name}, or name an interface of `ip addr`",

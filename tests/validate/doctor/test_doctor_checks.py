@@ -361,7 +361,7 @@ def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Chec
         {"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1"},
         {"OMP_NUM_THREADS": "1"},
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29501"},
-        {"NCCL_SOCKET_IFNAME": "eth7"},
+        {"NCCL_SOCKET_IFNAME": "^eth7"},
         {"GLOO_SOCKET_IFNAME": "lo"},
     ],
 )
@@ -372,6 +372,19 @@ def test_variables_of_gpus_do_not_matter_without_them(
     bare = {"nvml": failing("no driver"), "cores": 2, "hosts": False, "cuda": ""}
     found = checkup(environment=environment, files={**NO_GPUS, "sys/class/net/lo": ""}, **bare).findings
     assert [each.status for each in found if each.area == "environment"] == ["ok"]
+
+
+def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Callable[..., Checkup]) -> None:
+    """A login node has none, and its jobs fail."""
+    for variable, words in {
+        "NCCL_SOCKET_IFNAME=eth7": "no such network interface",
+        "PYTORCH_ALLOC_CONF=expandable_segment:True": "no key of torch's allocator",
+    }.items():
+        variables = dict([variable.split("=")])
+        files = {**NO_GPUS, "sys/class/net/lo": ""}
+        found = checkup(environment=variables, files=files, nvml=failing("no driver"), hosts=False).findings
+        ((status, what),) = [(each.status, each.what) for each in found if each.area == "environment"]
+        assert status == "note" and words in what
 
 
 def test_interfaces_may_be_prefixes_or_exceptions(checkup: Callable[..., Checkup]) -> None:
