@@ -120,7 +120,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
     except OSError as error:
         raise ConfigFileError(
             f"cannot write {path}: {error.strerror}",
-            why="the configuration was not written",
+            why="nothing was written",
             fix="pass a path in a folder that you may write to with -o, or --no-write",
         ) from error
 
@@ -141,13 +141,13 @@ def check_write(text: str, path: Path, *, force: bool) -> Path:
     if target.exists() and not target.is_file():
         raise ConfigFileError(
             f"{path} is not a regular file",
-            why="the configuration cannot replace it",
+            why="a file cannot replace it",
             fix="pass another path with -o",
         )
     if not force and differs(text, target):
         raise ConfigFileError(
             f"{path} exists and differs",
-            why="it may be the configuration of a training",
+            why="its content would be lost",
             fix="pass --force to overwrite it, or another path with -o",
         )
     return target

@@ -18,7 +18,16 @@ import psutil
 from ..estimators.errors import ClusterError
 from .benchmark_result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, merge_ranks
 from .command_line import command_line
-from .machine import cpu_cores, host_memory_bytes, mount_point, rank_threads, search_path, this_machine, visible_gpus
+from .machine import (
+    cpu_cores,
+    host_memory_bytes,
+    most_cpu_ranks,
+    mount_point,
+    rank_threads,
+    search_path,
+    this_machine,
+    visible_gpus,
+)
 from .real_run.environment import Settings, observed_environment
 from .real_run.torchrun import free_port, with_launcher
 from .real_run.watch import watch
@@ -86,15 +95,16 @@ def run_benchmark(
     nvme:   a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
     `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
-    single device) with the reason. Raises ClusterError for more ranks than GPUs, for GPUs on a machine without any, and
-    for an unwritable folder, and PackageNotFoundError without torch or DeepSpeed.
+    single device) with the reason. Raises ClusterError for more ranks than GPUs or cores, for GPUs on a machine without
+    any, and for an unwritable folder, and PackageNotFoundError without torch or DeepSpeed.
     """
     versions = {name: version(name) for name in ("torch", "deepspeed")}
     try:
         gpus = len(visible_gpus())
-    except ClusterError:
+    except ClusterError as error:
         if device == "cuda":
-            raise
+            fix = "--device cpu measures the CPU"
+            raise ClusterError(error.what, why="--device cuda measures GPUs", fix=fix) from None
         gpus = 0
     device = device or ("cuda" if gpus else "cpu")
     if device == "cuda" and ranks is not None and ranks > gpus:
@@ -102,6 +112,12 @@ def run_benchmark(
             f"--ranks {ranks} is more than the {gpus} GPU{'s' * (gpus != 1)} of this machine",
             why="every rank has its own GPU",
             fix=f"pass --ranks {gpus} or less",
+        )
+    if device == "cpu" and ranks is not None and ranks > most_cpu_ranks():
+        raise ClusterError(
+            f"--ranks {ranks} is more than the {cpu_cores()} core{'s' * (cpu_cores() != 1)} of this machine",
+            why="ranks that wait for a core measure no speed of it",
+            fix=f"pass --ranks {most_cpu_ranks()} or less",
         )
     ranks = ranks or (gpus if device == "cuda" else 2)
     started = time.monotonic()
@@ -114,8 +130,8 @@ def run_benchmark(
         todo = [group for group in GROUPS if reasons[group] is None]
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
-        for group in todo:
-            on_progress(GROUPS[group][0])
+        for number, group in enumerate(todo, 1):
+            on_progress(f"{GROUPS[group][0]} ({number} of {len(todo)})")
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,

@@ -253,10 +253,14 @@ def _memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> 
 
 
 def _new_memory(size_bytes: int, watch: Stopwatch, budget_s: float) -> BenchFigure:
-    """Touch every page of a newly mapped block, which causes page faults, and free the block."""
+    """Touch every page of a newly mapped block, which causes page faults, and free the block.
+
+    The block is mapped here: the C library keeps freed blocks of up to 32 MiB, whose pages are not new.
+    """
 
     def touch() -> None:
-        torch.empty(size_bytes, dtype=torch.uint8)[:: mmap.PAGESIZE].fill_(1)
+        block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        torch.frombuffer(block, dtype=torch.uint8)[:: mmap.PAGESIZE].fill_(1)
 
     return figure("new_memory", "", size_bytes, size_bytes, watch.samples(touch, budget_s))
 

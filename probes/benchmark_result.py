@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-BENCH_VERSION = 2
+BENCH_VERSION = 3
 """Increases when the measurement of a figure changes, so that old and new figures are not compared."""
+
+MOST_SPREAD = 2.0
+"""Ratio of the highest to the lowest value above which a figure is uncertain. Assumed."""
+
+_NOISY_SHARE = 0.25
+"""Share of uncertain rates above which a benchmark was disturbed. Assumed."""
 
 FigureKind = Literal[
     "matrix_product",
@@ -64,6 +70,11 @@ class BenchFigure:
     highest: float
     repeats: int
 
+    @property
+    def spread(self) -> float:
+        """Ratio of the highest to the lowest value."""
+        return self.highest / self.lowest if self.lowest else 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
@@ -89,6 +100,12 @@ class BenchResult:
     versions: Mapping[str, str]
     seconds: float
     """Duration of the benchmark."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether so many rates are uncertain that the machine was busy. Times of a few microseconds do not count."""
+        rates = [figure for figure in self.figures if figure.unit != "s"]
+        return sum(figure.spread > MOST_SPREAD for figure in rates) > _NOISY_SHARE * len(rates)
 
     @property
     def fp32_to_bf16(self) -> float | None:

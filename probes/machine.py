@@ -334,6 +334,11 @@ def rank_threads(ranks: int) -> int:
     return chosen_threads() or cores_per_rank(ranks)
 
 
+def most_cpu_ranks() -> int:
+    """Most ranks on the CPU whose speeds are measured: one per core, and the two that a collective needs."""
+    return max(2, cpu_cores())
+
+
 def cores_per_rank(ranks: int) -> int:
     return max(1, cpu_cores() // ranks)
 

@@ -57,8 +57,9 @@ def doctor(nvme: str | None, hostfile: Path | None, output: Output) -> int:
 def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:
     """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
 
-    This takes about a minute, and longer the first time, when DeepSpeed compiles its extensions. Answers about this
-    machine (--gpus auto, --device cpu) use the results instead of data sheets and assumptions.
+    This takes about a minute on an idle machine, several minutes on a busy one, and longer the first time, when
+    DeepSpeed compiles its extensions. Answers about this machine (--gpus auto, --device cpu) use the results of as many
+    ranks instead of data sheets and assumptions.
 
     \b
     ds-advise bench
@@ -127,15 +128,17 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 @click.command(cls=GroupedCommand)
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--model", metavar="MODEL", help="Folder with the config.json of a model that has no public name.")
-@click.option("-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file.")
+@click.option(
+    "-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file; - is stdout."
+)
 @FORCE
 @output_options
 def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: bool, output: Output) -> int:
     """Show measured runs in the form of the published runs, to compare predictions with them.
 
-    ID is the number of a probe or a training in `ds-advise history`; by default the newest that ran on GPUs. A row has
-    the model, the machine's class, the versions, the configuration, and the measured and predicted figures. It has no
-    path, no name of a host or a user, and no text of a script. Nothing is sent.
+    ID is the number of a probe or a training in `ds-advise history`; by default the newest that ran on GPUs and ended,
+    or ran out of memory. A row has the model, the machine's class, the versions, the configuration, and the measured
+    and predicted figures. It has no path, no name of a host or a user, and no text of a script. Nothing is sent.
 
     \b
     ds-advise contribute 12 13
@@ -150,20 +153,27 @@ def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: 
     from ..render.deliver import show_document
     from ..verification.contribution import Contribution, contributed_run
 
+    on_stdout = file == Path("-")
+    if on_stdout and output.mode == "json":
+        raise click.UsageError("--json and -o - both write to stdout; leave one out")
     store = Store()
     if ids:
-        records = _records(store, [_number(text) for text in ids])
+        numbers = [_number(text) for text in ids]
+        records = sorted(_records(store, numbers), key=lambda record: numbers.index(record.id or 0))
     else:
         measured = (each for each in store.find() if each.kind in ("probe", "training") and each.ran_on_gpus)
-        records = [each for each in measured if not each.result.get("failure")][:1]
+        ended = (None, "out_of_memory")
+        records = [each for each in measured if (each.result.get("failure") or {}).get("kind") in ended][:1]
     if not records:
         raise DsAdviseError("nothing was measured on GPUs yet", fix="use ds-advise probe, launch or train")
     facts = load_facts()
     found = Contribution(runs=tuple(contributed_run(record, facts, model) for record in records))
-    show_document(lambda: contribution_document(found), output)
+    if on_stdout:
+        print(contribution_json(found), end="")
+        return 0
     if file is not None:
         write_text(contribution_json(found), file, force=force)
-        output.say(f"wrote {file}")
+    show_document(lambda: contribution_document(found, file="" if file is None else str(file)), output)
     return 0
 
 

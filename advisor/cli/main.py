@@ -83,8 +83,8 @@ class AdviseByDefault(click.Group):
             if args[0] in _WORDS or args[0].isidentifier() or args[1:]:
                 from .mistakes import other_tools_command  # imported here: an answer does not need it
 
-                if line := other_tools_command(args):
-                    raise click.UsageError(f"no command or model {args[0][:40]!r}; write {line}")
+                if advice := other_tools_command(args):
+                    raise click.UsageError(f"no command or model {args[0][:40]!r}; {advice}")
             if meant := _misspelled_command(context, args):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
             if args[0] in _WORDS:

@@ -147,6 +147,12 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     before = args[args.index(word) - 1] if word in args[1:] else ""
     if divided := divided_command(args, command):
         return divided
+    if not any(isinstance(each, click.Argument) for each in command.params):  # of this machine, not of a training
+        trains = own if "--" in own else divided_words(own)
+        if "--" in trains:
+            return f"write {line(['launch', '--dry', *trains[trains.index('--') :]])}, which checks a training"
+        if Path(word).suffix == ".json":
+            return f"write {line(['lint', word])}, which checks a configuration"
     if word.lower() in ("yes", "true", "on", "1", "no", "false") and before in known and known[before].is_flag:
         return f"write {before} without {word}"
     if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
@@ -171,7 +177,8 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
-    "": "estimate estimate-memory recommend predict fit tune autotune plan memory mem ask",
+    "": "estimate estimate-memory recommend predict fit plan memory mem ask",
+    "--probe": "tune tuner autotune autotuner autotuning search optimize optimise sweep",
     "--html report.html": "report html",
     "--plot memory.svg": "plot chart",
     "launch": f"run start {' '.join(STARTERS)}",
@@ -189,9 +196,12 @@ COMMANDS_OF_OTHERS: Mapping[str, str] = {
 }
 """Command -> names of other tools' commands; "" for `advise`, and an option for `advise` with it."""
 
+_REASONS = {"--probe": "every answer is a search, and --probe measures its best candidates on this machine; "}
+"""What an option of `COMMANDS_OF_OTHERS` does, where the line does not say it."""
+
 
 def other_tools_command(args: Sequence[str]) -> str:
-    """Return the line for a command of another tool, unless it is a model or a file."""
+    """Return what to write for a command of another tool; "" if it is a model or a file."""
     word = args[0]
     name = next((name for name, words in COMMANDS_OF_OTHERS.items() if word.lower() in words.split()), None)
     if name is None or is_model(word) or is_there(Path(word)):
@@ -199,11 +209,12 @@ def other_tools_command(args: Sequence[str]) -> str:
     rest = [*args[word not in STARTERS :]]
     rest = divided_words(rest) if name == "launch" else rest
     if name and not name.startswith("-"):
-        return line([name, *rest])
+        return f"write {line([name, *rest])}"
     rest = [word for word in rest if word not in ("--help", "-h")]
     model = [] if any(is_model(each) for each in rest) else ["MODEL"]
     gpus = [] if "--gpus" in rest else ["--gpus", GPUS]
-    return " ".join(filter(None, ("ds-advise", *model, *rest, *gpus, name)))
+    option = "" if name in rest else name
+    return _REASONS.get(name, "") + " ".join(filter(None, ("write ds-advise", *model, *rest, *gpus, option)))
 
 
 def example_of(command: click.Command) -> str:

@@ -23,13 +23,15 @@ Style = Literal["", "bold", "dim", "yellow", "good", "unsure", "bad", "advice", 
 
 class Sentence(NamedTuple):
     """A sentence; leading spaces indent it on a terminal. hang: indentation of its continuation lines there. mark: a
-    word before the sentence that says what it is, such as the code of a finding, in the style `mark_style`."""
+    word before the sentence that says what it is, such as the code of a finding, in the style `mark_style`. in_column:
+    whether the text from `hang` on is a column, which begins a line of its own on a terminal too narrow for columns."""
 
     text: str
     style: Style = ""
     hang: int = 2
     mark: str = ""
     mark_style: Style = ""
+    in_column: bool = False
 
 
 class Line(NamedTuple):

@@ -11,7 +11,20 @@ from rich.console import Console
 from rich.text import Text
 
 from ..text.language import can_encode
-from ..text.lines import LONGEST, NARROWEST, WARNING, WIDTH, blank, commands, copyable, padded, row, sentence, wrapped
+from ..text.lines import (
+    LONGEST,
+    NARROWEST,
+    WARNING,
+    WIDTH,
+    blank,
+    commands,
+    copyable,
+    has_columns,
+    padded,
+    row,
+    sentence,
+    wrapped,
+)
 from . import terminal_charts
 from .blocks import (
     METER_COLUMNS,
@@ -104,8 +117,11 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     """Print blocks one after another."""
     for block in blocks:
         match block:
-            case Sentence(text, style, hang, mark, mark_style):
+            case Sentence(text, style, hang, mark, mark_style, in_column):
                 marked = Text.assemble((mark, _STYLES[mark_style]), (text, _STYLES[style]))
+                if in_column and not has_columns(console, hang):
+                    sentence(console, marked[:hang])
+                    marked = Text(" " * hang) + marked[hang:]
                 sentence(console, marked, hang=hang)
             case Line(text, style):
                 is_screen = isinstance(console, Console) and console.file.isatty()

@@ -126,7 +126,7 @@ def parse_cluster(
     if cluster.is_this_machine:
         from .this_machine import measured_cluster, measured_hardware
 
-        known = measured_hardware("cuda")
+        known = measured_hardware("cuda", cluster.gpus_per_node)
         cluster = cluster if known is None else measured_cluster(cluster, known)
         if cluster.gpu.assumed:
             cluster = _assuming(cluster, f"{cluster.gpu.name} as fast as a known card of its size")

@@ -15,7 +15,7 @@ from ...estimators.json_form import from_json
 from ...estimators.time.collective_time import LINK_SHARE, link_share
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
-from ...probes.machine import chosen_threads, cpu_cores, cpu_model, host_memory_bytes, mount_point
+from ...probes.machine import chosen_threads, cpu_cores, cpu_model, host_memory_bytes, most_cpu_ranks, mount_point
 from ...probes.store_path import store_exists
 from ..text.units import age
 
@@ -50,6 +50,8 @@ class MeasuredHardware:
 
     result: BenchResult
     age_s: float
+    number: int | None
+    """Number of its record."""
 
     def phrase(self, names: Sequence[str]) -> str:
         """The benchmark as a phrase: `here 3 days ago (bench): matrix products, PCIe`."""
@@ -58,9 +60,9 @@ class MeasuredHardware:
         return f"here {age(self.age_s)} (bench): {', '.join(names)}"
 
 
-def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
-    """The newest benchmark of this machine; None without one. An unusable store is reported on stderr and counts as
-    empty."""
+def measured_hardware(device: Literal["cuda", "cpu"], ranks: int) -> MeasuredHardware | None:
+    """The newest benchmark of this machine; None without one. One of as many ranks takes precedence, then one that
+    other processes did not disturb. An unusable store is reported on stderr and counts as empty."""
     if not store_exists():
         return None
     # Imported here: without records an answer needs no database.
@@ -70,10 +72,14 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
 
     machine = this_machine()
     nothing: list[Record] = []
-    for record in try_store(lambda store: store.find(kind="bench", machine=machine), nothing):
-        if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
-            return MeasuredHardware(result=from_json(BenchResult, record.result), age_s=record.age_s)
-    return None
+    known = [
+        MeasuredHardware(result=from_json(BenchResult, record.result), age_s=record.age_s, number=record.id)
+        for record in try_store(lambda store: store.find(kind="bench", machine=machine), nothing)
+        if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device
+    ]
+    most = most_cpu_ranks() if device == "cpu" else None
+    usable = [each for each in known if most is None or each.result.ranks <= most]
+    return min(usable, key=lambda each: (each.result.ranks != ranks, each.result.is_noisy), default=None)
 
 
 def measured_cluster(cluster: Cluster, known: MeasuredHardware) -> Cluster:
@@ -147,8 +153,8 @@ def _attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[Attenti
 
 def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     """`ranks` processes on this machine's CPU, each a "GPU" with its share of cores and memory bandwidth. The speeds
-    are those of the newest `ds-advise bench --device cpu`, else low assumed ones. memory_limit_bytes: memory of one
-    rank; by default its share of the RAM available to a process."""
+    are those of `measured_hardware`, else low assumed ones. memory_limit_bytes: memory of one rank; by default its
+    share of the RAM available to a process."""
     cores, ram = cpu_cores(), host_memory_bytes()
     bf16 = fp32 = CORE_FLOPS_PER_S * cores
     memory, links = MEMORY_BYTES_PER_S, GLOO_BYTES_PER_S
@@ -158,7 +164,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
     ]
     names: list[str] = []
-    known = measured_hardware("cpu")
+    known = measured_hardware("cpu", ranks)
     if known is not None:
         result = known.result
 

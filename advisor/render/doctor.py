@@ -18,7 +18,7 @@ _STYLES: Mapping[FindingStatus, doc.Style] = {
     "unknown": "unknown",
     "ok": "good",
 }
-_STATUS_WIDTH = 9
+_STATUS_WIDTH = 10
 
 
 def doctor_document(checkup: Checkup) -> doc.Document:
@@ -56,6 +56,7 @@ def _finding(finding: DoctorFinding, width: int) -> Iterator[doc.Block]:
         hang=column,
         mark=f" {finding.status}".ljust(_STATUS_WIDTH),
         mark_style=_STYLES[finding.status],
+        in_column=True,
     )
     if finding.why:
         yield doc.Sentence(printable(finding.why), hang=column, mark=" " * column)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.json_form import SCHEMA_VERSION, from_json
-from ...probes.benchmark_result import BENCH_VERSION, BenchFigure, BenchResult
+from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, BenchResult
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
 from ..document.blocks import Cell, Figure, Row, Table, make_figure
 from ..document.charts import GIB
+from ..question.this_machine import measured_hardware
 from ..text.labels import batch_label
 from ..text.units import age, amount, amounts, count, counted_noun, rate, size, times
 from ..text.units import seconds as duration
@@ -39,7 +40,7 @@ _BENCH_TITLES = {
     "memory_copy": "copy in device memory",
     "new_memory": "new memory, page by page",
     "host_memory": "sum in host memory",
-    "host_score": "a core, small operations of torch",
+    "host_score": "a core, small operations",
     "cpu_adam": "DeepSpeedCPUAdam",
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
@@ -48,6 +49,13 @@ _BENCH_TITLES = {
     "reduce_scatter": "reduce-scatter",
 }
 """Titles of benchmarks; other benchmarks are shown by their kind."""
+
+_CPU_TITLES = {
+    "elementwise_sum": "sum in RAM, each rank",
+    "memory_copy": "copy in RAM, each rank",
+    "host_memory": "sum in RAM, all cores",
+}
+"""Titles that differ on the CPU, whose memory is the host's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,23 +175,42 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
     rows = list[Row]()
-    for title, figures in groupby(result.figures, key=_bench_title):
+    for title, figures in groupby(result.figures, key=lambda each: _bench_title(each, result.device)):
         rows += [Row(["" if number else title, *_bench_cells(each)]) for number, each in enumerate(figures)]
+    remarks = list[str]()
+    if any(figure.spread > MOST_SPREAD for figure in result.figures):
+        remarks.append(f"A spread above {MOST_SPREAD:g} x follows its figures, which are uncertain.")
+    if result.device == "cpu":
+        how = "with one thread each in processor time, which other processes do not lengthen"
+        remarks.append(f"Each rank: all ranks at once, {how}; all cores: in elapsed time.")
     blocks: list[doc.Block] = [
         *([doc.Sentence(warning, "yellow")] if warning else []),
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
         doc.Gap(),
         Table(["", "size", "median", "lowest to highest"], rows),
         doc.Gap(),
+        *(doc.Sentence(remark, "dim") for remark in remarks),
         *slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
-        option = "--gpus auto" if result.device == "cuda" else "--device cpu"
         kept = f"Kept as number {record.id} (ds-advise history)."
-        blocks.append(doc.Sentence(f"{kept} Answers to {option} on this machine use these speeds from now on."))
+        blocks.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
     machine = machine_title(record.machine)
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
+
+
+def _use(number: int, result: BenchResult) -> str:
+    """Return which answers use a benchmark that was stored."""
+    option = "--gpus auto" if result.device == "cuda" else f"--device cpu --ranks {result.ranks}"
+    used = measured_hardware(result.device, result.ranks)
+    if used is None or used.number == number:
+        end = "until there is a less disturbed result" if result.is_noisy else "from now on"
+        return f"Answers to {option} on this machine use these speeds {end}."
+    return (
+        f"Answers to {option} still use number {used.number}: here many figures vary by more than {MOST_SPREAD:g} x. "
+        "Repeat it when the machine is idle."
+    )
 
 
 def slow_bf16(result: BenchResult, *, style: doc.Style = "") -> Iterator[doc.Block]:
@@ -192,8 +219,9 @@ def slow_bf16(result: BenchResult, *, style: doc.Style = "") -> Iterator[doc.Blo
         yield doc.Sentence(f"Products in fp32 are {times(ratio)} as fast as in bf16: pass --precision fp32.", style)
 
 
-def _bench_title(figure: BenchFigure) -> str:
-    title = _BENCH_TITLES.get(figure.kind, figure.kind.replace("_", " "))
+def _bench_title(figure: BenchFigure, device: str) -> str:
+    titles = _BENCH_TITLES | (_CPU_TITLES if device == "cpu" else {})
+    title = titles.get(figure.kind, figure.kind.replace("_", " "))
     return title + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
 
 
@@ -205,4 +233,6 @@ def _bench_cells(figure: BenchFigure) -> list[Cell]:
     }
     large = write.get(figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
+    if figure.spread > MOST_SPREAD:
+        spread += f" ({times(figure.spread)})"
     return [Figure(large), Figure(amount(figure.median, figure.unit)), spread]

@@ -45,13 +45,22 @@ def _pieces(text: str) -> Iterator[re.Match[str]]:
     return re.finditer(_PIECES if has_wide else r"\s*\S+\s*", text)
 
 
+def _line_width(console: Console) -> int:
+    return min(LONGEST, max(console.width, NARROWEST)) - 1
+
+
+def has_columns(console: Console, hang: int) -> bool:
+    """Return whether a text indented by `hang` has enough room beside the names."""
+    return _line_width(console) - hang >= _LEAST_ROOM
+
+
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """Print a sentence, wrapped but not between a figure and its unit, nor within a short command of this program;
     continuation lines are indented by `hang`."""
     styled = Text(text, style=style) if isinstance(text, str) else text
     styled.plain = glued(_whole_commands(styled.plain) if "ds-advise" in styled.plain else styled.plain)
-    width = min(LONGEST, max(console.width, NARROWEST)) - 1
-    if width - hang < _LEAST_ROOM:  # a separate column for the names would leave too little for the text
+    width = _line_width(console)
+    if not has_columns(console, hang):  # a separate column for the names would leave too little for the text
         hang = min(hang, width // 4)
         styled = styled[max(0, len(styled.plain) - len(styled.plain.lstrip(" ")) - hang) :]
     breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))

@@ -203,8 +203,9 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
     facts = plan_facts(question, chosen)[0 if _is_timed(proposed) else 1 :]
     yield doc.Sentence(f"{method} in {question.workload.precision} on {machines}: {plan_title(chosen.plan)}.", "bold")
     yield doc.Facts([*facts, doc.Fact("steps", f"{proposed.steps:,}", f"{words}{takes}{saves}"), *data])
-    known = measured_hardware("cpu") if question.cluster.gpu.is_cpu and question.workload.precision == "bf16" else None
-    if known is not None:
+    cluster = question.cluster
+    is_bf16 = cluster.gpu.is_cpu and question.workload.precision == "bf16"
+    if is_bf16 and (known := measured_hardware("cpu", cluster.gpus_per_node)) is not None:
         yield from slow_bf16(known.result, style="yellow")
 
 

@@ -86,9 +86,31 @@ def test_a_row_has_no_path_name_or_unknown_key(add_record: Any, capsys: pytest.C
     # The closed form is the public one, of the file.
     assert run(["contribute", "--json", "--model", "secret-model"]) == 0
     assert json.loads(capsys.readouterr().out) == value
-    assert [word in " ".join(shown.split()) for word in ("allocated GiB 30.0", "step 2.5 s", "Nothing is sent")] == [
-        True
-    ] * 3
+    words = " ".join(shown.split())
+    for word in ("allocated GiB 30.0", "step 2.5 s", "tokens/s 3,280", "row.json has the rows", "measured-run.yml"):
+        assert word in words
+    assert '"format"' not in shown  # the file has it
+    Path("row.json").write_text("{}")
+    assert run(["contribute", "--model", "secret-model", "-o", "row.json"]) == 2
+    assert "row.json exists and differs: its content would be lost" in capsys.readouterr().err
+
+
+def test_rows_are_in_the_order_of_their_numbers_and_may_go_to_stdout(
+    add_record: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without numbers it is the last run, also one that ran out of memory, which refutes a prediction that fits."""
+    for model, failure in {"Qwen2.5-1.5B": None, "Qwen2.5-7B": {"kind": "out_of_memory", "rank": 0}}.items():
+        add_record(find(model), result={"failure": failure})
+    add_record(find("Qwen2.5-3B"), result={"failure": {"kind": "crash", "rank": 0}})
+    assert run(["contribute", "1", "2", "-o", "-"]) == 0
+    models = [each["model"] for each in json.loads(capsys.readouterr().out)["runs"]]
+    assert models == [find("Qwen2.5-1.5B").name, find("Qwen2.5-7B").name] and not Path("-").exists()
+    assert run(["contribute", "1", "-o", "-", "--json"]) == 2
+    capsys.readouterr()
+    assert run(["contribute"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "device GiB out of memory" in shown and "refuted of the card, GiB 79." in shown
+    assert "The prediction is refuted" in shown
 
 
 def test_what_is_no_measured_run_is_refused(add_record: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +145,7 @@ def test_an_added_row_is_a_published_run(
         assert __main__.main() == code  # a run counts once
     assert "has a run of rows.json already" in capsys.readouterr().err
 
-    died, ended = rows.runs.__wrapped__()[-2:]  # without its cache
+    ended, died = rows.runs.__wrapped__()[-2:]  # without its cache
     assert (died.fitted, died.measured_bytes, ended.fitted, ended.measured_bytes) == (False, None, True, 30 * 2**30)
     assert ended.workload.software.deepspeed == (0, 14, 2) and software.software_of(ended.source) == "older"
     assert {ended.origin, died.origin} == {"contributed/issue-1"} and is_public(ended.asked) and is_public(died.asked)

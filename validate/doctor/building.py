@@ -110,7 +110,9 @@ def python_headers(machine: ExaminedMachine) -> Findings:
             "every op of DeepSpeed includes it",
             "install its headers (Debian, Ubuntu: python3-dev; Fedora, RHEL: python3-devel)",
         )
-    elif error == "":
+    elif error is None:
+        yield unknown("whether Python.h is installed: the C++ compiler did not answer")
+    else:
         yield ok("Python.h is installed")
 
 
@@ -158,7 +160,9 @@ def nvcc_and_compiler(machine: ExaminedMachine) -> Findings:
     nvcc, version = _nvcc(machine) if machine.software.torch_cuda else ("", "")
     host = ["-ccbin", machine.environment["CC"]] if machine.environment.get("CC") else []  # as in torch's ninja file
     error = _compiled(machine, [nvcc, "-x", "cu", *host, "-E", "-"], "#include <cuda_runtime.h>\n") if version else ""
-    if error:
+    if error is None:
+        yield unknown("whether nvcc accepts the C++ compiler: it did not answer")
+    elif error:
         yield problem(
             f"nvcc cannot compile three lines: {error[:140]}",
             "no CUDA op of DeepSpeed can be compiled",
@@ -177,12 +181,25 @@ def links_libaio(machine: ExaminedMachine) -> bool | None:
     return None if error is None else not error
 
 
+def c_compiler(machine: ExaminedMachine) -> Findings:
+    """Check that the C compiler that CC names can be run."""
+    named = machine.environment.get("CC", "").strip()
+    if named and not _version(machine, named.split()):
+        yield problem(
+            f"CC={named[:60]} cannot be run",
+            "async_io is refused without it, nvcc compiles no CUDA op, and Triton no kernel",
+            "point CC at a C compiler, or unset CC",
+        )
+
+
 def async_io(machine: ExaminedMachine) -> Findings:
     """Check for libaio, which async_io needs to swap to NVMe."""
     links = links_libaio(machine)
-    if links:
+    if links is None:
+        yield unknown("whether libaio can be linked: the C compiler (CC, else cc) did not answer")
+    elif links:
         yield ok("libaio can be linked")
-    elif links is False:
+    else:
         report = problem if machine.nvme is not None else warning
         yield report(
             "libaio cannot be linked",

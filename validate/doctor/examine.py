@@ -12,7 +12,7 @@ from typing import Any
 from ...ds_configs.launch_commands import read_hostfile
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from . import building, host, nodes, software
+from . import building, host, nodes, software, variables
 from .findings import STATUSES, DoctorFinding, Findings, FindingStatus
 from .machine import ExaminedMachine, run_in_thread
 from .nodes import MAX_NODES, PARALLEL_NODES
@@ -23,9 +23,17 @@ _LIMIT_S = 4.0
 DoctorCheck = Callable[[ExaminedMachine], Findings]
 
 AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
-    "versions": (software.driver, software.torch, software.torch_and_driver, software.deepspeed),
+    "versions": (
+        software.driver,
+        software.torch,
+        software.torch_import,
+        software.torch_and_driver,
+        software.deepspeed,
+        software.shadowed_packages,
+    ),
     "building ops": (
         building.compiler,
+        building.c_compiler,
         building.python_headers,
         building.ninja,
         building.cuda_toolkit,
@@ -37,7 +45,7 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "memory": (host.ram, host.memory_limit, host.locked_memory, host.shared_memory),
     "processor": (host.cores,),
     "swap folder": (host.swap_folder,),
-    "environment": (software.environment,),
+    "environment": (variables.environment,),
     "nodes": (nodes.nodes,),
 }
 """Every check, by area, in the order of the report."""

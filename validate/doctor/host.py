@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from shutil import disk_usage
 
@@ -133,6 +134,12 @@ def shared_memory(machine: ExaminedMachine) -> Findings:
         yield ok(f"/dev/shm has {gib(shared.free)} GiB free")
 
 
+def usable_cores(machine: ExaminedMachine) -> float:
+    """Cores for a process here: the lesser of its affinity and the container's quota."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota(machine.root)
+    return usable if quota is None else min(usable, quota)
+
+
 def cores(machine: ExaminedMachine) -> Findings:
     """Check the cores for data loading and CPU Adam, and whether the container's quota agrees with them."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota(machine.root)
@@ -162,20 +169,20 @@ def swap_folder(machine: ExaminedMachine) -> Findings:
     try:
         folder = Path(machine.nvme).expanduser().resolve()
         if not folder.is_dir():
-            error = "it is not a folder" if folder.exists() else "it does not exist"
+            error = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
         elif not os.access(folder, os.W_OK | os.X_OK):
-            error = "this user may not write there"
+            error = f"this user may not write to {folder}"
         mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
         innermost = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
         filesystem = innermost.fstype if innermost else ""
     except (OSError, ValueError, RuntimeError) as problem_found:  # RuntimeError: ~user of an unknown user
         error = str(problem_found)
     if error:
-        yield problem(
-            error,
-            "DeepSpeed writes its swap files there",
-            "name a writable folder on the drive: nvme_path in the configuration",
-        )
+        without_size, _, given_size = machine.nvme.rpartition(":")
+        named = "name a writable folder on the drive: nvme_path in the configuration"
+        has_size = re.fullmatch(r"[\d.]+ *[KMGT]?i?B?", given_size, re.IGNORECASE) and without_size
+        fix = f"write --nvme {without_size}; doctor takes no size" if has_size else named
+        yield problem(error, "DeepSpeed writes its swap files there", fix)
     elif filesystem in ("tmpfs", "ramfs", "devtmpfs"):
         yield problem(
             f"the folder is in RAM ({filesystem})",

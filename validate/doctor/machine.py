@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ from .findings import Runner, run_program
 _T = TypeVar("_T")
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "ninja")
+_ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
+"""DeepSpeed's accelerators if its list is not found: those of 0.19.8 (accelerator/real_accelerator.py)."""
+
 _DISPLAY_OR_ACCELERATOR = ("0x03", "0x12")
 """PCI classes of graphics controllers and of processing accelerators."""
 _NVIDIA = "0x10de"
@@ -82,6 +85,8 @@ class InstalledSoftware:
     torch_cuda: str = ""
     """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is the same for ROCm."""
     torch_hip: str = ""
+    accelerators: Sequence[str] = _ACCELERATORS
+    """Names that DS_ACCELERATOR may have."""
     python: str = platform.python_version()
 
 
@@ -116,15 +121,23 @@ class ExaminedMachine:
 
     @cached_property
     def software(self) -> InstalledSoftware:
-        built: dict[str, str] = {}
-        with suppress(PackageNotFoundError, OSError):
-            text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
-            built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", text, re.MULTILINE))
+        built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", _text_of("torch", "version.py"), re.MULTILINE))
+        accelerator = _text_of("deepspeed", "accelerator/real_accelerator.py")
+        listed = re.search(r"^SUPPORTED_ACCELERATOR_LIST = \[(.+?)\]", accelerator, re.MULTILINE | re.DOTALL)
+        names = re.findall(r"\w+", listed[1]) if listed else _ACCELERATORS
         return InstalledSoftware(
             packages={name: found for name in _PACKAGES if (found := installed_version(name))},
             torch_cuda=built.get("cuda", ""),
             torch_hip=built.get("hip", ""),
+            accelerators=names,
         )
+
+
+def _text_of(package: str, file: str) -> str:
+    """A file of an installed package, which is not imported; "" if it is not found."""
+    with suppress(PackageNotFoundError, OSError):
+        return Path(str(distribution(package).locate_file(f"{package}/{file}"))).read_text(encoding="utf-8")
+    return ""
 
 
 def _read_graphics(root: Path, nvml: Any) -> Graphics:

@@ -80,26 +80,36 @@ def _node_names(nodes: Sequence[_Node]) -> str:
     return f"{listed} and {len(nodes) - 3} more" if len(nodes) > 3 else listed
 
 
+def _is_loopback(name: str) -> bool:
+    """Whether a name or address means the machine itself on every machine."""
+    return name.startswith(("127.", "::1", "localhost"))
+
+
 def _names(nodes: Sequence[_Node]) -> Findings:
     """Check that the names resolve, and not to loopback addresses."""
 
-    def is_loopback(node: _Node) -> bool:
-        return bool(node.addresses) and all(address.startswith(("127.", "::1")) for address in node.addresses)
-
     unresolved = [node for node in nodes if node.unresolved]
-    looped = [node for node in nodes if len(nodes) > 1 and is_loopback(node)]
+    looped = [node for node in nodes if len(nodes) > 1 and node.addresses and all(map(_is_loopback, node.addresses))]
     if unresolved:
         yield problem(
             f"{_node_names(unresolved)}: {unresolved[0].unresolved}",
             "the launcher cannot reach a node without an address",
             "add the name to /etc/hosts or DNS, or put its address into the hostfile",
         )
-    if looped:
-        name, address = _node_names(looped), looped[0].addresses[0]
+    loopback_names = [node for node in looped if _is_loopback(node.name.rpartition("@")[2])]
+    waits = "the other nodes connect to themselves instead and wait forever"
+    if loopback_names:
         yield problem(
-            f"{name} resolves to this machine itself ({address})",
-            "the other nodes connect to themselves instead and wait forever",
-            "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
+            f"the hostfile has {_node_names(loopback_names)}, by which every node means itself",
+            waits,
+            "write this machine's network name or address into the hostfile",
+        )
+    if others := [node for node in looped if node not in loopback_names]:
+        address = others[0].addresses[0]
+        yield problem(
+            f"{_node_names(others)} resolve{'s' * (len(others) == 1)} to this machine itself ({address})",
+            waits,
+            f"remove the {address} line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if not unresolved and not looped:
         yield ok(f"{len(nodes)} name{'s' * (len(nodes) > 1)} resolved")

@@ -1,13 +1,14 @@
-"""Versions of torch, DeepSpeed, CUDA and the driver, the GPUs, and environment variables that slow training down or
-break it."""
+"""Versions of torch, DeepSpeed, CUDA and the driver, whether torch can be imported, and the GPUs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from ...estimators.units import gib
 from .. import parse_version
-from .findings import Findings, note, ok, problem, warning
+from .findings import Findings, note, ok, problem, unknown, warning
 from .machine import ExaminedMachine
 
 NO_NVIDIA_GPU = "no NVIDIA GPU"
@@ -16,47 +17,8 @@ NO_NVIDIA_GPU = "no NVIDIA GPU"
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
 
-_ON = ("1", "true", "on", "yes", "y")
-"""Values in lower case that NCCL, torch and CUDA accept as true."""
-
-
-class VariableRule(NamedTuple):
-    """Values of an environment variable that are reported."""
-
-    values: tuple[str, ...]
-    """The values in lower case; empty for any non-empty value."""
-    why: str
-    fix: str = ""
-    """"" for the default fix, `unset NAME`."""
-
-
-RULES = {
-    "NCCL_P2P_DISABLE": VariableRule(
-        _ON,
-        "GPUs communicate through host memory instead of NVLink; it cures hangs of cards whose peer access does not "
-        "work, such as the RTX 4090",
-        "unset NCCL_P2P_DISABLE, unless collectives hang without it",
-    ),
-    "NCCL_SHM_DISABLE": VariableRule(_ON, "GPUs without peer access communicate over TCP"),
-    "NCCL_IB_DISABLE": VariableRule(
-        _ON, "nodes communicate over TCP although InfiniBand or RoCE may exist; on one node it changes nothing"
-    ),
-    "TORCH_NCCL_BLOCKING_WAIT": VariableRule(_ON, "the host waits for every collective: nothing overlaps"),
-    "TORCH_DISTRIBUTED_DEBUG": VariableRule(("detail",), "every collective is checked by another one first"),
-    "CUDA_LAUNCH_BLOCKING": VariableRule(_ON, "the host waits for every kernel: nothing overlaps"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": VariableRule((), "the driver allocates every tensor: very slow steps"),
-    "OMP_NUM_THREADS": VariableRule(
-        ("1",),
-        "CPU Adam runs on one thread per rank (torchrun sets it by default)",
-        "set it to the cores per rank",
-    ),
-    "DS_ACCELERATOR": VariableRule(("cpu",), "DeepSpeed uses the CPU instead of the GPUs"),
-}
-"""Sources: NCCL's user guide ("Environment Variables"); torch/csrc/distributed/c10d and c10/cuda; DeepSpeed 0.19.8
-accelerator/real_accelerator.py and ops/op_builder/builder.py. Peer access of the RTX 4090: DeepSpeed issue 4433,
-NVIDIA/nccl-tests issue 117."""
-
-_BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
+_IMPORT_LIMIT_S = 3.0
+"""Time limit of `import torch`; on a slow disk it takes longer."""
 
 _IDLE_SHARE = 0.05
 """Share of a GPU's memory that the driver may keep: 0.5 to 1 GiB of 80."""
@@ -110,6 +72,43 @@ def torch(machine: ExaminedMachine) -> Findings:
         yield ok(f"torch {version}, {build}")
 
 
+def torch_import(machine: ExaminedMachine) -> Findings:
+    """Check that torch can be imported, in a process of its own."""
+    if "torch" not in machine.software.packages:
+        return
+    ran = machine.run([sys.executable, "-P", "-c", "import torch"], "", _IMPORT_LIMIT_S)
+    if ran.code == 0:
+        yield ok("torch can be imported")
+    elif ran.code is None:
+        yield unknown(f"torch was not imported within {_IMPORT_LIMIT_S:g} seconds" if ran.late else ran.err)
+    else:
+        lines = ran.err.strip().splitlines()
+        yield problem(
+            f"torch cannot be imported: {(lines[-1] if lines else f'exit code {ran.code}')[:140]}",
+            "every training imports it",
+            "pip install --force-reinstall torch, in the build for this machine (pytorch.org)",
+        )
+
+
+def shadowed_packages(machine: ExaminedMachine) -> Findings:
+    """Check that no module of the current folder has the name of a package.
+
+    Python searches the folder of a script first. A folder without `__init__.py` hides no installed package.
+    """
+    here = Path.cwd()
+    elsewhere = [place for place in sys.path if place and Path(place).resolve() != here]
+    for name in machine.software.packages:
+        files = (here / f"{name}.py", here / name / "__init__.py")
+        hidden = next((file for file in files if file.exists()), None)
+        if hidden is not None and PathFinder.find_spec(name, elsewhere) is not None:
+            shown = hidden.name if hidden.parent == here else f"{name}/"
+            yield problem(
+                f"{shown} in the current folder hides the installed {name}",
+                "a script in this folder imports it instead",
+                f"rename {shown}, or keep the script in another folder",
+            )
+
+
 def torch_and_driver(machine: ExaminedMachine) -> Findings:
     """Check that the driver supports torch's CUDA version."""
     built = machine.software.torch_cuda
@@ -151,20 +150,6 @@ def deepspeed(machine: ExaminedMachine) -> Findings:
             **{name: software.packages.get(name) for name in ("transformers", "accelerate")},
         }
         yield ok(", ".join(f"{name} {version}" for name, version in packages.items() if version))
-
-
-def environment(machine: ExaminedMachine) -> Findings:
-    """Check for environment variables with harmful values."""
-    several = machine.gpu_count != 1 or bool(machine.hosts)
-    is_sound = True
-    for name, rule in RULES.items():
-        value = machine.environment.get(name, "")
-        is_harmful = value.lower() in rule.values if rule.values else bool(value)
-        if is_harmful and (several or name not in _BETWEEN_GPUS):
-            is_sound = False
-            yield warning(f"{name}={value[:40]}", rule.why, rule.fix or f"unset {name}")
-    if is_sound:
-        yield ok("no variable slows down NCCL, CUDA or torch")
 
 
 def gpus(machine: ExaminedMachine) -> Findings:

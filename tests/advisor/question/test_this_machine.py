@@ -141,6 +141,24 @@ def test_the_newest_benchmark_counts_alone(driver: Driver) -> None:
     assert "just now" in cluster.measured
 
 
+def _rates(rate: float, spread: float = 1.0) -> BenchFigure:
+    return replace(_figure("matrix_product", rate, "fp32", "flop/s"), highest=rate * spread)
+
+
+def test_a_benchmark_of_as_many_ranks_counts_first() -> None:
+    """Then an undisturbed one, then the newest; never one of more ranks than the machine has cores for."""
+    _keep(_rates(9e9), device="cpu", ranks=2)
+    _keep(_rates(1e9, 5.0), device="cpu", ranks=2)
+    _keep(_rates(1e9), device="cpu", ranks=1)
+    _keep(_rates(1e9), device="cpu", ranks=10_000)
+    assert cpu_cluster(2).gpu.gemm_bf16_flops_per_s is not None
+    assert product_rate(cpu_cluster(2).gpu, "fp32") == pytest.approx(9e9)
+    assert product_rate(cpu_cluster(1).gpu, "fp32") == pytest.approx(1e9)
+    assert product_rate(cpu_cluster(4).gpu, "fp32") == pytest.approx(1e9 / 4)  # the newest that is not disturbed
+    _keep(_rates(7e9), device="cpu", ranks=2)
+    assert product_rate(cpu_cluster(2).gpu, "fp32") == pytest.approx(7e9)
+
+
 def test_a_drive_counts_for_the_folders_on_it(driver: Driver, tmp_path: Path) -> None:
     driver(RTX3090, count=2)
     _keep(*GPU_FIGURES, nvme_mount=mount_point(tmp_path))

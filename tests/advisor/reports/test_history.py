@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.history import bench_document
 from ds_advise.probes.benchmark_result import BENCH_VERSION, figure
-from ds_advise.probes.machine import busy, cpu_cores
+from ds_advise.probes.machine import busy, cpu_cores, this_machine
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.store import Record, Store
 
@@ -76,6 +76,21 @@ def test_a_benchmark_says_what_makes_this_machine_slow(monkeypatch: pytest.Monke
     assert shown.count("matrix product, bf16") == 1, "a kind is named once for all its sizes"
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
     assert busy() == "" and "--precision" not in _bench(1e11)
+
+
+def test_a_disturbed_benchmark_does_not_replace_a_better_one() -> None:
+    """Its uncertain figures are marked. On the CPU the memory of the device is that of the host."""
+    versions = {"torch": "2.13.0", "deepspeed": "0.19.8"}
+    figures = (figure("memory_copy", "fp32", 2**20, 1e9, seconds) for seconds in ([1.0, 1.1], [1.0, 5.0]))
+    results = (asdict(bench_result(each, device="cpu", versions=versions)) for each in figures)
+    steady, disturbed = (replace(BENCH, machine=this_machine(), result=each) for each in results)
+    shown = [
+        " ".join(printed_document(bench_document(replace(each, id=Store().add(each)))).split())
+        for each in (steady, disturbed)
+    ]
+    assert "Answers to --device cpu --ranks 2 on this machine use these speeds from now on." in shown[0]
+    assert "copy in RAM, each rank, fp32" in shown[0] and "uncertain" not in shown[0]
+    assert "(5.0 x)" in shown[1] and "still use number 1: here many figures vary by more than 2 x" in shown[1]
 
 
 def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.hardware import Gpu
 from ds_advise.estimators.json_form import from_json, to_json
 from ds_advise.probes import benchmark as bench_run
 from ds_advise.probes.benchmark import Task, run_benchmark
@@ -134,10 +135,37 @@ def test_nvme_is_measured_through_deepspeeds_own_code(
     assert "one rank" in skipped["collectives"]
 
 
+def _no_gpu() -> list[Gpu]:
+    raise ClusterError("no GPU", fix="describe the machine instead, such as --gpus 2x24GB")
+
+
+NEW_MEMORY = """
+import ctypes, resource
+from ds_advise.probes.benchmark_rank import Stopwatch, _new_memory
+libc = ctypes.CDLL(None)
+libc.mallopt(-3, 2**30), libc.mallopt(-1, 2**30)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD: freed blocks are kept
+_new_memory(2**24, Stopwatch(synchronize=lambda: None, broadcast=lambda number: number), 0.0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+_new_memory(2**24, Stopwatch(synchronize=lambda: None, broadcast=lambda number: number), 0.0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_new_memory_is_new() -> None:
+    """Every call has page faults, also where the C library keeps freed blocks; a page has at most 2 MiB."""
+    done = subprocess.run([sys.executable, "-c", NEW_MEMORY], capture_output=True, text=True)
+    assert int(done.stdout) >= MIN_SAMPLES * 2**24 // 2**21, done.stderr
+
+
 def test_impossible_options_are_refused_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder that is not there; a GPU on a machine without one, or more than it has."""
+    """A folder that is not there; a GPU on a machine without one, or more than it has; more ranks than cores."""
+    assert run(["bench", "--device", "cpu", "--ranks", "999"]) == 2
+    assert "cores of this machine" in capsys.readouterr().err
+    monkeypatch.setattr(bench_run, "visible_gpus", _no_gpu)
+    assert run(["bench", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err.endswith("no GPU: --device cuda measures GPUs; --device cpu measures the CPU\n")
     assert run(["bench", "--device", "cpu", "--nvme", str(tmp_path / "none")]) == 2
     assert "cannot be written to" in capsys.readouterr().err
     with pytest.raises(ClusterError):

@@ -25,7 +25,7 @@ from ds_advise.validate.doctor.nodes import port_state, rank_port
 from tests.helpers import printed_document
 
 GIB = 2**30
-STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) +\S+ {2,}\S")
+STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) {2,}\S+ {2,}\S")
 PACKAGES = {
     "torch": "2.12.0",
     "deepspeed": "0.19.8",
@@ -53,7 +53,7 @@ FINE = ProgramRun(code=0)
 TOOLS = {
     "c++ --version": ProgramRun(code=0, out="g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright"),
     "nvcc --version": ProgramRun(code=0, out="Cuda compilation tools, release 12.8, V12.8.131"),
-    **dict.fromkeys(("-fopenmp", "-fsyntax-only", "-laio", "-x cu", "ssh"), FINE),
+    **dict.fromkeys(("-fopenmp", "-fsyntax-only", "-laio", "-x cu", "import torch", "ssh"), FINE),
     "getent ahosts n1": ProgramRun(code=0, out="10.0.0.1 STREAM good\n10.0.0.1 DGRAM\n"),
     "getent ahosts n2": ProgramRun(code=0, out="10.0.0.2 STREAM good\n"),
 }
@@ -246,13 +246,52 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("shared-memory", "problem", "missing", {"shared": None}),
     ("shared-memory", "warning", "full", {"shared": (GIB, 2**20)}),
     ("cores", "warning", "2 cores for 2 ranks", {"cores": 2}),
-    ("swap-folder", "problem", "does not exist", {"nvme": "none"}),
+    ("swap-folder", "problem", "there is no folder /", {"nvme": "none"}),
     ("swap-folder", "problem", "null", {"nvme": "a\0b"}),
     ("swap-folder", "problem", "in RAM", {"filesystem": "tmpfs"}),
     ("swap-folder", "warning", "network", {"filesystem": "nfs4"}),
     ("environment", "warning", "NCCL_P2P_DISABLE=1", {"environment": {"NCCL_P2P_DISABLE": "1"}}),
     ("environment", "warning", "cores per rank", {"environment": {"OMP_NUM_THREADS": "1"}}),
+    ("environment", "warning", "on 64 cores", {"environment": {"OMP_NUM_THREADS": "65"}}),
+    ("environment", "problem", "cuda, cpu, xpu", {"environment": {"DS_ACCELERATOR": "gpu"}}),
+    ("environment", "problem", "cuda, cpu, xpu", {"environment": {"DS_ACCELERATOR": ""}}),
+    ("environment", "problem", "built with CUDA", {"environment": {"DS_ACCELERATOR": "cuda"}, "cuda": ""}),
+    ("environment", "problem", "an NVIDIA GPU", {"environment": {"DS_ACCELERATOR": "cuda"}, "nvml": failing("no")}),
+    ("environment", "problem", "torch_npu", {"environment": {"DS_ACCELERATOR": "npu"}}),
+    ("environment", "warning", "instead of the GPUs", {"environment": {"DS_ACCELERATOR": "cpu"}}),
+    ("environment", "warning", "hides every GPU", {"environment": {"CUDA_VISIBLE_DEVICES": ""}}),
+    ("environment", "problem", "only the 1 before it", {"environment": {"CUDA_VISIBLE_DEVICES": "0,2"}}),
+    ("environment", "warning", "unset RANK WORLD_SIZE", {"environment": {"RANK": "1", "WORLD_SIZE": "8"}}),
+    ("environment", "problem", "not a port", {"environment": {"MASTER_PORT": "99999"}}),
+    (
+        "environment",
+        "problem",
+        "the interfaces are eth0",
+        {"environment": {"NCCL_SOCKET_IFNAME": "eth7"}, "files": {"sys/class/net/eth0": ""}},
+    ),
+    (
+        "environment",
+        "problem",
+        "write expandable_segments",
+        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:9,expandable_segmnts:True"}},
+    ),
+    ("torch-import", "problem", "libcudart", {"tools": {"import torch": _failed("x\nImportError: libcudart.so.12")}}),
+    ("torch-import", "unknown", "3 seconds", {"tools": {"import torch": ProgramRun(code=None, late=True)}}),
+    ("c-compiler", "problem", "CC=nope cannot be run", {"environment": {"CC": "nope"}}),
+    ("async-io", "unknown", "libaio", {"tools": {"-laio": None}}),
+    ("python-headers", "unknown", "Python.h", {"tools": {"-fsyntax-only": None}}),
+    ("nvcc-and-compiler", "unknown", "nvcc", {"tools": {"-x cu": None}}),
+    ("swap-folder", "problem", "doctor takes no size", {"nvme": "none:2TB"}),
     ("names", "problem", "n2: the name is not found", {"tools": {"getent ahosts n2": ProgramRun(code=2)}}),
+    (
+        "names",
+        "problem",
+        "network name or address into the hostfile",
+        {
+            "files": {"hosts": "localhost slots=1\n127.0.0.1 slots=1\n"},
+            "tools": {"getent": ProgramRun(code=0, out="127.0.0.1 STREAM")},
+        },
+    ),
     ("names", "problem", "127.0.1.1", {"tools": {"getent ahosts n1": ProgramRun(code=0, out="127.0.1.1 STREAM")}}),
     ("ssh", "problem", "ssh-copy-id", {"tools": {"ssh": _failed("Warning: x\nPermission denied (publickey).\n")}}),
     ("rendezvous", "problem", "29501", {"port": "in use"}),
@@ -264,7 +303,7 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 def test_every_check_passes_a_sound_machine_and_fails_a_broken_one(checkup: Callable[..., Checkup]) -> None:
     """Every check has an example that it finds, and none finds anything on the sound machine."""
     checks = {check.__name__.replace("_", "-") for checks in AREAS.values() for check in checks}
-    assert checks - {"nodes"} | {"names", "ssh", "rendezvous"} == {check for check, *_ in CASES}
+    assert checks - {"nodes", "shadowed-packages"} | {"names", "ssh", "rendezvous"} == {check for check, *_ in CASES}
     findings = checkup().findings
     assert {finding.status for finding in findings} == {"ok"} and len(findings) > 20, findings
     assert any("NVIDIA driver 570.86, runs CUDA up to 12.8" in finding.what for finding in findings)
@@ -315,6 +354,62 @@ def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Chec
     assert all(finding.status == "ok" for finding in alone.findings if finding.area == "environment")
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},  # as `launch --device cpu` sets them
+        {"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1"},
+        {"OMP_NUM_THREADS": "1"},
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29501"},
+        {"NCCL_SOCKET_IFNAME": "^eth7"},
+        {"GLOO_SOCKET_IFNAME": "lo"},
+    ],
+)
+def test_variables_of_gpus_do_not_matter_without_them(
+    environment: dict[str, str], checkup: Callable[..., Checkup]
+) -> None:
+    """On two cores, where two ranks have one each."""
+    bare = {"nvml": failing("no driver"), "cores": 2, "hosts": False, "cuda": ""}
+    found = checkup(environment=environment, files={**NO_GPUS, "sys/class/net/lo": ""}, **bare).findings
+    assert [each.status for each in found if each.area == "environment"] == ["ok"]
+
+
+def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Callable[..., Checkup]) -> None:
+    """A login node has none, and its jobs fail."""
+    for variable, words in {
+        "NCCL_SOCKET_IFNAME=eth7": "no such network interface",
+        "PYTORCH_ALLOC_CONF=expandable_segment:True": "no key of torch's allocator",
+    }.items():
+        variables = dict([variable.split("=")])
+        files = {**NO_GPUS, "sys/class/net/lo": ""}
+        found = checkup(environment=variables, files=files, nvml=failing("no driver"), hosts=False).findings
+        ((status, what),) = [(each.status, each.what) for each in found if each.area == "environment"]
+        assert status == "note" and words in what
+
+
+def test_interfaces_may_be_prefixes_or_exceptions(checkup: Callable[..., Checkup]) -> None:
+    """As NCCL reads them; an unknown key of the allocator that resembles no known one may be of a newer torch."""
+    for value in ("eth", "^docker", "=eth0", "ib,eth"):
+        variables = {"NCCL_SOCKET_IFNAME": value, "PYTORCH_ALLOC_CONF": "a_new_key:[1:2,2:3],backend:native"}
+        found = checkup(environment=variables, files={"sys/class/net/eth0": ""}).findings
+        assert [each.status for each in found if each.area == "environment"] == ["ok"], value
+
+
+@pytest.mark.parametrize(("file", "shown"), [("deepspeed/__init__.py", "deepspeed/"), ("torch.py", "torch.py")])
+def test_a_module_that_hides_a_package_is_found(
+    file: str, shown: str, checkup: Callable[..., Checkup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the current folder; a folder without `__init__.py` hides nothing."""
+    (here := tmp_path / "here").mkdir()
+    (here / "transformers").mkdir()
+    monkeypatch.chdir(here)
+    assert not [each for each in checkup().findings if each.check == "shadowed-packages"]
+    (here / file).parent.mkdir(exist_ok=True)
+    (here / file).touch()
+    (found,) = [each for each in checkup().findings if each.check == "shadowed-packages"]
+    assert found.status == "problem" and found.what.startswith(f"{shown} in the current folder")
+
+
 def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callable[..., Checkup]) -> None:
     """The number of problems, of warnings, or that there is none; an ssh server's banner may contain anything."""
     assert printed_document(doctor_document(checkup())).startswith(" No problem found: DeepSpeed works here.\n")
@@ -325,14 +420,15 @@ def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callab
 
 @pytest.mark.parametrize("columns", [80, 40])
 def test_effect_and_fix_stand_below_the_observation(columns: int, checkup: Callable[..., Checkup]) -> None:
-    """In its column; on a narrow terminal where the continuation of the lines stands."""
+    """In its column; on a narrow terminal below the check's name, as the observation itself."""
     lines = printed_document(doctor_document(checkup(cores=2)), columns).splitlines()
     at = next(at for at, line in enumerate(lines) if line.startswith("  warning"))
     end = next((each for each in range(at, len(lines)) if not lines[each]), len(lines))
     below = [line for line in lines[at + 1 : end] if line[:9].strip() == ""]
     assert any("fix: " in line for line in below)
-    observation = re.match(r"  warning +[a-z-]+ +", lines[at])
+    observation = re.match(r"  warning +[a-z-]+ *", lines[at])
     assert observation is not None
+    assert (observation.end() == len(lines[at])) == (columns == 40)
     indent = observation.end() if columns == 80 else 10
     assert {len(line) - len(line.lstrip()) for line in below} <= {indent, indent + len("fix: ")}
 
@@ -395,18 +491,19 @@ def test_a_port_is_in_use_where_a_process_listens() -> None:
 
 
 def test_packages_are_read_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions, and torch's CUDA."""
+    """Versions, torch's CUDA, and DeepSpeed's accelerators."""
     for name, text in {
         "torch/version.py": "from typing import Optional\ncuda: Optional[str] = '12.8'\nhip = None\n",
         "torch-2.8.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n",
+        "deepspeed/accelerator/real_accelerator.py": "SUPPORTED_ACCELERATOR_LIST = ['cuda',\n    'new']\n",
         "deepspeed-0.19.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8\n",
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = ExaminedMachine(environment={}).software
     assert found.packages == {"torch": "2.8.0", "deepspeed": "0.19.8"}
-    assert found.torch_cuda == "12.8" and found.torch_hip == ""
+    assert found.torch_cuda == "12.8" and found.torch_hip == "" and found.accelerators == ["cuda", "new"]
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
