@@ -17,7 +17,7 @@ from .findings import STATUSES, DoctorFinding, Findings, FindingStatus
 from .machine import ExaminedMachine, run_in_thread
 from .nodes import MAX_NODES, PARALLEL_NODES
 
-_LIMIT_S = 4.0
+_LIMIT_S = 16.0
 """Time limit of all checks; the programs that they run have shorter limits."""
 
 DoctorCheck = Callable[[ExaminedMachine], Findings]

@@ -276,7 +276,7 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:9,expandable_segmnts:True"}},
     ),
     ("torch-import", "problem", "libcudart", {"tools": {"import torch": _failed("x\nImportError: libcudart.so.12")}}),
-    ("torch-import", "unknown", "3 seconds", {"tools": {"import torch": ProgramRun(code=None, late=True)}}),
+    ("torch-import", "unknown", "15 seconds", {"tools": {"import torch": ProgramRun(code=None, late=True)}}),
     ("c-compiler", "problem", "CC=nope cannot be run", {"environment": {"CC": "nope"}}),
     ("async-io", "unknown", "libaio", {"tools": {"-laio": None}}),
     ("python-headers", "unknown", "Python.h", {"tools": {"-fsyntax-only": None}}),
