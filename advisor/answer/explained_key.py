@@ -232,17 +232,19 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
-    if known is None or not known.filled:
+    if known is None or not known.fill:
         return
-    if known.argument:
-        yield f"{AUTO}the Trainer fills in {known.argument} of TrainingArguments; another value must be equal to it."
-    elif known.filled_from_hidden_size is not None and context is not None:
-        value = known.filled_from_hidden_size(context.model.hidden_size)
-        yield f"{AUTO}the Trainer fills in {value:,}, computed from the hidden size."
-    elif known.filled_from_hidden_size is not None:
+    with_size = known.filled_from_hidden_size
+    value = known.filled_with or (f"{known.argument} of TrainingArguments" if known.argument else "")
+    if known.fill == "always":
+        yield f"Under the Trainer or accelerate it has no effect: any value is replaced by {value}."
+    elif with_size is not None and context is not None:
+        yield f"{AUTO}the Trainer fills in {with_size(context.model.hidden_size):,}, computed from the hidden size."
+    elif with_size is not None:
         yield f"{AUTO}the Trainer computes it from the hidden size."
     else:
-        yield f"{AUTO}the Trainer fills it in from TrainingArguments."
+        refused = "; it refuses another value." if known.fill == "match" else "."
+        yield f"{AUTO}the Trainer fills in {value}{refused}"
 
 
 def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

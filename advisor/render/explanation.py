@@ -18,7 +18,7 @@ from ..answer.explanation import (
 )
 from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
-from ..answer.verdict import what_lacks
+from ..answer.verdict import fit_tone, what_lacks
 from ..document.blocks import (
     Block,
     Cell,
@@ -33,7 +33,7 @@ from ..document.blocks import (
     Table,
     make_figure,
 )
-from ..search.candidate import chance
+from ..search.candidate import LEAST, chance, fits_sentence
 from ..text.labels import (
     batch_factors,
     checkpointing_title,
@@ -44,6 +44,7 @@ from ..text.labels import (
     phase_title,
     plan_title,
     resource_title,
+    shared_among,
     time_family,
 )
 from ..text.units import (
@@ -105,24 +106,30 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
 
 
 def plan_line(explanation: Explanation) -> str:
-    """Return the plan with its batch and checkpointing."""
+    """Return the plan with its batch, how samples are shared among GPUs, and checkpointing."""
     plan, question = explanation.candidate.plan, explanation.question
-    size = batch_factors(plan)
+    size, shared = batch_factors(plan), list[str]()
     if question is not None:
         cluster = question.cluster
-        groups = cluster.world_size // plan.ranks_per_sample
-        ranks = counted_noun(groups, device_label(cluster) if plan.ranks_per_sample == 1 else "group")
+        device, groups = device_label(cluster), cluster.world_size // plan.ranks_per_sample
+        of = f" of {counted_noun(plan.ranks_per_sample, device)}" if plan.ranks_per_sample > 1 else ""
+        ranks = counted_noun(groups, "group") + of if of else counted_noun(groups, device)
         size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
-    return ", ".join([plan_title(plan), size, checkpointing_title(plan)])
+        shared += shared_among(plan, device)
+    return ", ".join([plan_title(plan), size, *shared, checkpointing_title(plan)])
 
 
 def lacks_of(explanation: Explanation) -> Iterator[Block]:
-    """Yield what a plan lacks that does not fit."""
-    candidate, question = explanation.candidate, explanation.question
-    if question is not None and candidate.fit.verdict == "does not fit":
-        is_closest = explanation.role == "closest"
-        lacks = what_lacks(question, candidate, is_closest=is_closest)
-        yield Sentence(f"{'Nothing fits' if is_closest else 'This plan does not fit'}. {lacks}", "bad")
+    """Yield what a plan lacks that does not fit with the probability that the question's risk requires."""
+    fit, question = explanation.candidate.fit, explanation.question
+    if question is None or fit.probability >= LEAST[question.risk]:
+        return
+    is_closest = explanation.role == "closest"
+    verdict = fits_sentence("This plan", fit)
+    if is_closest:
+        verdict = "No plan is sure to fit." if fit.verdict == "likely fits" else "Nothing fits."
+    lacks = what_lacks(question, explanation.candidate, is_closest=is_closest)
+    yield Sentence(f"{verdict} {lacks}", fit_tone(fit))
 
 
 SECTIONS = {
