@@ -17,7 +17,9 @@ def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
 
 
 _ORDER: tuple[ConfigKey | str, ...] = (
-    _key("train_batch_size", "samples of all GPUs in one optimizer step", 
+    _key(
+        "train_batch_size",
+        "samples of all GPUs in one optimizer step",
         fill="match",
         filled_with="per_device_train_batch_size x gradient_accumulation_steps of TrainingArguments x the ranks",
         option="global_batch",

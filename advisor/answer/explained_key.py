@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,12 @@ def keys_meant(word: str) -> tuple[str, ...]:
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
-    """Return the key that is most like a name, of a path with as many of its blocks as the path has."""
-    paths = (block.qualified_path(key).split(".") for block in facts.blocks for key in block.names())
-    parts = name.count(".") + 1
-    keys = {_letters(key): key for key in (".".join(path[-parts:]) for path in paths if len(path) >= parts)}
+    """Return the key whose name is most like that at the end of a path, in blocks most like those of the path."""
+    paths = [block.qualified_path(key).split(".") for block in facts.blocks for key in block.names()]
+    parts, own = name.count(".") + 1, _letters(name.rpartition(".")[2])
+    names = {*get_close_matches(own[:60], {_letters(path[-1]) for path in paths}, n=3, cutoff=cutoff)}
+    found = (path[-parts:] for path in paths if len(path) >= parts and _letters(path[-1]) in names)
+    keys = {_letters(".".join(path)): ".".join(path) for path in found}
     return keys.get(nearest(_letters(name), keys, cutoff=cutoff), "")
 
 
@@ -132,7 +135,9 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
         raise ConfigFileError(f"{name!r} is the name of one key, and the start of others", fix=fix)
     if not places and (path := _removed(name, facts)):
         why = facts.removed[path].strip().rstrip(".")
-        raise ConfigFileError(f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration")
+        raise ConfigFileError(
+            f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration"
+        )
     if not places:
         near = _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"

@@ -99,9 +99,9 @@ def _same_figures(key: KeyExplanation) -> str:
     found = {
         (gib(cost.device_bytes_per_gpu), gib(cost.host_bytes_per_node), rate(cost.tokens_per_s), cost.reason)
         for cost in key.costs
-        if not cost.left_out
     }
-    if len(key.costs) < 2 or len(found) != 1 or len({cost.samples_per_step for cost in key.costs}) > 1:
+    differ = any(cost.left_out for cost in key.costs) or len({cost.samples_per_step for cost in key.costs}) > 1
+    if len(key.costs) < 2 or len(found) != 1 or differ:
         return ""
     ((device, host, speed, reason),) = found
     values = "; ".join(_value(cost, key) for cost in key.costs)
@@ -123,7 +123,13 @@ def _costs(key: KeyExplanation) -> Table:
     for cost in key.costs:
         value = _value(cost, key)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        ratio = _whose(key) if cost.is_the_plans else times(cost.tokens_per_s / own) if own and {*ratios} != {times(1.0)} else ""
+        ratio = (
+            _whose(key)
+            if cost.is_the_plans
+            else times(cost.tokens_per_s / own)
+            if own and {*ratios} != {times(1.0)}
+            else ""
+        )
         without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
         words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without)))
         samples = [Figure(f"{cost.samples_per_step:,}")] * batches

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ...estimators.estimate import MemoryTerm
+from ...estimators.estimate import MemoryTerm, term_symbols
 from ..answer.explanation import (
     Explanation,
     Part,
     Section,
     Term,
     head,
+    in_symbols,
     in_words,
     number,
     substituted_formula,
@@ -65,8 +66,8 @@ SMALL = 0.01
 
 
 def explanation_blocks(explanation: Explanation, *, example: str, details: bool) -> Iterator[Block]:
-    """Yield the parts of every section as bars, the rates of the formulas, and the command that shows the formula of a
-    part. details: every formula, and the moments of a step, instead of the command."""
+    """Yield the parts of every section as bars, and the command that shows the formula of a part. details: the rates of
+    the formulas, the moments of a step, and every formula, instead of the command."""
     candidate = explanation.candidate
     memory, question = candidate.memory, explanation.question
     device = "GPU" if question is None else device_label(question.cluster)
@@ -89,7 +90,7 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         else:
             yield Heading(section_title(explanation, section), section.name)
             yield _summary(section, details=details)
-    if explanation.rates:
+    if details and explanation.rates:
         yield Heading("Rates in the formulas", "rates")
         rates = dict.fromkeys((_amount(each), f"{head(each.meaning)}: {each.origin}") for each in explanation.rates)
         yield Table(["", ""], [Row([Snippet(size), words]) for size, words in rates])
@@ -228,6 +229,13 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
     for part in section.parts():
         cells: list[Cell] = [component_title(part.name), figure(part.size, is_time)]
         formulas, remarks = formulas_of(part, known_rates)
+        if is_long(part):
+            meanings = (
+                f"{f'{symbol} = {size}' if size else symbol} ({head(words.partition(': ')[0])})"
+                for symbol, size, words in legend(part, known_rates)
+            )
+            formulas = [each for each in formulas if each.startswith("=")]
+            remarks = [f"symbols: {', '.join(meanings)}", *remarks]
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
@@ -252,10 +260,33 @@ def by_symbol(rates: Sequence[RateOrigin]) -> Rates:
     return {(rate.symbol, rate.value): rate for rate in rates}
 
 
-def formulas_of(part: Part, rates: Rates, write: Callable[[Term], str] = in_words) -> tuple[list[str], list[str]]:
-    """Return (the formulas as `write` has them and with their numbers, source and limits). Formulas of one form are
-    there once, with the numbers of each pass."""
+_LONGEST = 240
+"""Most letters of a formula in words, three lines of a terminal; a longer one is written in symbols."""
+
+
+def is_long(part: Part) -> bool:
+    """Return whether the formulas of a part are written in symbols."""
+    return any(len(in_words(term)) > _LONGEST for term in part.terms)
+
+
+def legend(part: Part, rates: Rates) -> list[tuple[str, str, str]]:
+    """Return the symbols of a part's formulas with their numbers and meanings."""
+    rows = dict[tuple[str, str, str], None]()
+    for term in part.terms:
+        values = dict(term.inputs)
+        for symbol, meaning in term_symbols(term).items():
+            value = values.get(symbol)
+            origin = None if value is None else rates.get((symbol, value))
+            words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
+            rows[symbol, "" if value is None else input_text(meaning, value, origin), words] = None
+    return [*rows]
+
+
+def formulas_of(part: Part, rates: Rates) -> tuple[list[str], list[str]]:
+    """Return (the formulas in words, or long ones in symbols, and with their numbers, source and limits). Formulas of
+    one form are there once, with the numbers of each pass."""
     formulas = list[str]()
+    write = in_symbols if is_long(part) else in_words
     for term in part.terms:
         if (words := f"= {write(term)}") not in formulas:
             formulas.append(words)
