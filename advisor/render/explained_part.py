@@ -40,6 +40,8 @@ from ..text.units import (
     gib,
     seconds,
 )
+from .explained_fit import NAMES as FIT_NAMES
+from .explained_fit import fit_blocks
 from .explanation import (
     SECTIONS,
     SMALL,
@@ -51,6 +53,7 @@ from .explanation import (
     is_long,
     lacks_of,
     legend,
+    moments,
     occupied,
     plan_line,
     resource_of,
@@ -66,6 +69,7 @@ _OTHER_NAMES = {
     "time": ("speed", "throughput", "duration", "latency", "tokens/s", "step", "step time"),
     "gpu": ("memory", "vram", "hbm"),
     "host": ("memory", "ram", "cpu"),
+    "loading": ("load", "host ram while loading"),
     "nvme": ("disk", "ssd"),
 }
 """Other words for the first word of a section's title."""
@@ -84,7 +88,10 @@ _OTHER_PARTS = {
 }
 """Other words for parts, of which a plan may have some."""
 
-_IN_DETAILS = re.compile(r"rates?|(host ram while )?loading|peak|moments?|(\d+ )?smaller parts?")
+_MOMENTS = ("peak", "moment", "moments", "phases")
+"""Names of the GPU's memory at each moment of a step."""
+
+_IN_DETAILS = re.compile(r"rates?|(\d+ )?smaller parts?")
 """Names of what only the list with --details has."""
 
 _CLOSE = 0.75
@@ -133,6 +140,14 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
     for an unknown name. listing: the command that lists all parts."""
     wanted, found = _plain(name), False
+    if wanted in FIT_NAMES or wanted in _MOMENTS:
+        if wanted in _MOMENTS:
+            yield Sentence("Allocated on the GPU at each moment of a step; the largest is the peak", "bold")
+            yield moments(explanation)
+        else:
+            yield from fit_blocks(explanation)
+        yield from (Gap(), *_subject(explanation))
+        return
     for section in explanation.sections:
         title = SECTIONS[section.name].casefold()
         if wanted in (title, title.split()[0]):

@@ -85,7 +85,8 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
             yield Sentence(ended(capitalised(note)))
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
-        if section.name == "gpu_cache":  # one part, which is not in the peak
+        is_less = section.name == "host_loading" and section.total <= memory.host_training_bytes_per_node
+        if section.name == "gpu_cache" or (is_less and not details):  # one part, which is not in the peak
             yield Sentence(f"And {section_title(explanation, section)}.", "dim")
         else:
             yield Heading(section_title(explanation, section), section.name)
@@ -96,7 +97,7 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         yield Table(["", ""], [Row([Snippet(size), words]) for size, words in rates])
     if details:
         yield Heading("Allocated on the GPU at each moment of a step; the largest is the peak", "phases")
-        yield _moments(explanation)
+        yield moments(explanation)
         for section in explanation.sections:
             yield Heading(f"Formulas: {SECTIONS[section.name]}", f"{section.name}-formulas")
             yield terms_table(section, explanation.rates)
@@ -137,6 +138,7 @@ SECTIONS = {
     "gpu_memory": "GPU memory",
     "gpu_cache": "cached GPU memory",
     "host_memory": "host RAM",
+    "host_loading": "loading of the model",
     "nvme": "NVMe",
     "time": "time of a step",
 }
@@ -148,12 +150,13 @@ def section_title(explanation: Explanation, section: Section) -> str:
     memory = explanation.candidate.memory
     if section.name == "time":
         return f"{seconds(section.total)} for one optimizer step"
-    size, loading = gib(int(section.total)), gib(memory.host_loading_bytes_per_node)
+    size = gib(int(section.total))
     moment = phase_title(memory.peak.name)
     return {
         "gpu_memory": f"{size} GiB of each GPU's memory, at the peak ({moment})",
         "gpu_cache": (f"{size} GiB that PyTorch also keeps cached until an allocation would fail; nvidia-smi shows it"),
-        "host_memory": f"{size} GiB of host RAM per node while training ({loading} GiB while the model loads)",
+        "host_memory": f"{size} GiB of host RAM per node while training",
+        "host_loading": f"{size} GiB of host RAM per node while the model loads",
         "nvme": f"{size} GiB of NVMe per node",
     }[section.name]
 
@@ -210,7 +213,8 @@ def _amount(origin: RateOrigin) -> str:
     return amount(origin.value, origin.unit)
 
 
-def _moments(explanation: Explanation) -> Table:
+def moments(explanation: Explanation) -> Table:
+    """Return the allocated GPU memory at each moment of a step, the largest first."""
     memory = explanation.candidate.memory
     phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
     most = memory.peak.allocated_bytes

@@ -50,6 +50,7 @@ def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recom
             }
             assert totals["gpu_memory"] == estimate.memory.device_bytes_per_gpu
             assert totals["host_memory"] == estimate.memory.host_training_bytes_per_node
+            assert totals["host_loading"] == estimate.memory.host_loading_bytes_per_node
             assert totals.get("nvme", 0) == estimate.memory.nvme_bytes_per_node
             assert totals["time"] == pytest.approx(estimate.time.step_s)
             assert max(explanation["allocated_bytes_by_moment"].values()) == estimate.memory.allocated_bytes_per_gpu
@@ -59,7 +60,7 @@ def every_term(candidate: Candidate) -> tuple[Term, ...]:
     memory = candidate.memory
     alive = tuple(term for phase in memory.phases for term in phase.terms)
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
-    return (*alive, *memory.gpu_terms, *on_host, *memory.nvme_terms, *candidate.time.terms)
+    return (*alive, *memory.gpu_terms, *on_host, *memory.host_loading_terms, *memory.nvme_terms, *candidate.time.terms)
 
 
 def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recommendation]) -> None:
@@ -467,3 +468,27 @@ def test_long_formulas_are_in_symbols_in_lists_too(monkeypatch: pytest.MonkeyPat
     page = " ".join(printed("time").split())
     assert "= n x sum(launched x max(2 x rows x (inner + tile) x columns / R, " in page
     assert "symbols: n = 16 (micro batches of a step), launched (products that are launched as one), " in page
+
+
+def test_every_figure_of_the_headline_has_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    """The RAM while the model loads, the probability, and the moment of the peak."""
+    question = ["explain", "Qwen2.5-14B", "--gpus", "8xH100", "--offline"]
+    assert run(question) == 0
+    out = capsys.readouterr().out
+    assert ", 236.1 GiB of RAM per node, " in out and " loaded model  220.1 GiB  93 % " in out
+    assert run([*question, "loading"]) == 0
+    assert f"     = 8 x 1 x 2 x {220.1 * 2**30 / 16:,.0f}"[:18] in capsys.readouterr().out
+    assert run([*question, "--micro-batch", "1000", "probability"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(" probability that it fits: 28 %\n") and " = P((1 + E) M + A + O <= memory)\n" in page
+    allocated, overhead, outside = (float(re.findall(rf"^ ([\d.]+) +{each}: pred", page, re.M)[0]) for each in "MAO")
+    assert allocated + overhead + outside == pytest.approx(80.3, abs=0.2)
+    assert run([*question, "peak"]) == 0
+    assert re.search(r"^ the loss +66\.2 GiB", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_less_memory_while_loading_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]) == 0
+    assert re.search(
+        r"^ And [\d.]+ GiB of host RAM per node while the model loads\.$", capsys.readouterr().out, re.MULTILINE
+    )
