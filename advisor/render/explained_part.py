@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from ...estimators.errors import WorkloadError
 from ...estimators.objectives import LOSSES
+from ...estimators.time.compute_time import ProductTime
 from ..answer.explanation import (
     Explanation,
     Part,
@@ -243,7 +244,7 @@ def _products(explanation: Explanation) -> Iterator[Block]:
         sizes: list[Cell] = [Figure(f"{size:,}") for size in (each.rows, each.inner, each.columns)]
         experts = [Figure(f"{each.copies:,}")] * copied
         share = [make_figure(each.seconds, fine_seconds), make_figure(each.launches * each.seconds, fine_seconds)]
-        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share]))
+        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share], "", [_names(each)]))
     if rest := products[len(shown) :]:
         launches, spent = sum(each.launches for each in rest), sum(each.launches * each.seconds for each in rest)
         sizes = [counted_noun(len(rest), "smaller size"), "", "", *[""] * copied]
@@ -254,6 +255,15 @@ def _products(explanation: Explanation) -> Iterator[Block]:
     steps = explanation.candidate.plan.gradient_accumulation_steps
     batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
     yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
+
+
+def _names(product: ProductTime) -> str:
+    """Return `q_proj, o_proj; input gradient of q_proj, o_proj`."""
+    by_pass: dict[str, list[str]] = {}
+    for name in product.names:
+        of_pass, of, module = name.rpartition("gradient of ")
+        by_pass.setdefault(of_pass + of, []).append(module)
+    return "; ".join(f"{of_pass}{', '.join(modules)}" for of_pass, modules in by_pass.items())
 
 
 def _subject(explanation: Explanation) -> Iterator[Block]:
