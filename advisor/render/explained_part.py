@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from ...estimators.errors import WorkloadError
 from ...estimators.objectives import LOSSES
 from ...estimators.time.compute_time import ProductTime
+from ...estimators.time.step_time import plan_moves
 from ..answer.explanation import (
     Explanation,
     Part,
@@ -27,6 +28,7 @@ from ..document.blocks import (
     Table,
     make_figure,
 )
+from ..question.question import Question
 from ..text.labels import (
     component_title,
     memory_family,
@@ -34,6 +36,7 @@ from ..text.labels import (
 )
 from ..text.units import (
     alternatives,
+    amount,
     capitalised,
     counted_noun,
     ended,
@@ -230,6 +233,8 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
         yield from (Gap(), Table(["", ""], rows))
     if part.name == "matrix products" and explanation.products:
         yield from (Gap(), *_products(explanation))
+    if part.name == "elementwise operations" and explanation.question is not None:
+        yield from (Gap(), *_moves(explanation, explanation.question))
     yield Gap()
     yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
 
@@ -255,6 +260,20 @@ def _products(explanation: Explanation) -> Iterator[Block]:
     steps = explanation.candidate.plan.gradient_accumulation_steps
     batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
     yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
+
+
+def _moves(explanation: Explanation, question: Question) -> Iterator[Block]:
+    """Yield the operations of a micro batch by the bytes that they move, which add up to the formula's."""
+    moves = plan_moves(question.model, question.workload, question.cluster, explanation.candidate.plan)
+    total = sum(moves.values())
+    shown = {label: size for label, size in moves.items() if size >= SMALL * total}
+    rest = len(moves) - len(shown)
+    rows = [Row([label or "others", Figure(amount(size, "B"))]) for label, size in shown.items()]
+    if rest:
+        left = amount(total - sum(shown.values()), "B")
+        rows.append(Row([counted_noun(rest, "smaller operation"), Figure(left)], "faded"))
+    yield Sentence("Bytes that a micro batch moves, by the operations' results:")
+    yield Table(["", ""], [*rows, Row(["all", Figure(amount(total, "B"))], "strong")])
 
 
 def _names(product: ProductTime) -> str:

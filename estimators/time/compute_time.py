@@ -159,6 +159,26 @@ def product_times(
     return tuple(sorted(found, key=lambda one: -one.launches * one.seconds))
 
 
+def moved_bytes(
+    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
+) -> dict[str, float]:
+    """Return the bytes that the elementwise operations of one micro batch move, forward and backward, by the label of
+    their result, the largest first; without recomputed ones and the loss."""
+    moved = Counter[str]()
+    recordings = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
+    for count, layer in (*((block.count, layer) for block, layer in recordings.layers), (1, recordings.head)):
+        for moves in layer.moves():
+            for label, size in moves.items():
+                moved[label] += count * size.at(micro_batch)
+    for block in model.blocks:
+        moved["weights unpacked, cast or summed"] += round(
+            block.count * sum(block_weight_bytes(model, block, workload))
+        )
+    if head := head_product(model, workload, micro_batch):
+        moved["weights unpacked, cast or summed"] += 2 * AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
+    return {label: size for label, size in moved.most_common() if size}
+
+
 class _Passes:
     """Accumulates the passes of one micro batch layer by layer."""
 

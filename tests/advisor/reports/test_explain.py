@@ -19,6 +19,7 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.offload_memory import pinned_block
+from ds_advise.estimators.time.step_time import plan_moves
 
 from tests.helpers import SMALL_LLAMA
 
@@ -128,6 +129,12 @@ def test_the_matrix_products_add_up_to_their_part(model: str, gpus: str, options
         moved = width * (rows * inner + inner * columns + rows * columns) / bandwidth
         assert each.seconds == pytest.approx(each.copies * max(computed, moved) + ramp)
     assert len(found.figures().matrix_products) == len(found.products) > 3
+    assert all(each.names for each in found.products)
+    question = answer.question
+    moves = plan_moves(question.model, question.workload, question.cluster, found.candidate.plan)
+    moved = next(each for each in found.candidate.time.terms if each.name == "elementwise operations")
+    (size,) = (size for symbol, size in moved.inputs if moved.symbols[symbol].startswith("bytes moved"))
+    assert sum(moves.values()) == pytest.approx(size), "bytes by operation"
 
 
 def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +143,18 @@ def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPa
     each = re.findall(r"^ +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+) +([\d.]+ [mu]?s) +([\d.]+ m?s)$", page, re.MULTILINE)
     assert len(each) > 5
     assert re.search(r"^ \d+ micro batch(es)? x [\d.]+ m?s = [\d.]+ m?s\.$", page, re.MULTILINE)
+    assert (
+        "\n     gate_proj, up_proj; input gradient of down_proj\n" in page
+        and "\n     weight gradient of head\n" in page
+    )
+
+
+def test_the_page_of_the_elementwise_operations_lists_them() -> None:
+    """With their bytes, which add up to those of the formula."""
+    page = printed("elementwise operations")
+    total = re.search(r"^ ([\d.]+ [GT]B) +bytes moved by", page, re.MULTILINE)
+    assert total is not None and re.search(rf"^ all +{re.escape(total[1])}$", page, re.MULTILINE)
+    assert len(re.findall(r"^ (?:squares|normed|gated|rotated half) +[\d.]+ [GT]B$", page, re.MULTILINE)) == 4
 
 
 def printed(*words: str) -> str:
