@@ -17,40 +17,80 @@ def _key(path: str, meaning: str = "", **properties: Any) -> ConfigKey:
 
 
 _ORDER: tuple[ConfigKey | str, ...] = (
-    _key("train_batch_size", "samples of all GPUs in one optimizer step", filled=True, option="global_batch"),
+    _key(
+        "train_batch_size",
+        "samples of all GPUs in one optimizer step",
+        fill="match",
+        filled_with="per_device_train_batch_size x gradient_accumulation_steps of TrainingArguments x the ranks",
+        option="global_batch",
+    ),
     "micro_batch_size",
     "gradient_accumulation_steps",
     _key(
         "gradient_clipping",
         "maximum norm of the gradient; 0: no clipping",
-        filled=True,
+        fill="match",
         argument="max_grad_norm",
     ),
     _key(
         "bf16.enabled",
         "weights and gradients of 2 bytes, the range of fp32; needs Ampere or newer",
-        filled=True,
+        fill="match",
+        filled_with="bf16 or bf16_full_eval of TrainingArguments",
         option="precision",
     ),
-    _key("fp16.enabled", "weights and gradients of 2 bytes, with loss scaling", filled=True, option="precision"),
+    _key(
+        "fp16.enabled",
+        "weights and gradients of 2 bytes, with loss scaling",
+        fill="match",
+        filled_with="fp16 or fp16_full_eval of TrainingArguments",
+        option="precision",
+    ),
     _key("fp16.loss_scale", "0: dynamic loss scaling"),
     _key(
         "optimizer.type",
         "determines the states per parameter, and whether they can be in host RAM",
         option="optimizer",
     ),
-    _key("optimizer.params.lr", "learning rate", filled=True, argument="learning_rate"),
-    _key("optimizer.params.betas", filled=True),
-    _key("optimizer.params.eps", filled=True),
-    _key("optimizer.params.weight_decay", filled=True, argument="weight_decay"),
+    _key("optimizer.params.lr", "learning rate", fill="match", argument="learning_rate"),
+    _key(
+        "optimizer.params.betas",
+        "decay rates of the averages of gradients and of squared gradients",
+        fill="match",
+        filled_with="[adam_beta1, adam_beta2] of TrainingArguments",
+    ),
+    _key("optimizer.params.eps", "added to the denominator of the update", fill="match", argument="adam_epsilon"),
+    _key(
+        "optimizer.params.weight_decay",
+        "coefficient of the weight decay",
+        fill="match",
+        argument="weight_decay",
+    ),
     _key("optimizer.params.torch_adam", "torch's Adam or AdamW in place of DeepSpeed's"),
     _key("optimizer.params.adam_w_mode", "true: weight decay as in AdamW, also for the type Adam"),
     _key("optimizer.params.freeze_step", "steps of plain Adam before a 1-bit optimizer compresses"),
     _key("scheduler.type", "learning rate schedule"),
-    _key("scheduler.params.warmup_min_lr", filled=True),
-    _key("scheduler.params.warmup_max_lr", filled=True, argument="learning_rate"),
-    _key("scheduler.params.warmup_num_steps", filled=True),
-    _key("scheduler.params.total_num_steps", filled=True),
+    _key(
+        "scheduler.params.warmup_min_lr", "learning rate at the first step of the warm-up", fill="only", filled_with="0"
+    ),
+    _key(
+        "scheduler.params.warmup_max_lr",
+        "learning rate at the end of the warm-up",
+        fill="match",
+        argument="learning_rate",
+    ),
+    _key(
+        "scheduler.params.warmup_num_steps",
+        "steps of the warm-up",
+        fill="match",
+        filled_with="warmup_steps of TrainingArguments, at least 1; a value below 1 is a share of all steps",
+    ),
+    _key(
+        "scheduler.params.total_num_steps",
+        "steps of the whole schedule",
+        fill="match",
+        filled_with="the number of optimizer steps of the training",
+    ),
     "zero_stage",
     "offload_optimizer",
     "offload_param",
@@ -108,7 +148,12 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("aio.overlap_events", "requests submitted while others finish"),
     _key("zero_allow_untested_optimizer", "allows an optimizer that ZeRO was not tested with"),
     _key("wall_clock_breakdown", "times every part of a step, and synchronizes with the GPU for it"),
-    _key("steps_per_print", "steps between two lines of the log", filled=True),
+    _key(
+        "steps_per_print",
+        "steps between two lines of the log",
+        fill="always",
+        filled_with="infinity, which prints no line",
+    ),
 )
 """Keys in descending order of effect; a string is a field of `Plan`. Other fields have no rank."""
 

@@ -139,7 +139,7 @@ class MemoryEstimate:
     """Page-locked memory of a node while training, all local ranks together."""
     host_pageable_terms: tuple[MemoryTerm, ...]
     """Other memory of a node while training, all local ranks together."""
-    host_loading_bytes_per_node: int
+    host_loading_terms: tuple[MemoryTerm, ...]
     """Peak host memory of a node while the model is loaded and partitioned."""
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
@@ -204,6 +204,10 @@ class MemoryEstimate:
         """Tensors of a node outside its GPUs while training, without the ranks' processes."""
         terms = self.host_pinned_terms + self.host_pageable_terms
         return total_bytes(term for term in terms if term.name not in PROCESS_TERMS)
+
+    @cached_property
+    def host_loading_bytes_per_node(self) -> int:
+        return total_bytes(self.host_loading_terms)
 
     @property
     def host_bytes_per_node(self) -> int:

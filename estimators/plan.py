@@ -46,14 +46,24 @@ class ConfigKey:
     """Whether written configurations omit the key if it has its default."""
     nvme_only: bool = False
     """Whether the key takes effect only if its block's device is NVMe."""
-    filled: bool = False
-    """Whether the Trainer replaces `auto` (transformers, `trainer_config_process` and `trainer_config_finalize`)."""
+    fill: Literal["", "match", "only", "always"] = ""
+    """What the Trainer does with the value: "match" replaces `auto` and refuses another value than its own, "only"
+    replaces `auto`, "always" replaces any value, "" none. Source: transformers 5.24 integrations/deepspeed.py
+    `fill_match` and `fill_only` in `trainer_config_process` and `trainer_config_finalize`; accelerate 1.15
+    utils/dataclasses.py `DeepSpeedPlugin.__post_init__`."""
+    filled_with: str = ""
+    """The Trainer's value in words; "" if it is `argument`, or follows from the hidden size."""
     filled_from_hidden_size: Callable[[int], int] | None = None
     """The Trainer's value for `auto` as a function of the model's hidden size; None if it does not depend on it."""
     argument: str = ""
-    """The field of TrainingArguments that the value must equal."""
+    """The field of TrainingArguments that a number must equal."""
     option: str = ""
     """The option of a question that a key outside the plan follows, and with it memory and time; "" for other keys."""
+
+    @property
+    def filled(self) -> bool:
+        """Whether the Trainer replaces `auto`."""
+        return bool(self.fill)
 
 
 def key(meaning: str, **properties: Any) -> dict[str, dict[str, Any]]:
@@ -83,7 +93,7 @@ class PlanSettings:
             "samples per GPU and forward pass: activations and logits grow with it",
             path="train_micro_batch_size_per_gpu",
             lowest=1,
-            filled=True,
+            fill="match",
             argument="per_device_train_batch_size",
         )
     )
@@ -92,7 +102,7 @@ class PlanSettings:
         "micro batches per optimizer step: they share the optimizer's time",
         path="gradient_accumulation_steps",
         lowest=1,
-        filled=True,
+        fill="match",
         argument="gradient_accumulation_steps",
     )
     sequence_parallel_size: int = plan_field(
@@ -215,7 +225,7 @@ class Plan(PlanSettings):
         "elements reduced at a time, 2 bytes each on the GPU (4 in fp32) and as many again with overlap_comm at stages "
         "1 and 2; more means fewer, larger messages",
         lowest=1,
-        filled=True,
+        fill="only",
         filled_from_hidden_size=lambda hidden: hidden * hidden,
     )
     """Stages 1 and 2 allocate one bucket of this size, two with overlap_comm."""
@@ -240,13 +250,13 @@ class Plan(PlanSettings):
     stage3_prefetch_bucket_size: int = plan_field(
         50_000_000,
         "elements gathered ahead: hides communication, takes memory",
-        filled=True,
+        fill="only",
         filled_from_hidden_size=lambda hidden: int(0.9 * hidden * hidden),
     )
     stage3_param_persistence_threshold: int = plan_field(
         100_000,
         "smaller parameters stay gathered: fewer small messages",
-        filled=True,
+        fill="only",
         filled_from_hidden_size=lambda hidden: 10 * hidden,
     )
     stage3_max_live_parameters: int = plan_field(

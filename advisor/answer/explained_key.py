@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...estimators.plan import key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import Meant, meant_by, names_of
-from ...validate.lint.values import describe_type, json_text, nearest
+from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
@@ -49,7 +50,8 @@ class KeyExplanation:
     rules: tuple[str, ...]
     """Lint rules whose example of a mistake is corrected at this key: `DS314 two large reduce buckets`."""
     example: Mapping[str, Any]
-    """A configuration with the key and a value other than the default; {} for a block and if no value is known."""
+    """A configuration with the key and a value, other than the default if another is known; {} for a block and if none
+    is known."""
     plan: str
     """The plan for which the costs are predicted; "" without a question."""
     file: str
@@ -114,17 +116,28 @@ def keys_meant(word: str) -> tuple[str, ...]:
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
-    keys = {_letters(key): key for block in facts.blocks for key in block.names()}
-    return keys.get(nearest(_letters(name.rpartition(".")[2]), keys, cutoff=cutoff), "")
+    """Return the key whose name is most like that at the end of a path, in blocks most like those of the path."""
+    paths = [block.qualified_path(key).split(".") for block in facts.blocks for key in block.names()]
+    parts, own = name.count(".") + 1, _letters(name.rpartition(".")[2])
+    names = {*get_close_matches(own[:60], {_letters(path[-1]) for path in paths}, n=3, cutoff=cutoff)}
+    found = (path[-parts:] for path in paths if len(path) >= parts and _letters(path[-1]) in names)
+    keys = {_letters(".".join(path)): ".".join(path) for path in found}
+    return keys.get(nearest(_letters(name), keys, cutoff=cutoff), "")
 
 
 def find_key(name: str, facts: DeepSpeedFacts) -> str:
     """Return the path of a key that is given by its path or its last name. Raises ConfigFileError for an unknown or
     removed name, and for one that several blocks have."""
     places = key_places(name, facts)
+    blocks = [block.path for block in facts.blocks if block.path.rpartition(".")[2].startswith(f"{name}_")]
+    if len(places) == 1 and blocks and all(path.count(".") < places[0].count(".") for path in blocks):
+        fix = f"pass its path: {', '.join([*blocks, places[0]])}"
+        raise ConfigFileError(f"{name!r} is the name of one key, and the start of others", fix=fix)
     if not places and (path := _removed(name, facts)):
         why = facts.removed[path].strip().rstrip(".")
-        raise ConfigFileError(f"{path} is not in DeepSpeed {facts.version}", why=why, fix="remove it from the file")
+        raise ConfigFileError(
+            f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration"
+        )
     if not places:
         near = _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
@@ -142,7 +155,7 @@ def explain_key(
     a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
-    kind = field.type if field is not None else CODE_TYPES[path][0] if path in CODE_TYPES else None
+    kind = _type(path, facts)
     if field is not None and field.moves and field.successor:
         acts: list[str] = [f"It is deprecated: write {field.successor} instead."]
     else:
@@ -172,11 +185,21 @@ def explain_key(
         plan="" if context is None else context.title,
         file=file,
         is_recommended=context is not None and context.is_recommended,
-        recommended=nested(path, _value_at(path, config)),
+        recommended=nested(path, as_written(path, _value_at(path, config), facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
+    """Return the type of the value that DeepSpeed's class or code needs, or else that of its default."""
+    if (field := facts.find_field(path)) is not None:
+        return field.type
+    if path in CODE_TYPES:
+        return CODE_TYPES[path][0]
+    name = type(facts.default(path)).__name__
+    return FieldType(name=name) if name in ("bool", "int", "float", "str") else None
 
 
 def _rules(path: str) -> Iterator[str]:
@@ -199,17 +222,37 @@ def _leaves(config: Any) -> set[str]:
 
 
 def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
-    """Return a value that lint's examples have, else the other truth value or another choice, else the default."""
-    default = ConfigSettings({}, facts).default(path).value
-    field = facts.find_field(path)
-    choices: tuple[Any, ...] = (True, False) if isinstance(default, bool) else ()
-    if field is not None:
-        choices = (True, False) if field.type.name == "bool" else field.type.choices
+    """Return a value that lint's examples have, else the other truth value or another choice, else half or twice the
+    default, else the default."""
+    default, kind = ConfigSettings({}, facts).default(path).value, _type(path, facts)
     written = [_value_at(path, rule.example.good) for rule in RULES if isinstance(rule.example.good, dict)]
-    values = [value for value in (*written, *choices, default) if value not in (None, "auto", "none")]
+    values = [value for value in (*written, *_other_values(default, kind), default) if value not in (None, "auto")]
+    values = [value for value in values if value != "none" and (kind is None or find_problem(kind, value) is None)]
     value = next((value for value in values if value != default), default)
-    is_whole = isinstance(value, float) and value.is_integer() and field is not None and field.type.name == "int"
-    return nested(path, int(value) if is_whole else value)
+    return nested(path, as_written(path, value, facts))
+
+
+def _other_values(default: Any, kind: FieldType | None) -> tuple[Any, ...]:
+    if isinstance(default, bool) or (kind is not None and kind.name == "bool"):
+        return True, False
+    if kind is not None and kind.choices:
+        return kind.choices
+    if not isinstance(default, int | float):
+        return ()
+    if isinstance(default, float) and default <= 1 and (kind is None or kind.name == "float"):
+        return default / 2, 0.5
+    return (1,) if default <= 0 else (2 * default,) if default < _MOST else (default // 2,)
+
+
+_MOST = 2**31
+"""Number from which a default stands for "no limit", and is not doubled."""
+
+
+def as_written(path: str, value: Any, facts: DeepSpeedFacts) -> Any:
+    """Return the value of a key, a whole number as such: `1e9` as 1000000000."""
+    kind = _type(path, facts)
+    is_whole = isinstance(value, float) and value.is_integer() and kind is not None and kind.name == "int"
+    return int(value) if is_whole else value
 
 
 def _value_at(path: str, config: Any) -> Any:
@@ -232,17 +275,19 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
-    if known is None or not known.filled:
+    if known is None or not known.fill:
         return
-    if known.argument:
-        yield f"{AUTO}the Trainer fills in {known.argument} of TrainingArguments; another value must be equal to it."
-    elif known.filled_from_hidden_size is not None and context is not None:
-        value = known.filled_from_hidden_size(context.model.hidden_size)
-        yield f"{AUTO}the Trainer fills in {value:,}, computed from the hidden size."
-    elif known.filled_from_hidden_size is not None:
+    with_size = known.filled_from_hidden_size
+    value = known.filled_with or (f"{known.argument} of TrainingArguments" if known.argument else "")
+    if known.fill == "always":
+        yield f"Under the Trainer or accelerate it has no effect: any value is replaced by {value}."
+    elif with_size is not None and context is not None:
+        yield f"{AUTO}the Trainer fills in {with_size(context.model.hidden_size):,}, computed from the hidden size."
+    elif with_size is not None:
         yield f"{AUTO}the Trainer computes it from the hidden size."
     else:
-        yield f"{AUTO}the Trainer fills it in from TrainingArguments."
+        refused = "; it refuses another value." if known.fill == "match" else "."
+        yield f"{AUTO}the Trainer fills in {value}{refused}"
 
 
 def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

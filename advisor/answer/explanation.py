@@ -161,7 +161,7 @@ class ExplanationFigures(PlanSettings):
     allocated_bytes_by_moment: dict[str, int]
     host_loading_bytes_per_node: int
     sections: dict[str, SectionFigures]
-    """gpu_memory, gpu_cache, host_memory, nvme and time; sections that the plan does not have are missing."""
+    """gpu_memory, gpu_cache, host_memory, host_loading, nvme and time, as far as the plan has them."""
     symbols: dict[str, str]
     """Meanings of the symbols in the formulas."""
     rates: tuple[RateFigures, ...]
@@ -291,6 +291,7 @@ def explain_plan(candidate: Candidate, question: Question | None = None) -> Expl
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
         Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
         Section(name="host_memory", terms=on_host, total=memory.host_training_bytes_per_node),
+        Section(name="host_loading", terms=memory.host_loading_terms, total=memory.host_loading_bytes_per_node),
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s),
     )

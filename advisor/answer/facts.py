@@ -15,7 +15,7 @@ from ..document.blocks import Fact
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration, chance
 from ..text.job import whole_job
-from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title
+from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
@@ -155,12 +155,7 @@ def batch_fact(question: Question, chosen: Candidate) -> Fact:
         f"{noun}{prompts}{asked}",
         batch_factors(plan),
     ]
-    groups = (
-        (plan.sequence_parallel_size, "each sample shared by {} (Ulysses)"),
-        (plan.autotp_size, "each layer split by {} (AutoTP)"),
-        (plan.autoep_size, "experts spread over {} (AutoEP)"),
-    )
-    parts += [words.format(f"{ranks} {device}s") for ranks, words in groups if ranks > 1]
+    parts += shared_among(plan, device)
     return Fact("batch", f"{samples:,}", ", ".join([*parts, checkpointing_title(plan)]))
 
 

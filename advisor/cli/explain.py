@@ -98,13 +98,15 @@ def explain(
     from ..answer.explained_key import is_key
     from ..document.terminal import print_blocks
     from ..question.gpu_text import meant_gpus
-    from ..render.explained_part import has_part, part_blocks
+    from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
+    from .mistaken_keys import refuse_file_behind, refuse_other_name
 
     title = " ".join(part)
     is_file = _is_file(model, has_model=costs_of is not None)
     is_subject = is_file or (costs_of is None and not is_key(model))
+    refuse_file_behind(model, part)
     if meant_gpus(title) or (part and not is_subject):
         raise click.UsageError(f"unexpected extra argument ({title[:60]})")
     if not is_subject and not is_key(model):
@@ -120,8 +122,12 @@ def explain(
     if not is_subject or {*"_."} & {*key}:  # titles of parts have neither
         return _show_key(key, output, find)
     found = find().explanation
-    if key and (found is None or not has_part(found, key)):
-        return _show_key(key, output, find)
+    if part and (found is None or not has_part(found, title)):
+        near = [] if found is None else parts_meant(found, title)
+        if key and not near:
+            return _show_key(key, output, find)
+        if not near:
+            refuse_other_name(title)
     if found is None:
         raise click.UsageError(f"{model} records no model; name it with --model")
     if part:
@@ -144,7 +150,11 @@ def _refuse_unknown(name: str) -> None:
     """Raise UnknownModelError for a word that is neither a model nor a key."""
     from ..answer.explained_key import keys_meant
     from .mistaken_files import refuse_unknown
+    from .mistaken_keys import refuse_other_name
+    from .model_argument import is_model
 
+    if not (is_model(name) or Path(name).exists()):
+        refuse_other_name(name)
     near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
     refuse_unknown(name, what, f"did you mean {near}?" if near else "")
@@ -212,7 +222,9 @@ def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side,
     from ..advise import files_context
     from ..answer.comparison import build_side
     from ..question.file_question import read_file_question
+    from .mistaken_keys import refuse_file_of_tool
 
+    refuse_file_of_tool(path)
     file = read_file_question(path, given)
     context = files_context([file], given, say=output.say)
     return build_side(file, context), None if context is None else context.question

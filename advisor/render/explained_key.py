@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ...validate.lint.values import json_text
 from ..answer.explained_key import AUTO, KeyExplanation
+from ..answer.key_costs import KeyCost
 from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Snippet, Table
 from ..search.choice import SAME_SPEED
 from ..text.labels import phase_title
@@ -33,7 +34,7 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     whose = _whose(key) if key.file or key.plan else "example"
     facts = {
         "type": key.type,
-        "default": key.default,
+        "default": re.sub(r"\b\d{4,}\b", lambda found: f"{int(found[0]):,}", key.default),
         "ZeRO stage": _stages(key),
         "condition": " ".join(each for each in key.acts if not each.startswith(AUTO)),
         AUTO.rstrip(": "): " ".join(capitalised(each.removeprefix(AUTO)) for each in key.acts if each.startswith(AUTO)),
@@ -53,7 +54,9 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         plan = f"{key.file}: {key.plan}" if key.file else key.plan
         title = f"{plan}: {key.no_cost or figures}"
         yield Sentence(ended(title) if key.no_cost else title, "bold")
-        if len(key.costs) > 1:
+        if same := _same_figures(key):
+            yield Sentence(same)
+        elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
             if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
@@ -91,14 +94,42 @@ def _equal_speeds(key: KeyExplanation) -> Iterator[Block]:
     yield Sentence(f"Speeds within {percent(SAME_SPEED)} are not told apart{memory}.", "dim")
 
 
+def _same_figures(key: KeyExplanation) -> str:
+    """Return the figures as a sentence if they are those of every value; "" otherwise."""
+    found = {
+        (gib(cost.device_bytes_per_gpu), gib(cost.host_bytes_per_node), rate(cost.tokens_per_s), cost.reason)
+        for cost in key.costs
+    }
+    differ = any(cost.left_out for cost in key.costs) or len({cost.samples_per_step for cost in key.costs}) > 1
+    if len(key.costs) < 2 or len(found) != 1 or differ:
+        return ""
+    ((device, host, speed, reason),) = found
+    values = "; ".join(_value(cost, key) for cost in key.costs)
+    figures = f"{device} GiB per GPU, {host} GiB of RAM per node and {speed} tokens/s"
+    return f"The same for {values}: {figures} ({reason})."
+
+
+def _value(cost: KeyCost, key: KeyExplanation) -> str:
+    if type(cost.value) is int:
+        return f"{cost.value:,}"
+    return str(cost.value) if key.option else json_text(cost.value)
+
+
 def _costs(key: KeyExplanation) -> Table:
-    """Return the figures by value; speeds are compared with the plan's."""
+    """Return the figures by value; speeds are compared with the plan's, unless all are the same."""
     own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
+    ratios = {times(cost.tokens_per_s / own) for cost in key.costs if not cost.is_the_plans} if own else {}
     rows, batches = [], len({cost.samples_per_step for cost in key.costs}) > 1 and key.option != "global_batch"
     for cost in key.costs:
-        value = f"{cost.value:,}" if type(cost.value) is int else cost.value if key.option else json_text(cost.value)
+        value = _value(cost, key)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        ratio = _whose(key) if cost.is_the_plans else times(cost.tokens_per_s / own) if own else ""
+        ratio = (
+            _whose(key)
+            if cost.is_the_plans
+            else times(cost.tokens_per_s / own)
+            if own and {*ratios} != {times(1.0)}
+            else ""
+        )
         without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
         words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without)))
         samples = [Figure(f"{cost.samples_per_step:,}")] * batches

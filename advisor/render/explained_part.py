@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 from ...estimators.errors import WorkloadError
-from ...estimators.estimate import term_symbols
+from ...estimators.objectives import LOSSES
+from ...estimators.time.compute_time import ProductTime
+from ...estimators.time.step_time import plan_moves
 from ..answer.explanation import (
     Explanation,
     Part,
     Section,
     head,
-    in_symbols,
-    in_words,
     term_size,
 )
 from ..document.blocks import (
@@ -28,6 +28,7 @@ from ..document.blocks import (
     Table,
     make_figure,
 )
+from ..question.question import Question
 from ..text.labels import (
     component_title,
     memory_family,
@@ -35,6 +36,7 @@ from ..text.labels import (
 )
 from ..text.units import (
     alternatives,
+    amount,
     capitalised,
     counted_noun,
     ended,
@@ -42,16 +44,20 @@ from ..text.units import (
     gib,
     seconds,
 )
+from .explained_fit import NAMES as FIT_NAMES
+from .explained_fit import fit_blocks
 from .explanation import (
     SECTIONS,
     SMALL,
-    Rates,
     by_symbol,
     figure,
     formulas_of,
     hidden_s,
     input_text,
+    is_long,
     lacks_of,
+    legend,
+    moments,
     occupied,
     plan_line,
     resource_of,
@@ -64,9 +70,10 @@ _NEAREST = 3
 """Most names that are proposed for an unknown one."""
 
 _OTHER_NAMES = {
-    "time": ("speed", "throughput", "duration", "latency", "tokens/s"),
+    "time": ("speed", "throughput", "duration", "latency", "tokens/s", "step", "step time"),
     "gpu": ("memory", "vram", "hbm"),
     "host": ("memory", "ram", "cpu"),
+    "loading": ("load", "host ram while loading"),
     "nvme": ("disk", "ssd"),
 }
 """Other words for the first word of a section's title."""
@@ -75,11 +82,21 @@ _OTHER_NAMES = {
 _KV_CACHE = ("kv cache", "kv", "key value cache")
 """Names of what only generation has."""
 
+_LOSS_PARTS = ("logits", "log softmax", "gradient of logits")
+"""Parts that a loss over the vocabulary has."""
+
 _OTHER_PARTS = {
     "fragmentation": ("allocator overhead",),
     "communication": ("weight gathering", "gradient reduction", "all-to-all of tokens", "updated weights gathered"),
+    **dict.fromkeys(("matmul", "matmuls", "gemm", "gemms", "flops", "mfu"), ("matrix products",)),
 }
 """Other words for parts, of which a plan may have some."""
+
+_MOMENTS = ("peak", "moment", "moments", "phases")
+"""Names of the GPU's memory at each moment of a step."""
+
+_IN_DETAILS = re.compile(r"rates?|(\d+ )?smaller parts?")
+"""Names of what only the list with --details has."""
 
 _CLOSE = 0.75
 """Least similarity of an unknown name to one that is proposed (difflib)."""
@@ -93,11 +110,48 @@ def has_part(explanation: Explanation, name: str) -> bool:
         return False
 
 
+def _plain(name: str) -> str:
+    return " ".join(re.sub("[_-]", " ", name.casefold()).split())
+
+
+def _part_titles(explanation: Explanation) -> list[str]:
+    return [component_title(part.name) for section in explanation.sections for part in section.parts()]
+
+
+def _with(titles: Iterable[str], wanted: str) -> list[str]:
+    """Return the titles in which a word begins like the wanted one."""
+    return [each for each in titles if re.search(rf"\b{re.escape(wanted)}", _plain(each))]
+
+
+def parts_meant(explanation: Explanation, name: str) -> list[str]:
+    """Return the sections or parts that are meant by a name that none of them has: by another word for them, those of
+    a family of this name such as activations, those that contain the word, or the most similar ones."""
+    wanted, known = _plain(name), _part_titles(explanation)
+    memory = next((section.parts() for section in explanation.sections if section.name == "gpu_memory"), [])
+    near = (
+        [title for title, words in _OTHER_NAMES.items() if wanted in words]
+        or [each for each in _OTHER_PARTS.get(wanted, ()) if each in known]
+        or [
+            *(component_title(part.name) for part in memory if memory_family(part.name) == wanted),
+            *_with(known, wanted),
+        ]
+        or get_close_matches(wanted, known, n=_NEAREST, cutoff=_CLOSE)
+    )
+    return [*dict.fromkeys(near)][:_NEAREST]
+
+
 def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
     for an unknown name. listing: the command that lists all parts."""
-    wanted, known, found = " ".join(re.sub("[_-]", " ", name.casefold()).split()), list[str](), False
-    related = list[str]()  # parts of a family of this name, such as activations
+    wanted, found = _plain(name), False
+    if wanted in FIT_NAMES or wanted in _MOMENTS:
+        if wanted in _MOMENTS:
+            yield Sentence("Allocated on the GPU at each moment of a step; the largest is the peak", "bold")
+            yield moments(explanation)
+        else:
+            yield from fit_blocks(explanation)
+        yield from (Gap(), *_subject(explanation))
+        return
     for section in explanation.sections:
         title = SECTIONS[section.name].casefold()
         if wanted in (title, title.split()[0]):
@@ -106,25 +160,37 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
             yield from (Gap(), *_subject(explanation))
             return
         for part in section.parts():
-            known.append(component_title(part.name))
-            if section.name == "gpu_memory" and memory_family(part.name) == wanted:
-                related.append(known[-1])
-            if wanted == known[-1].casefold().replace("-", " "):
+            if wanted == _plain(component_title(part.name)):
                 yield from [Gap()] * found
                 yield from _part(explanation, section, part)
                 found = True
-    if found:
-        yield from _subject(explanation)
-    else:
-        sections = [title for title, words in _OTHER_NAMES.items() if wanted in words]
-        others = [each for each in _OTHER_PARTS.get(wanted, ()) if each in known]
-        near = sections or others or related or [each for each in known if wanted in each.casefold()]
-        near = [*dict.fromkeys(near or get_close_matches(wanted, known, n=_NEAREST, cutoff=_CLOSE))][:_NEAREST]
-        why = "a training step keeps no KV cache, only generation does" if wanted in _KV_CACHE else ""
-        why = why or ("" if near else _at_another_moment(explanation, wanted))
-        meant = f"did you mean {alternatives(near)}? " if near and not why else ""
-        fix = f"{meant}{listing} lists the parts"
-        raise WorkloadError(f"this plan has no part {name[:60]!r}", why=why, fix=fix)
+    if not found:
+        raise _unknown_part(explanation, name, listing)
+    if others := dict.fromkeys(each for each in _with(_part_titles(explanation), wanted) if _plain(each) != wanted):
+        yield Sentence(f"Other parts of this name: {', '.join(others)}.", "dim")
+    yield from _subject(explanation)
+
+
+def _unknown_part(explanation: Explanation, name: str, listing: str) -> WorkloadError:
+    wanted, near = _plain(name), parts_meant(explanation, name)
+    why, meant, details = "", f"did you mean {alternatives(near)}? " if near else "", ""
+    if wanted in _KV_CACHE:
+        why, meant = "a training step keeps no KV cache, only generation does", ""
+    elif not near and _IN_DETAILS.fullmatch(wanted):
+        details = " --details"
+    elif not near:
+        why = _at_another_moment(explanation, wanted)
+    why = "; ".join(filter(None, (_without_logits(explanation, wanted), why)))
+    what = f"this plan has no part {name[:60]!r}"
+    return WorkloadError(what, why=why, fix=f"{meant}{listing}{details} lists {'it' if details else 'the parts'}")
+
+
+def _without_logits(explanation: Explanation, wanted: str) -> str:
+    """Return why a loss has none of its usual parts; "" for any other name."""
+    question = explanation.question
+    if wanted not in _LOSS_PARTS or question is None or LOSSES[question.workload.loss].makes_logits:
+        return ""
+    return f"the {question.workload.loss} loss never has the logits of all tokens, only those of a chunk"
 
 
 def _at_another_moment(explanation: Explanation, wanted: str) -> str:
@@ -150,8 +216,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield Sentence(f"{component_title(part.name)}: {size}", "bold")
     yield Sentence(", ".join([f"{share} of {total} ({SECTIONS[section.name]})", *occupied(part)]))
     yield Gap()
-    is_long = any(len(in_words(term)) > _LONGEST for term in part.terms)
-    formulas, remarks = formulas_of(part, rates, write=in_symbols if is_long else in_words)
+    formulas, remarks = formulas_of(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
     if len(part.terms) > 1 or any(map(hidden_s, part.terms)):
         yield Sentence(f"  {_sum(part)}")
@@ -161,31 +226,17 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
         origin = rates.get((symbol, value))
         words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
         rows.append(Row([Snippet(input_text(meaning, value, origin)), words]))
-    if is_long:
-        yield from (Gap(), _legend(part, rates))
+    if is_long(part):
+        symbols = [Row([Snippet(symbol), Snippet(size), words]) for symbol, size, words in legend(part, rates)]
+        yield from (Gap(), Table(["", "", ""], symbols))
     elif rows:
         yield from (Gap(), Table(["", ""], rows))
     if part.name == "matrix products" and explanation.products:
         yield from (Gap(), *_products(explanation))
+    if part.name == "elementwise operations" and explanation.question is not None:
+        yield from (Gap(), *_moves(explanation, explanation.question))
     yield Gap()
     yield from (Sentence(ended(capitalised(each)), "dim") for each in remarks)
-
-
-_LONGEST = 240
-"""Most letters of a formula in words, three lines of a terminal; a longer one is written in symbols."""
-
-
-def _legend(part: Part, rates: Rates) -> Table:
-    """Return the symbols of a part's formulas with their numbers and meanings."""
-    rows = dict[tuple[str, str, str], None]()
-    for term in part.terms:
-        values = dict(term.inputs)
-        for symbol, meaning in term_symbols(term).items():
-            value = values.get(symbol)
-            origin = None if value is None else rates.get((symbol, value))
-            words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
-            rows[symbol, "" if value is None else input_text(meaning, value, origin), words] = None
-    return Table(["", "", ""], [Row([Snippet(symbol), Snippet(size), words]) for symbol, size, words in rows])
 
 
 def _products(explanation: Explanation) -> Iterator[Block]:
@@ -198,7 +249,7 @@ def _products(explanation: Explanation) -> Iterator[Block]:
         sizes: list[Cell] = [Figure(f"{size:,}") for size in (each.rows, each.inner, each.columns)]
         experts = [Figure(f"{each.copies:,}")] * copied
         share = [make_figure(each.seconds, fine_seconds), make_figure(each.launches * each.seconds, fine_seconds)]
-        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share]))
+        rows.append(Row([*sizes, *experts, Figure(f"{each.launches:,}"), *share], "", [_names(each)]))
     if rest := products[len(shown) :]:
         launches, spent = sum(each.launches for each in rest), sum(each.launches * each.seconds for each in rest)
         sizes = [counted_noun(len(rest), "smaller size"), "", "", *[""] * copied]
@@ -209,6 +260,29 @@ def _products(explanation: Explanation) -> Iterator[Block]:
     steps = explanation.candidate.plan.gradient_accumulation_steps
     batches = f"{steps:,} micro batch{'es' * (steps > 1)}"
     yield Sentence(f"{batches} x {fine_seconds(total)} = {fine_seconds(steps * total)}.")
+
+
+def _moves(explanation: Explanation, question: Question) -> Iterator[Block]:
+    """Yield the operations of a micro batch by the bytes that they move, which add up to the formula's."""
+    moves = plan_moves(question.model, question.workload, question.cluster, explanation.candidate.plan)
+    total = sum(moves.values())
+    shown = {label: size for label, size in moves.items() if size >= SMALL * total}
+    rest = len(moves) - len(shown)
+    rows = [Row([label or "others", Figure(amount(size, "B"))]) for label, size in shown.items()]
+    if rest:
+        left = amount(total - sum(shown.values()), "B")
+        rows.append(Row([counted_noun(rest, "smaller operation"), Figure(left)], "faded"))
+    yield Sentence("Bytes that a micro batch moves, by the operations' results:")
+    yield Table(["", ""], [*rows, Row(["all", Figure(amount(total, "B"))], "strong")])
+
+
+def _names(product: ProductTime) -> str:
+    """Return `q_proj, o_proj; input gradient of q_proj, o_proj`."""
+    by_pass: dict[str, list[str]] = {}
+    for name in product.names:
+        of_pass, of, module = name.rpartition("gradient of ")
+        by_pass.setdefault(of_pass + of, []).append(module)
+    return "; ".join(f"{of_pass}{', '.join(modules)}" for of_pass, modules in by_pass.items())
 
 
 def _subject(explanation: Explanation) -> Iterator[Block]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ...estimators.estimate import MemoryTerm
+from ...estimators.estimate import MemoryTerm, term_symbols
 from ..answer.explanation import (
     Explanation,
     Part,
     Section,
     Term,
     head,
+    in_symbols,
     in_words,
     number,
     substituted_formula,
@@ -18,7 +19,7 @@ from ..answer.explanation import (
 )
 from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
-from ..answer.verdict import what_lacks
+from ..answer.verdict import fit_tone, what_lacks
 from ..document.blocks import (
     Block,
     Cell,
@@ -33,7 +34,7 @@ from ..document.blocks import (
     Table,
     make_figure,
 )
-from ..search.candidate import chance
+from ..search.candidate import LEAST, chance, fits_sentence
 from ..text.labels import (
     batch_factors,
     checkpointing_title,
@@ -44,6 +45,7 @@ from ..text.labels import (
     phase_title,
     plan_title,
     resource_title,
+    shared_among,
     time_family,
 )
 from ..text.units import (
@@ -64,8 +66,8 @@ SMALL = 0.01
 
 
 def explanation_blocks(explanation: Explanation, *, example: str, details: bool) -> Iterator[Block]:
-    """Yield the parts of every section as bars, the rates of the formulas, and the command that shows the formula of a
-    part. details: every formula, and the moments of a step, instead of the command."""
+    """Yield the parts of every section as bars, and the command that shows the formula of a part. details: the rates of
+    the formulas, the moments of a step, and every formula, instead of the command."""
     candidate = explanation.candidate
     memory, question = candidate.memory, explanation.question
     device = "GPU" if question is None else device_label(question.cluster)
@@ -83,18 +85,19 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
             yield Sentence(ended(capitalised(note)))
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
-        if section.name == "gpu_cache":  # one part, which is not in the peak
+        is_less = section.name == "host_loading" and section.total <= memory.host_training_bytes_per_node
+        if section.name == "gpu_cache" or (is_less and not details):  # one part, which is not in the peak
             yield Sentence(f"And {section_title(explanation, section)}.", "dim")
         else:
             yield Heading(section_title(explanation, section), section.name)
             yield _summary(section, details=details)
-    if explanation.rates:
+    if details and explanation.rates:
         yield Heading("Rates in the formulas", "rates")
         rates = dict.fromkeys((_amount(each), f"{head(each.meaning)}: {each.origin}") for each in explanation.rates)
         yield Table(["", ""], [Row([Snippet(size), words]) for size, words in rates])
     if details:
         yield Heading("Allocated on the GPU at each moment of a step; the largest is the peak", "phases")
-        yield _moments(explanation)
+        yield moments(explanation)
         for section in explanation.sections:
             yield Heading(f"Formulas: {SECTIONS[section.name]}", f"{section.name}-formulas")
             yield terms_table(section, explanation.rates)
@@ -105,30 +108,37 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
 
 
 def plan_line(explanation: Explanation) -> str:
-    """Return the plan with its batch and checkpointing."""
+    """Return the plan with its batch, how samples are shared among GPUs, and checkpointing."""
     plan, question = explanation.candidate.plan, explanation.question
-    size = batch_factors(plan)
+    size, shared = batch_factors(plan), list[str]()
     if question is not None:
         cluster = question.cluster
-        groups = cluster.world_size // plan.ranks_per_sample
-        ranks = counted_noun(groups, device_label(cluster) if plan.ranks_per_sample == 1 else "group")
+        device, groups = device_label(cluster), cluster.world_size // plan.ranks_per_sample
+        of = f" of {counted_noun(plan.ranks_per_sample, device)}" if plan.ranks_per_sample > 1 else ""
+        ranks = counted_noun(groups, "group") + of if of else counted_noun(groups, device)
         size += f" x {ranks}" * (groups > 1) + f" = {counted_noun(plan.samples_per_step(cluster.world_size), 'sample')}"
-    return ", ".join([plan_title(plan), size, checkpointing_title(plan)])
+        shared += shared_among(plan, device)
+    return ", ".join([plan_title(plan), size, *shared, checkpointing_title(plan)])
 
 
 def lacks_of(explanation: Explanation) -> Iterator[Block]:
-    """Yield what a plan lacks that does not fit."""
-    candidate, question = explanation.candidate, explanation.question
-    if question is not None and candidate.fit.verdict == "does not fit":
-        is_closest = explanation.role == "closest"
-        lacks = what_lacks(question, candidate, is_closest=is_closest)
-        yield Sentence(f"{'Nothing fits' if is_closest else 'This plan does not fit'}. {lacks}", "bad")
+    """Yield what a plan lacks that does not fit with the probability that the question's risk requires."""
+    fit, question = explanation.candidate.fit, explanation.question
+    if question is None or fit.probability >= LEAST[question.risk]:
+        return
+    is_closest = explanation.role == "closest"
+    verdict = fits_sentence("This plan", fit)
+    if is_closest:
+        verdict = "No plan is sure to fit." if fit.verdict == "likely fits" else "Nothing fits."
+    lacks = what_lacks(question, explanation.candidate, is_closest=is_closest)
+    yield Sentence(f"{verdict} {lacks}", fit_tone(fit))
 
 
 SECTIONS = {
     "gpu_memory": "GPU memory",
     "gpu_cache": "cached GPU memory",
     "host_memory": "host RAM",
+    "host_loading": "loading of the model",
     "nvme": "NVMe",
     "time": "time of a step",
 }
@@ -140,12 +150,13 @@ def section_title(explanation: Explanation, section: Section) -> str:
     memory = explanation.candidate.memory
     if section.name == "time":
         return f"{seconds(section.total)} for one optimizer step"
-    size, loading = gib(int(section.total)), gib(memory.host_loading_bytes_per_node)
+    size = gib(int(section.total))
     moment = phase_title(memory.peak.name)
     return {
         "gpu_memory": f"{size} GiB of each GPU's memory, at the peak ({moment})",
         "gpu_cache": (f"{size} GiB that PyTorch also keeps cached until an allocation would fail; nvidia-smi shows it"),
-        "host_memory": f"{size} GiB of host RAM per node while training ({loading} GiB while the model loads)",
+        "host_memory": f"{size} GiB of host RAM per node while training",
+        "host_loading": f"{size} GiB of host RAM per node while the model loads",
         "nvme": f"{size} GiB of NVMe per node",
     }[section.name]
 
@@ -202,7 +213,8 @@ def _amount(origin: RateOrigin) -> str:
     return amount(origin.value, origin.unit)
 
 
-def _moments(explanation: Explanation) -> Table:
+def moments(explanation: Explanation) -> Table:
+    """Return the allocated GPU memory at each moment of a step, the largest first."""
     memory = explanation.candidate.memory
     phases = sorted(memory.phases, key=lambda phase: -phase.allocated_bytes)
     most = memory.peak.allocated_bytes
@@ -221,6 +233,13 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
     for part in section.parts():
         cells: list[Cell] = [component_title(part.name), figure(part.size, is_time)]
         formulas, remarks = formulas_of(part, known_rates)
+        if is_long(part):
+            meanings = (
+                f"{f'{symbol} = {size}' if size else symbol} ({head(words.partition(': ')[0])})"
+                for symbol, size, words in legend(part, known_rates)
+            )
+            formulas = [each for each in formulas if each.startswith("=")]
+            remarks = [f"symbols: {', '.join(meanings)}", *remarks]
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
@@ -245,10 +264,33 @@ def by_symbol(rates: Sequence[RateOrigin]) -> Rates:
     return {(rate.symbol, rate.value): rate for rate in rates}
 
 
-def formulas_of(part: Part, rates: Rates, write: Callable[[Term], str] = in_words) -> tuple[list[str], list[str]]:
-    """Return (the formulas as `write` has them and with their numbers, source and limits). Formulas of one form are
-    there once, with the numbers of each pass."""
+_LONGEST = 240
+"""Most letters of a formula in words, three lines of a terminal; a longer one is written in symbols."""
+
+
+def is_long(part: Part) -> bool:
+    """Return whether the formulas of a part are written in symbols."""
+    return any(len(in_words(term)) > _LONGEST for term in part.terms)
+
+
+def legend(part: Part, rates: Rates) -> list[tuple[str, str, str]]:
+    """Return the symbols of a part's formulas with their numbers and meanings."""
+    rows = dict[tuple[str, str, str], None]()
+    for term in part.terms:
+        values = dict(term.inputs)
+        for symbol, meaning in term_symbols(term).items():
+            value = values.get(symbol)
+            origin = None if value is None else rates.get((symbol, value))
+            words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
+            rows[symbol, "" if value is None else input_text(meaning, value, origin), words] = None
+    return [*rows]
+
+
+def formulas_of(part: Part, rates: Rates) -> tuple[list[str], list[str]]:
+    """Return (the formulas in words, or long ones in symbols, and with their numbers, source and limits). Formulas of
+    one form are there once, with the numbers of each pass."""
     formulas = list[str]()
+    write = in_symbols if is_long(part) else in_words
     for term in part.terms:
         if (words := f"= {write(term)}") not in formulas:
             formulas.append(words)

@@ -37,6 +37,17 @@ def batch_factors(plan: Plan) -> str:
     return f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
 
 
+def shared_among(plan: Plan, device: str) -> list[str]:
+    """Return how samples, layers and experts are shared: `each sample shared by 8 GPUs (Ulysses)`. device: what a rank
+    runs on."""
+    groups = (
+        (plan.sequence_parallel_size, "each sample shared by {} (Ulysses)"),
+        (plan.autotp_size, "each layer split by {} (AutoTP)"),
+        (plan.autoep_size, "experts spread over {} (AutoEP)"),
+    )
+    return [words.format(f"{ranks} {device}s") for ranks, words in groups if ranks > 1]
+
+
 def plan_title(plan: Plan) -> str:
     """Return `ZeRO-3 with optimizer and parameters in host RAM` or `ZeRO-2 (states in bf16)`."""
     title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"

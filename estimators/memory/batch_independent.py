@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from ..estimate import MEMORY_SYMBOLS, Formula, Phase, Terms, total_bytes
+from ..estimate import MEMORY_SYMBOLS, NODE_SYMBOLS, Formula, Phase, Terms, total_bytes
 from ..hardware import Cluster
 from ..objectives import has_reference_model, reference_passes, reference_plan
 from ..optimizers import OptimizerSpec
@@ -56,6 +56,12 @@ _GATHERED = Formula(
     "w gathered",
     "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
     _SYMBOLS,
+)
+_FLATTENED = Formula(
+    "flattened_weights",
+    "L 2 w group",
+    "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
+    {**NODE_SYMBOLS, "group": "elements of the largest parameter group"},
 )
 
 
@@ -125,13 +131,13 @@ class BatchIndependentMemory:
         return is_new and size < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
 
     @property
-    def flattening_bytes(self) -> int:
-        """Bytes of a node's RAM while stages 1 and 2 flatten the largest group of weights on the host: L 2 w n, the
-        weights and their flat copy on every rank."""
+    def flattening_terms(self) -> Terms:
+        """A node's RAM while stages 1 and 2 flatten the largest group of weights on the host: the weights and their
+        flat copy on every rank."""
         if self.plan.zero_stage not in (1, 2) or self._flattens_on_gpu or self.cluster.gpu.is_cpu:
-            return 0
-        largest = max(group.numel for group in self.sharded.groups)
-        return self.cluster.gpus_per_node * 2 * self.sharded.tensors.workload.weight_bytes * largest
+            return ()
+        largest, width = max(group.numel for group in self.sharded.groups), self.sharded.tensors.workload.weight_bytes
+        return _FLATTENED.node_term(self.cluster.gpus_per_node, 2 * width * largest, w=width, group=largest)
 
     @cached_property
     def phases(self) -> dict[str, Terms]:

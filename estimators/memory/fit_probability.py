@@ -102,7 +102,7 @@ def fit_probability(memory: MemoryEstimate, cluster: Cluster, error: SourceSprea
 
         return NormalDist(1.0, CPU_COVERED / _COVERED).cdf(cluster.gpu.memory_bytes / memory.device_bytes_per_gpu)
     allocated = memory.allocated_bytes_per_gpu
-    free, spread = cluster.gpu.memory_bytes - memory.device_bytes_per_gpu, _outside_spread_bytes(memory.device_terms)
+    free, spread = cluster.gpu.memory_bytes - memory.device_bytes_per_gpu, outside_spread_bytes(memory.device_terms)
     found = error or published_error()
     if not any(term.declared is FIXED_SEGMENTS for term in memory.reserved_terms):
         return _probability(free, allocated, spread, found)
@@ -130,7 +130,7 @@ def host_bytes_to_fit(need_bytes: int) -> int:
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
     """Return the probability that each GPU has room for the `need_bytes` of a dry run. transient_bytes: the part of
     them that is transient within a step."""
-    spread, error = _outside_spread_bytes(outside_allocator(cluster)), published_error()
+    spread, error = outside_spread_bytes(outside_allocator(cluster)), published_error()
     # The shape of the distribution stays that of published runs: nothing is known of a dry run's tails.
     error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
     return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
@@ -144,7 +144,7 @@ def _probability(free_bytes: int, unit_bytes: int, outside_spread_bytes: float, 
     return found if free_bytes >= 0 else min(found, _BELOW_HALF)
 
 
-def _outside_spread_bytes(terms: Terms) -> float:
+def outside_spread_bytes(terms: Terms) -> float:
     """Return the standard deviation of the memory outside PyTorch's allocator, in bytes."""
     nccl = sum(term.size_bytes for term in terms if term.name == "nccl_buffers")
     return float((CONTEXT_SPREAD_BYTES**2 + (NCCL_SPREAD * nccl) ** 2) ** 0.5)

@@ -30,6 +30,11 @@ _SYMBOLS = {
     "layers": "checkpointed layers",
     "E": "samples of all ranks that are evaluated",
     "k": "bytes per logit while they are joined",
+    "models": "models that are loaded: the policy, and a reference model",
+    "loaded": "bytes per weight in the type in which the model is loaded",
+    "whole": "parameters of the whole model",
+    "largest": "elements of the largest tensor",
+    "spread": "elements of a rank's own experts",
 }
 _PROCESSES = Formula(
     "processes",
@@ -50,6 +55,16 @@ _CHECKPOINTS = Formula(
 _LOGITS = Formula(
     "evaluated_logits", "L k E S V", "transformers 5.23 trainer_pt_utils.py EvalLoopContainer, nested_numpify", _SYMBOLS
 )
+
+_LOADING = (
+    "transformers 5.23 modeling_utils.py _load_pretrained_model, deepspeed 0.19.8 runtime/engine.py "
+    "_configure_distributed_model"
+)
+_NOT_LOADED = "a checkpoint in another dtype, .bin files without mmap"
+_MODEL = Formula("loaded_model", "L models loaded whole", _LOADING, _SYMBOLS, _NOT_LOADED)
+_CHECKPOINT = Formula("checkpoint_read_by_rank_0", "w whole", _LOADING, _SYMBOLS, _NOT_LOADED)
+_LARGEST = Formula("largest_tensor", "L w largest", _LOADING, _SYMBOLS, _NOT_LOADED)
+_SPREAD = Formula("copies_of_experts", "L w spread", "deepspeed 0.19.8 module_inject/auto_ep_layer.py", _SYMBOLS)
 
 
 def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ranks: int) -> Terms:
@@ -103,9 +118,8 @@ def cpu_ranks_memory(memory: MemoryEstimate, cluster: Cluster, kept: Terms) -> M
 
 
 @lru_cache(maxsize=256)
-def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
-    """Return the peak of a node's host memory while the model is loaded and partitioned, without its processes, in
-    bytes.
+def loading_terms(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
+    """Return the peak of a node's host memory while the model is loaded and partitioned, without its processes.
 
     Stages 0 to 2, and stage 3 without `zero.Init`: every local rank builds the whole model on the host, L w P, in fp32
     for `loading` "host-fp32". Loaded on the GPU (`device_map`) or quantized, it passes through the host tensor by
@@ -113,18 +127,27 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     built from scratch is sharded tensor by tensor, as it is made. A reference model is loaded while the policy is still
     on the host.
 
-    Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
-    `_configure_distributed_model`. Not covered: a checkpoint in another dtype, .bin files without mmap.
+    Not covered: a checkpoint in another dtype, .bin files without mmap.
     """
     tensors = sharded.tensors
-    software, width = tensors.workload.software, tensors.workload.weight_bytes
-    shards = total_bytes(offloaded_parameters(sharded, plan, local_ranks))
+    software, width, numel = tensors.workload.software, tensors.workload.weight_bytes, tensors.numel
+    shards = offloaded_parameters(sharded, plan, local_ranks)
     if plan.zero_stage == 3 and software.zero_init and tensors.workload.method != "qlora":
-        return shards + (0 if software.from_scratch else width * tensors.numel)
+        return shards + (() if software.from_scratch else _CHECKPOINT.term(width * numel, w=width, whole=numel))
     if software.loading.startswith("gpu") or tensors.workload.method == "qlora":
         # Each is read, quantized or cast, and copied before the next one.
-        built = local_ranks * width * max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
+        largest = max(tensor.numel for tensor, _ in tensors.model.tensor_counts)
+        built = _LARGEST.node_term(local_ranks, width * largest, w=width, largest=largest)
     else:
         models = 2 if has_reference_model(tensors.workload) else 1
-        built = models * local_ranks * (4 if software.loading == "host-fp32" else width) * tensors.numel
-    return max(built, shards)
+        width = 4 if software.loading == "host-fp32" else width
+        built = _MODEL.node_term(local_ranks, models * width * numel, models=models, loaded=width, whole=numel)
+    return max(built, shards, key=total_bytes)
+
+
+def spread_experts(sharded: ShardedTensors, local_ranks: int) -> Terms:
+    """Return the copies of a rank's own experts under AutoEP: the optimizer's list of parameters keeps the model
+    alive."""
+    tensors = sharded.tensors
+    width, numel = tensors.workload.weight_bytes, tensors.spread_numel
+    return _SPREAD.node_term(local_ranks, width * numel, w=width, spread=numel)

@@ -61,7 +61,7 @@ from .batch_independent import BatchIndependentMemory
 from .device_overhead import allocator_overhead, cache, heap_overhead, outside_allocator
 from .evaluation import evaluation_terms
 from .fit_probability import host_bytes_to_fit
-from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_bytes, process_terms
+from .host_memory import checkpoint_terms, cpu_ranks_memory, kept_logits, loading_terms, process_terms, spread_experts
 from .rollout_memory import constant_rollout_memory, rollout_phases
 from .torch_memory import TorchStep, estimate_torch_memory
 from .trainable import shard_plan, shard_tensors, tensor_set
@@ -117,8 +117,6 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = allocator_overhead(plan, transient, expandable=expandable)
     gap = logits_gap_bytes(model, workload, plan.micro_batch_size)
     node = memory.node
-    # A rank's own experts are copies. The optimizer's list of parameters keeps the whole model alive.
-    spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     part = rank_share(model, plan)
     inputs = checkpoint_terms(part, workload, plan, cluster.gpus_per_node)
     pins = workload.software.pinned_inputs
@@ -131,9 +129,13 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         device_terms=outside_allocator(cluster, plan.zero_stage),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
-        host_loading_bytes_per_node=total_bytes(process_terms(cluster))
-        + max(loading_bytes(loaded, memory.plan, cluster.gpus_per_node), memory.flattening_bytes)
-        + spread_bytes,
+        host_loading_terms=process_terms(cluster)
+        + max(
+            loading_terms(loaded, memory.plan, cluster.gpus_per_node),
+            memory.flattening_terms,
+            key=total_bytes,
+        )
+        + spread_experts(sharded, cluster.gpus_per_node),
         nvme_terms=node.nvme,
     )
     return cpu_ranks_memory(estimate, cluster, logits)

@@ -38,7 +38,7 @@ from ..workload import Workload
 from .activations.activation_memory import ActivationMemory, activation_memory
 from .activations.loss import logits_gap_bytes, output_terms
 from .device_overhead import allocator_overhead, cache, library_workspace, outside_allocator
-from .host_memory import loading_bytes, process_terms
+from .host_memory import loading_terms, process_terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
 _SOURCE = "estimators/memory/torch_memory.py"
@@ -78,7 +78,7 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
         device_terms=outside_allocator(cluster, plan.zero_stage),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),
-        host_loading_bytes_per_node=step.loading_bytes(),
+        host_loading_terms=step.loading_terms(),
         nvme_terms=(),
     )
 
@@ -253,13 +253,13 @@ class TorchStep:
             terms += _OFFLOADED.node_term(self.cluster.gpus_per_node, size, t=t, o=o, Pt=self.numel, N=self.shards)
         return terms
 
-    def loading_bytes(self) -> int:
-        """Return the node's peak host memory while the model loads, in bytes. Every rank loads it; under FSDP one rank
-        per node (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
+    def loading_terms(self) -> Terms:
+        """Return the node's peak host memory while the model loads. Every rank loads it; under FSDP one rank per node
+        (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
         ranks, plan = self.cluster.gpus_per_node, self.plan.replace_fields(zero_stage=0)
         loading = 1 if self.shards > 1 else ranks
         sharded = shard_tensors(self.tensors, self.cluster.world_size)
-        return total_bytes(process_terms(self.cluster)) + loading_bytes(sharded, plan, loading)
+        return process_terms(self.cluster) + loading_terms(sharded, plan, loading)
 
 
 def _layer_bytes(tensors: TensorSet) -> int:

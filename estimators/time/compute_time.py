@@ -7,7 +7,7 @@ FLOPs are counted in `flops`, bytes in `memory_bound`; `roofline` converts both 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,6 +63,8 @@ class ProductTime:
     """Launches in a micro batch."""
     seconds: float
     """Seconds of one launch."""
+    names: tuple[str, ...]
+    """The modules with their pass: `gate_proj`, `input gradient of down_proj`, `weight gradient of gate_proj`."""
 
 
 class AttentionKind(NamedTuple):
@@ -90,6 +92,8 @@ class ComputeTime(NamedTuple):
     """The head and the loss in the forward pass."""
     launches: Mapping[tuple[int, int, int, int], int]
     """Launches of matrix products by (rows, inner, columns, copies), without recomputed ones."""
+    names: Mapping[tuple[int, int, int, int], Mapping[str, None]]
+    """Modules and passes of the products of a size."""
     attention: AttentionKind | None
     """None for a model with several kinds of attention, or with a recurrent one."""
 
@@ -138,6 +142,7 @@ def compute_time(
         recompute=passes.recompute if gradient_checkpointing else PassTime(),
         after_layers_s=passes.forward.total_s - in_layers_s,
         launches=passes.launches,
+        names=passes.names,
         attention=passes.only_attention(),
     )
 
@@ -146,10 +151,32 @@ def product_times(
     model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
 ) -> tuple[ProductTime, ...]:
     """Return the matrix products of one micro batch by size, the largest share first, without recomputed ones."""
-    launches = compute_time(model, workload, gpu, micro_batch, gradient_checkpointing).launches
+    compute = compute_time(model, workload, gpu, micro_batch, gradient_checkpointing)
     seconds = _Passes(model, workload, gpu, micro_batch).product_seconds
-    found = (ProductTime(*size, number, seconds(*size)) for size, number in launches.items())
+    found = (
+        ProductTime(*size, number, seconds(*size), (*compute.names[size],)) for size, number in compute.launches.items()
+    )
     return tuple(sorted(found, key=lambda one: -one.launches * one.seconds))
+
+
+def moved_bytes(
+    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
+) -> dict[str, float]:
+    """Return the bytes that the elementwise operations of one micro batch move, forward and backward, by the label of
+    their result, the largest first; without recomputed ones and the loss."""
+    moved = Counter[str]()
+    recordings = recorded(LayerRecorder(model, workload, gradient_checkpointing, gpu.compute_capability))
+    for count, layer in (*((block.count, layer) for block, layer in recordings.layers), (1, recordings.head)):
+        for moves in layer.moves():
+            for label, size in moves.items():
+                moved[label] += count * size.at(micro_batch)
+    for block in model.blocks:
+        moved["weights unpacked, cast or summed"] += round(
+            block.count * sum(block_weight_bytes(model, block, workload))
+        )
+    if head := head_product(model, workload, micro_batch):
+        moved["weights unpacked, cast or summed"] += 2 * AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
+    return {label: size for label, size in moved.most_common() if size}
 
 
 class _Passes:
@@ -166,6 +193,7 @@ class _Passes:
         self.backward = PassTime()
         self.recompute = PassTime()
         self.launches = Counter[tuple[int, int, int, int]]()
+        self.names = defaultdict[tuple[int, int, int, int], dict[str, None]](dict)
         self.attentions = dict[tuple[int, int, int, float, float, float], int]()
         """Layers by kind of attention: heads, two widths, pairs, two rates. A recurrent one has no heads."""
 
@@ -191,18 +219,22 @@ class _Passes:
     def add_product(self, product: Product, layers: int, *, recomputed: bool) -> None:
         rows, inner, columns, copies = product.rows, product.inner, product.columns, product.copies
         forward_s = self.product_seconds(rows, inner, columns, copies)
-        self.launches[rows, inner, columns, copies] += layers * (1 + product.repeats)
+        self._launch((rows, inner, columns, copies), layers * (1 + product.repeats), product.name)
         input_s = weight_s = 0.0
         # The gradient of the input sums over the output's width, that of the weight over the rows.
         if product.backward:
             input_s = self.product_seconds(rows, columns, inner, copies)
-            self.launches[rows, columns, inner, copies] += layers
+            self._launch((rows, columns, inner, copies), layers, f"input gradient of {product.name}")
         if product.backward == 2:
             weight_s = self.product_seconds(inner, rows, columns, copies)
-            self.launches[inner, rows, columns, copies] += layers
+            self._launch((inner, rows, columns, copies), layers, f"weight gradient of {product.name}")
         self.forward.products_s += layers * forward_s
         self.backward.products_s += layers * (input_s + weight_s + product.repeats * forward_s)
         self.recompute.products_s += layers * forward_s if recomputed else 0.0
+
+    def _launch(self, size: tuple[int, int, int, int], number: int, name: str) -> None:
+        self.launches[size] += number
+        self.names[size][name] = None
 
     def add_attention(self, block: Block, *, backward_pass: bool) -> None:
         """backward_pass: whether the layer has one."""

@@ -82,6 +82,8 @@ class Product(NamedTuple):
     """Products of the forward pass that the backward pass repeats (rule 7)."""
     recomputed: bool = True
     """Whether checkpointing repeats the product (rule 6)."""
+    name: str = ""
+    """The module whose weight it has, such as `gate_proj`."""
 
     @property
     def forward_flops(self) -> int:
@@ -134,6 +136,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
     lora = adapters(model, workload)
     products: list[Product] = []
     for tensor in block.tensors:
+        name = _module(tensor.name)
         backward = 2 if workload.method == "full" and not tensor.frozen else 1
         if tensor.role == "expert" and len(tensor.shape) == 3:
             feed_forward = block.feed_forward
@@ -147,12 +150,15 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     columns=other,
                     copies=busy,
                     backward=2 if lora.folds(tensor) else backward,
+                    name=name,
                 )
             )
             if layers := lora.adapter_layers(tensor) // experts:
                 for matrix in lora.matrices(tensor)[:2]:
                     columns, inner = layers * matrix.out_features, matrix.in_features
-                    products.append(products[-1]._replace(inner=inner, columns=columns, backward=2))
+                    products.append(
+                        products[-1]._replace(inner=inner, columns=columns, backward=2, name=f"LoRA of {name}")
+                    )
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             # Keys and values of cross attention are projected from the encoder's output.
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
@@ -164,21 +170,24 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     columns=tensor.out_features,
                     backward=2 if lora.folds(tensor) else backward,
                     repeats=int(repeats),
+                    name=name,
                 )
             )
             if tensor.linear and (rank := lora.adapter_rank(tensor)):
                 wide_in, wide_out = tensor.in_features, tensor.out_features
                 products += (
-                    Product(rows=rows, inner=wide_in, columns=rank),
-                    Product(rows=rows, inner=rank, columns=wide_out),
+                    Product(rows=rows, inner=wide_in, columns=rank, name=f"LoRA of {name}"),
+                    Product(rows=rows, inner=rank, columns=wide_out, name=f"LoRA of {name}"),
                 )
                 if lora.dora:  # B(A(I)), outside autograd; W x again if its input is dropped
                     products += (
-                        Product(rows=wide_in, inner=wide_in, columns=rank, backward=0),
-                        Product(rows=wide_in, inner=rank, columns=wide_out, backward=0),
+                        Product(rows=wide_in, inner=wide_in, columns=rank, backward=0, name=f"DoRA of {name}"),
+                        Product(rows=wide_in, inner=rank, columns=wide_out, backward=0, name=f"DoRA of {name}"),
                     )
                 if lora.dora and workload.lora_dropout:
-                    products.append(Product(rows=rows, inner=wide_in, columns=wide_out, backward=1))
+                    products.append(
+                        Product(rows=rows, inner=wide_in, columns=wide_out, backward=1, name=f"DoRA of {name}")
+                    )
         if lora.folds(tensor):
             products += _folds(tensor, lora)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts
@@ -186,6 +195,11 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
         # The last product's result is needed by nothing: checkpointing stops before it (rule 6).
         products[-1] = products[-1]._replace(recomputed=False)
     return tuple(products)
+
+
+def _module(weight: str) -> str:
+    """Return the name of the module that has a weight: `gate_proj` of `mlp.gate_proj.weight`."""
+    return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 def _recorded_products(block: Block, program: Program, workload: Workload, micro_batch: int) -> Iterator[Product]:
@@ -213,7 +227,12 @@ def _recorded_products(block: Block, program: Program, workload: Workload, micro
             derivative = instruction.derivative(mask)
             backward = derivative.flops.at(workload.seq_len).at(micro_batch) / flops if derivative else 0.0
         yield Product(
-            rows=elements // columns, inner=inner, columns=columns, backward=round(backward), recomputed=is_checkpointed
+            rows=elements // columns,
+            inner=inner,
+            columns=columns,
+            backward=round(backward),
+            recomputed=is_checkpointed,
+            name=_module(next(iter(instruction.reads_weights), instruction.kind)),
         )
 
 
@@ -234,7 +253,13 @@ def _folds(tensor: Tensor, lora: Adapters) -> tuple[Product, ...]:
     """Return the products of W + B A for a router, or for every expert with the repeated check (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
-    fold = Product(rows=wide_out, inner=lora.adapter_rank(tensor) // copies, columns=wide_in, copies=copies)
+    fold = Product(
+        rows=wide_out,
+        inner=lora.adapter_rank(tensor) // copies,
+        columns=wide_in,
+        copies=copies,
+        name=f"LoRA of {_module(tensor.name)}",
+    )
     return (fold, fold._replace(backward=0)) if experts else (fold,)
 
 
@@ -251,6 +276,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         columns=columns,
         backward=0 if unread else 2 if trains_head(model, workload) else 1,
         repeats=0 if unread else LOSSES[workload.loss].recomputes_head,
+        name="head",
     )
 
 

@@ -29,7 +29,7 @@ from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
 from .assumed_rates import widened
-from .compute_time import Passes, ProductTime, product_times
+from .compute_time import Passes, ProductTime, moved_bytes, product_times
 from .memory_bound import (
     BF16_MASTERS_SAVE_BYTES,
     KEPT_BF16_STEP_BYTES,
@@ -88,6 +88,12 @@ def plan_products(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     """Return the matrix products of one micro batch on one GPU by size, without recomputed ones: times the micro
     batches they add up to the term `matrix products`."""
     return product_times(*Passes(_step(model, workload, cluster, plan)).compute_arguments)
+
+
+def plan_moves(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> dict[str, float]:
+    """Return the bytes that the elementwise operations of one micro batch move on one GPU, by operation: those of the
+    term `elementwise operations`."""
+    return moved_bytes(*Passes(_step(model, workload, cluster, plan)).compute_arguments)
 
 
 def gain_of_bf16(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:

@@ -10,7 +10,7 @@ gradients are added in place).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +37,9 @@ class WeightsInPass(NamedTuple):
 
 
 NO_WEIGHTS = WeightsInPass()
+
+Moves = Mapping[str, Size]
+"""Bytes that the operations of a pass move, by the label of their result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -199,11 +202,17 @@ def _release(graph: AutogradGraph, node: Node, users: Counter[Storage], live: Li
 
 
 def forward_bytes(graph: AutogradGraph) -> Size:
-    """Return the bytes that a forward pass moves through GPU memory. Eager PyTorch runs one kernel per operation, which
-    reads its inputs and writes its result. Products and attention kernels are counted in FLOPs instead; a view moves
-    nothing."""
-    moved, known = [0, 0], set[int]()  # per sample, and independent of the batch
+    """Return the bytes that a forward pass moves through GPU memory."""
+    return _total(forward_moves(graph))
+
+
+def forward_moves(graph: AutogradGraph) -> Moves:
+    """Return the bytes that a forward pass moves through GPU memory, by the label of an operation's result. Eager
+    PyTorch runs one kernel per operation, which reads its inputs and writes its result. Products and attention kernels
+    are counted in FLOPs instead; a view moves nothing."""
+    by_label, known = dict[str, list[int]](), set[int]()
     for node in graph.unrolled():
+        moved = by_label.setdefault(_label(node), [0, 0])  # per sample, and independent of the batch
         moved[0] += node.moves[0]
         input_storages = {id(value.storage) for value in node.inputs}
         made = [value for value in node.outputs if id(value.storage) not in input_storages]
@@ -216,18 +225,24 @@ def forward_bytes(graph: AutogradGraph) -> Size:
             moved[value.storage.fixed] += value.size * node.times
         for storage in masks:
             moved[storage.fixed] += storage.size
-    return Size(*moved)
+    return {label: Size(*moved) for label, moved in by_label.items()}
 
 
 def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
-    """Return the bytes that a backward pass moves. An operation reads its output's gradient once per input that needs
-    one, and its saved tensors, and writes the gradients. A workspace is written and read. Adding gradients of one
-    tensor takes two reads and a write."""
-    moved, arrived = [0, 0], {id(output)}
+    """Return the bytes that a backward pass moves."""
+    return _total(backward_moves(graph, output))
+
+
+def backward_moves(graph: AutogradGraph, output: Value) -> Moves:
+    """Return the bytes that a backward pass moves, by the label of an operation's result. An operation reads its
+    output's gradient once per input that needs one, and its saved tensors, and writes the gradients. A workspace is
+    written and read. Adding gradients of one tensor takes two reads and a write."""
+    by_label, arrived = dict[str, list[int]](), {id(output)}
     for node in reversed([*graph.unrolled()]):
         gradients = [value for value in node.outputs if id(value) in arrived]
         if not gradients:
             continue
+        moved = by_label.setdefault(_label(node), [0, 0])
         moved[0] += node.moves[1]
         wanted = [value for value in node.inputs if value.needs_grad]
         if not node.product and (node.saved or not node.reuses_gradient):
@@ -245,7 +260,15 @@ def backward_bytes(graph: AutogradGraph, output: Value) -> Size:
             if id(value) in arrived:
                 moved[value.storage.fixed] += 3 * value.size * node.times
             arrived.add(id(value))
-    return Size(*moved)
+    return {label: Size(*moved) for label, moved in by_label.items()}
+
+
+def _label(node: Node) -> str:
+    return node.outputs[0].storage.label if node.outputs else ""
+
+
+def _total(moves: Moves) -> Size:
+    return Size(sum(size.per_sample for size in moves.values()), sum(size.fixed for size in moves.values()))
 
 
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:

@@ -18,7 +18,17 @@ from ...workload import Workload
 from .kernels import FIRST_BOOLEAN_MASKS, Kernel, kernel_and_mask
 from .layer import Layer
 from .ops import Ops
-from .passes import WeightsInPass, backward_bytes, backward_pass, forward_bytes, forward_pass, frontier
+from .passes import (
+    Moves,
+    WeightsInPass,
+    backward_bytes,
+    backward_moves,
+    backward_pass,
+    forward_bytes,
+    forward_moves,
+    forward_pass,
+    frontier,
+)
 from .replay import Replay
 from .saved_tensors import AutogradGraph, Storage, Value, total
 
@@ -115,6 +125,10 @@ class Recording:
     def moved_bytes(self) -> tuple[Size, Size]:
         """Bytes moved through GPU memory outside products, forward and backward."""
         return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
+
+    def moves(self) -> tuple[Moves, Moves]:
+        """Return `moved_bytes` by operation."""
+        return forward_moves(self.graph), backward_moves(self.graph, self.output)
 
 
 class LayerRecorder(NamedTuple):

@@ -14,6 +14,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.rent import rent
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
 from ds_advise.advisor.text.units import rate
+from ds_advise.estimators.estimate import Formula
 from ds_advise.estimators.hardware import gpus, same_size_gpus
 from ds_advise.estimators.memory.fit_probability import HOST_MARGIN, host_bytes_to_fit, host_fit_probability
 from ds_advise.estimators.plan import Plan
@@ -178,7 +179,8 @@ def test_more_than_usual_machines_have_is_a_condition(gpus: str, usual_gib: floa
     memory = estimate("gpt2", gpus=gpus, strategy="zero2").memory
     for share, conditional in ((0.99, False), (1.01, True)):
         need = round(share * usual_gib * GIB / (1 + HOST_MARGIN))
-        fit = judge_fit(replace(memory, host_loading_bytes_per_node=need), cluster)
+        loading = Formula("loaded_model", "made up", "made up").term(need)
+        fit = judge_fit(replace(memory, host_loading_terms=loading), cluster)
         assert fit.fits and (fit.assumed_host_bytes == host_bytes_to_fit(need)) == conditional
 
 

@@ -19,6 +19,7 @@ from ds_advise.advisor.search.candidate import Candidate
 from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.offload_memory import pinned_block
+from ds_advise.estimators.time.step_time import plan_moves
 
 from tests.helpers import SMALL_LLAMA
 
@@ -50,6 +51,7 @@ def test_the_terms_of_a_section_add_up_to_the_advised_figure(answers: list[Recom
             }
             assert totals["gpu_memory"] == estimate.memory.device_bytes_per_gpu
             assert totals["host_memory"] == estimate.memory.host_training_bytes_per_node
+            assert totals["host_loading"] == estimate.memory.host_loading_bytes_per_node
             assert totals.get("nvme", 0) == estimate.memory.nvme_bytes_per_node
             assert totals["time"] == pytest.approx(estimate.time.step_s)
             assert max(explanation["allocated_bytes_by_moment"].values()) == estimate.memory.allocated_bytes_per_gpu
@@ -59,7 +61,7 @@ def every_term(candidate: Candidate) -> tuple[Term, ...]:
     memory = candidate.memory
     alive = tuple(term for phase in memory.phases for term in phase.terms)
     on_host = memory.host_pinned_terms + memory.host_pageable_terms
-    return (*alive, *memory.gpu_terms, *on_host, *memory.nvme_terms, *candidate.time.terms)
+    return (*alive, *memory.gpu_terms, *on_host, *memory.host_loading_terms, *memory.nvme_terms, *candidate.time.terms)
 
 
 def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recommendation]) -> None:
@@ -127,6 +129,12 @@ def test_the_matrix_products_add_up_to_their_part(model: str, gpus: str, options
         moved = width * (rows * inner + inner * columns + rows * columns) / bandwidth
         assert each.seconds == pytest.approx(each.copies * max(computed, moved) + ramp)
     assert len(found.figures().matrix_products) == len(found.products) > 3
+    assert all(each.names for each in found.products)
+    question = answer.question
+    moves = plan_moves(question.model, question.workload, question.cluster, found.candidate.plan)
+    moved = next(each for each in found.candidate.time.terms if each.name == "elementwise operations")
+    (size,) = (size for symbol, size in moved.inputs if moved.symbols[symbol].startswith("bytes moved"))
+    assert sum(moves.values()) == pytest.approx(size), "bytes by operation"
 
 
 def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +143,18 @@ def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPa
     each = re.findall(r"^ +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+) +([\d.]+ [mu]?s) +([\d.]+ m?s)$", page, re.MULTILINE)
     assert len(each) > 5
     assert re.search(r"^ \d+ micro batch(es)? x [\d.]+ m?s = [\d.]+ m?s\.$", page, re.MULTILINE)
+    assert (
+        "\n     gate_proj, up_proj; input gradient of down_proj\n" in page
+        and "\n     weight gradient of head\n" in page
+    )
+
+
+def test_the_page_of_the_elementwise_operations_lists_them() -> None:
+    """With their bytes, which add up to those of the formula."""
+    page = printed("elementwise operations")
+    total = re.search(r"^ ([\d.]+ [GT]B) +bytes moved by", page, re.MULTILINE)
+    assert total is not None and re.search(rf"^ all +{re.escape(total[1])}$", page, re.MULTILINE)
+    assert len(re.findall(r"^ (?:squares|normed|gated|rotated half) +[\d.]+ [GT]B$", page, re.MULTILINE)) == 4
 
 
 def printed(*words: str) -> str:
@@ -149,8 +169,9 @@ def test_a_plan_is_two_screens_of_bars_and_rates(monkeypatch: pytest.MonkeyPatch
     bars = printed()
     assert re.search(r"^ optimizer states +[\d.]+ GiB +\d+ %  \u2588{20}", bars, re.MULTILINE)
     assert len(re.findall(r"^ weight gathering  ", bars, re.MULTILINE)) == 1
-    assert len(bars.splitlines()) <= 55 and "source:" not in bars and "\n rotary tables " not in bars
-    rates = " ".join(bars.split())
+    assert len(bars.splitlines()) <= 40 and "source:" not in bars and "\n rotary tables " not in bars
+    assert "Rates in" not in bars
+    rates = " ".join(printed("--details").split())
     assert "198 TFLOP/s operations per second of a matrix product of this size: 76 % of the peak in bf16, 261" in rates
     assert "GB/s (assumed: PCIe 4 x16)" in rates
     proposed = shlex.split(bars.partition("(--details")[2].partition("\n")[2].replace("\\\n", " "))
@@ -227,7 +248,11 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["memory"], "did you mean gpu or host?"),
         (["fragmentation"], "did you mean allocator overhead? ds-advise"),
         (["communication"], "did you mean weight gathering, gradient reduction or "),
-        (["rates"], "no part 'rates'; ds-advise explain "),
+        (["rates"], " --details lists it"),
+        (["6 smaller parts"], " --details lists it"),
+        (["matmul"], "did you mean matrix products? "),
+        (["step"], "did you mean time? "),
+        (["throughput"], "did you mean time? "),
         (["kv-cache"], "no part 'kv-cache': a training step keeps no KV cache, only generation does; ds-advise"),
     ],
 )
@@ -374,12 +399,12 @@ def test_a_long_formula_is_in_symbols_with_a_legend(monkeypatch: pytest.MonkeyPa
 def test_no_two_rates_have_one_row_or_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     """The links of all ranks and of a node's have names of their own."""
     question = ["explain", "Qwen2.5-72B", "--gpus", "2x8xH100", "--interconnect", "200Gb/s", "--strategy", "zero3"]
-    assert run([*question, "--set", "zero_hpz_partition_size=8", "--offline"]) == 0
+    assert run([*question, "--set", "zero_hpz_partition_size=8", "--offline", "--details"]) == 0
     rates = capsys.readouterr().out.partition("Rates in the formulas")[2]
     assert rates.count("bytes per second between the nodes: ") == 1
     assert rates.count("bytes per second between the GPUs of a node: ") == 1
-    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--method", "qlora", "--offline"]) == 0
-    rows = re.split(r"\n (?=\d)", capsys.readouterr().out.partition("Rates in the formulas\n")[2])
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--method", "qlora", "--offline", "--details"]) == 0
+    rows = re.split(r"\n (?=\d)", capsys.readouterr().out.partition("Rates in the formulas\n")[2].partition("\n\n")[0])
     assert len(rows) == len(set(rows)) > 3
 
 
@@ -388,6 +413,101 @@ def test_memory_and_time_outside_the_tensors_have_numbers(capsys: pytest.Capture
     assert run([*question, "CUDA context"]) == 0
     assert "= 503,316,480" in capsys.readouterr().out
     assert run([*question, "logits"]) == 2
-    assert ": the peak is not the loss, which has logits of one chunk (" in capsys.readouterr().err
+    assert "; the peak is not the loss, which has logits of one chunk (" in capsys.readouterr().err
     assert run([*question, "launch overhead"]) == 0
     assert re.search(r"= max\(\d+ x \(\d+ ms \+ \d+ ms\), [\d.]+ m?s\)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("risk", ["safe", "bold"])
+@pytest.mark.parametrize(
+    ("seq_len", "verdict"),
+    [
+        ("512", ""),
+        ("1024", "This plan probably fits (64 %). It needs "),
+        ("1100", "This plan is unlikely to fit (30 %). It needs "),
+        ("1300", "This plan does not fit. It needs "),
+    ],
+)
+def test_a_plan_that_is_not_sure_enough_to_fit_says_so(
+    risk: str, seq_len: str, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the rule of the answer, which the risk decides."""
+    question = ["explain", "Qwen2.5-0.5B", "--gpus", "1x16GB", "--strategy", "zero1", "--micro-batch", "4", "--offline"]
+    question += ["--seq-len", seq_len, "--loss", "standard", "--gradient-checkpointing", "on", "--risk", risk]
+    assert run(question) == 0
+    page = " ".join(capsys.readouterr().out.split()).partition(" Evidence")[0]
+    assert ("This plan " in page) == (verdict != "" and (risk == "safe" or "64 %" not in verdict))
+    assert verdict in page or risk == "bold"
+
+
+def test_nothing_fits_is_said_as_by_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a plan that has some chance too."""
+    question = ["Qwen2.5-14B", "--gpus", "8xH100", "--micro-batch", "1000", "--offline"]
+    assert run(question) == 1
+    lacks = capsys.readouterr().out.partition("Nothing fits.")[2].partition("\n model")[0]
+    assert run(["explain", *question]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"Nothing fits. {' '.join(lacks.split())}" in page and "the probability that it fits is 28 %" in page
+
+
+def test_the_headline_has_the_gpus_that_share_a_sample() -> None:
+    question = ["explain", "Qwen2.5-14B", "--gpus", "8xH100", "--seq-len", "200000", "--offline"]
+    page = " ".join(CliRunner().invoke(program, question).output.split())
+    assert "= 16 samples, each sample shared by 8 GPUs (Ulysses), " in page
+    question = [
+        "explain",
+        "Qwen2.5-7B",
+        "--gpus",
+        "8xH100",
+        "--micro-batch",
+        "64",
+        "--global-batch",
+        "512",
+        "--offline",
+    ]
+    page = " ".join(CliRunner().invoke(program, question).output.split())
+    assert " x 2 groups of 4 GPUs = 512 samples, each sample shared by 4 GPUs (Ulysses), " in page
+
+
+def test_a_word_of_parts_is_not_taken_for_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """`optimizer` is a block of the configuration and the start of two parts; as a part it names the others too."""
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline", "optimizer"]) == 2
+    assert "did you mean optimizer states or optimizer on the host? " in capsys.readouterr().err
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline", "optimizer"]) == 0
+    assert " Other parts of this name: optimizer states." in capsys.readouterr().out
+
+
+def test_a_loss_without_logits_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "8xH100", "--loss", "fused", "--offline", "logits"]) == 2
+    assert "the fused loss never has the logits of all tokens, only those of a chunk" in capsys.readouterr().err
+
+
+def test_long_formulas_are_in_symbols_in_lists_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = " ".join(printed("time").split())
+    assert "= n x sum(launched x max(2 x rows x (inner + tile) x columns / R, " in page
+    assert "symbols: n = 16 (micro batches of a step), launched (products that are launched as one), " in page
+
+
+def test_every_figure_of_the_headline_has_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    """The RAM while the model loads, the probability, and the moment of the peak."""
+    question = ["explain", "Qwen2.5-14B", "--gpus", "8xH100", "--offline"]
+    assert run(question) == 0
+    out = capsys.readouterr().out
+    assert ", 236.1 GiB of RAM per node, " in out and " loaded model  220.1 GiB  93 % " in out
+    assert run([*question, "loading"]) == 0
+    assert f"     = 8 x 1 x 2 x {220.1 * 2**30 / 16:,.0f}"[:18] in capsys.readouterr().out
+    assert run([*question, "--micro-batch", "1000", "probability"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(" probability that it fits: 28 %\n") and " = P((1 + E) M + A + O <= memory)\n" in page
+    allocated, overhead, outside = (float(re.findall(rf"^ ([\d.]+) +{each}: pred", page, re.M)[0]) for each in "MAO")
+    assert allocated + overhead + outside == pytest.approx(80.3, abs=0.2)
+    assert run([*question, "peak"]) == 0
+    assert re.search(r"^ the loss +66\.2 GiB", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_less_memory_while_loading_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]) == 0
+    assert re.search(
+        r"^ And [\d.]+ GiB of host RAM per node while the model loads\.$", capsys.readouterr().out, re.MULTILINE
+    )

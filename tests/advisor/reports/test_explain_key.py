@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from ds_advise import advise, estimate
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
 from ds_advise.advisor.answer.key_costs import KeyContext
 from ds_advise.advisor.cli.main import run
+from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import lint, read_document
 
@@ -56,8 +58,19 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("enabled", "fp16.enabled, bf16.enabled"),
         ("overlap_com", "did you mean overlap_comm?"),
         ("zero", "; did you mean zero_optimization?"),
-        ("max_grad_norm", "; did you mean gradient_clipping?"),
-        ("learning_rate", "; did you mean optimizer.params.lr?"),
+        ("max_grad_norm", "an argument of TrainingArguments; gradient_clipping must agree with it: write ds-advise"),
+        ("learning_rate", "; optimizer.params.lr must agree with it: write ds-advise explain optimizer.params.lr"),
+        ("lerning_rate", ": learning_rate is an argument of TrainingArguments; optimizer.params.lr must agree"),
+        ("per_device_train_batch_size", "; train_micro_batch_size_per_gpu must agree with it"),
+        ("adam_beta1", "; optimizer.params.betas must agree with it"),
+        ("optim", ": it is an argument of TrainingArguments; in a question it is --optimizer NAME"),
+        ("eval_accumulation_steps", ": it is an argument of TrainingArguments; pass it to TrainingArguments"),
+        ("gradient_checkpointing", ", and --gradient-checkpointing an option of ds-advise: Recompute"),
+        ("seq-len", "--seq-len is an option of ds-advise: Tokens per sample; max: the longest that fits; add it to a"),
+        ("risk", "add it to a question: --risk safe|balanced|bold"),
+        ("offload", "pass its path: zero_optimization.offload_param, zero_optimization.offload_optimizer, "),
+        ("offload_optimiser.device", "did you mean offload_optimizer.device?"),
+        ("amp", "; leave it out of the configuration"),
         ("overlapcomm", "did you mean overlap_comm?"),
         ("overlap-comm", "did you mean overlap_comm?"),
         ("ZERO_OPTIMIZATION", "did you mean zero_optimization?"),
@@ -295,3 +308,121 @@ def test_a_key_has_the_figures_of_the_plan_that_is_named(capsys: pytest.CaptureF
     assert "zero2" in found["plan"] and not found["is_recommended"]
     assert run(["explain", "Qwen2.5-0.5B", "overlap_comm", *asked]) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+TRAINERS = {
+    "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps of TrainingArguments x the ranks",
+    "optimizer.params.betas": "[adam_beta1, adam_beta2] of TrainingArguments",
+    "optimizer.params.eps": "adam_epsilon of TrainingArguments",
+    "bf16.enabled": "bf16 or bf16_full_eval of TrainingArguments",
+    "scheduler.params.total_num_steps": "the number of optimizer steps of the training",
+}
+
+
+def test_what_the_trainer_does_with_a_value_is_what_transformers_does() -> None:
+    """Each key is set to "auto" and to another value: transformers fills it in or not, and refuses it or not."""
+    from types import SimpleNamespace
+
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    for path, words in TRAINERS.items():
+        assert explain_key(path, facts=facts()).acts == (
+            f'"auto": the Trainer fills in {words}; it refuses another value.',
+        )
+    assert explain_key("warmup_min_lr", facts=facts()).acts == ('"auto": the Trainer fills in 0.',)
+    arguments = SimpleNamespace(
+        **dict.fromkeys(["bf16", "bf16_full_eval", "fp16", "fp16_full_eval", "save_on_each_node"], False),
+        **dict.fromkeys(["world_size", "per_device_train_batch_size", "gradient_accumulation_steps"], 1),
+        **dict.fromkeys(
+            ["max_grad_norm", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"], 0.25
+        ),
+        get_warmup_steps=lambda _: 3,
+    )
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
+    for path, known in CONFIG_KEYS.items():
+        for value in ("auto", 77):
+            whole: dict[str, Any] = {"zero_optimization": {"stage": 3}}
+            *blocks, name = path.split(".")
+            node = whole
+            for block in blocks:
+                node = node.setdefault(block, {})
+            node[name] = value
+            read = HfTrainerDeepSpeedConfig(whole)
+            with contextlib.suppress(ValueError):
+                read.trainer_config_process(arguments)
+                read.trainer_config_finalize(arguments, model, 10)
+            if value == "auto":
+                assert (read.get_value(path) != "auto") == (known.fill in ("match", "only")), path
+            elif path != "zero_optimization.stage":
+                assert bool(read.mismatches) == (known.fill == "match"), path
+
+
+def test_a_value_that_accelerate_replaces_has_no_effect() -> None:
+    from accelerate import DeepSpeedPlugin
+
+    for value in (2000, "auto"):
+        plugin = DeepSpeedPlugin(hf_ds_config={"steps_per_print": value, "zero_optimization": {"stage": 0}})
+        assert plugin.deepspeed_config["steps_per_print"] == float("inf")
+    (act,) = explain_key("steps_per_print", facts=facts()).acts
+    assert act.startswith("Under the Trainer or accelerate it has no effect: any value is replaced by infinity")
+
+
+def test_a_key_has_a_type_and_a_value_other_than_the_default() -> None:
+    """Unless DeepSpeed's default is text or unknown, or a key has no default and takes anything."""
+    found = [
+        explain_key(path, facts=facts())
+        for block in facts().blocks
+        for path in map(block.qualified_path, block.names())
+        if not path.startswith("bfloat16.")
+    ]
+    assert not [key.path for key in found if not key.type and key.default]
+    for key in found:
+        value: Any = key.example
+        while isinstance(value, dict) and value and not key.keys:
+            (value,) = list(value.values())[:1]
+        if key.default and isinstance(json.loads(key.default.partition(",")[0]), int | float) and key.example:
+            assert json.dumps(value) != key.default, key.path
+
+
+def test_a_whole_number_is_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`1e9` of a file, and the default as the table of values has it."""
+    path = tmp_path / "own.json"
+    path.write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e9}}')
+    assert run(["explain", str(path), "reduce_bucket_size"]) == 0
+    out = capsys.readouterr().out
+    assert '{"reduce_bucket_size": 1000000000}' in out and re.search(r"default +500,000,000\n", out)
+
+
+def test_equal_figures_are_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["--model", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]
+    assert run(["explain", "stage3_max_reuse_distance", *question]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"The same for [\d,]+; [\d,]+; .*: [\d.]+ GiB per GPU, ", out) and "1.00 x" not in out
+    assert run(["explain", "stage3_prefetch_bucket_size", *question]) == 0
+    assert "1.00 x" not in capsys.readouterr().out, "all speeds are the same"
+
+
+def test_a_word_of_the_trainer_behind_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a model too; a file of TrainingArguments is read by another command, and a file comes first."""
+    own, arguments = tmp_path / "own.json", tmp_path / "args.json"
+    own.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2}}))
+    arguments.write_text(
+        json.dumps({"model_name_or_path": "gpt2", "output_dir": "x", "gradient_accumulation_steps": 4})
+    )
+    context = ["--model", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--offline"]
+    lr = "optimizer.params.lr must agree with it"
+    for words, expected in (
+        ([str(own), "lerning_rate"], lr),
+        ([str(own), "learning_rate", *context], lr),
+        (
+            [str(arguments)],
+            f"is a file of TrainingArguments, not a DeepSpeed configuration; write ds-advise from {arguments}",
+        ),
+        (
+            ["overlap_comm", str(own)],
+            f"is a configuration file, and comes first; write ds-advise explain {own} overlap_comm",
+        ),
+        (["Qwen2.5-0.5B", str(own)], f"write ds-advise explain {own} --model Qwen2.5-0.5B"),
+    ):
+        assert run(["explain", *words]) == 2
+        assert expected in capsys.readouterr().err

@@ -136,7 +136,7 @@ def _made_up(need: int, transient: int, overhead: Terms, cluster: Cluster) -> Me
         device_terms=outside_allocator(cluster),
         host_pinned_terms=(),
         host_pageable_terms=(),
-        host_loading_bytes_per_node=0,
+        host_loading_terms=(),
         nvme_terms=(),
     )
 

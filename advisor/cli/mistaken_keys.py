@@ -1,0 +1,83 @@
+"""What to write in place of a word that `explain` does not know: an argument of TrainingArguments, an option of
+ds-advise, the file of another tool, or a file behind the key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...estimators.errors import ConfigFileError, WorkloadError
+from ..question.options import OPTIONS, Option
+from ..question.other_names import other_name
+from .typed_line import GPUS, line, typed_words, value_of
+
+_SAME_NAME = 0.85
+"""Least similarity of a misspelled argument (difflib): one letter may differ."""
+
+
+def refuse_other_name(word: str) -> None:
+    """Raise WorkloadError for the name of an argument of TrainingArguments, also a misspelled one, or of an option."""
+    from ...validate.lint.values import nearest  # imported here: only mistakes need it
+    from ..importers.imported_run import known_names
+
+    name = word.lstrip("-").replace("-", "_")
+    arguments, own = known_names("training-arguments", "transformers-4"), OPTIONS.get(name)
+    argument = name if name in arguments or "_" not in name else nearest(name, arguments, cutoff=_SAME_NAME)
+    what = f"{word[:60]!r} is not a key of a configuration"
+    if argument in arguments and (own is None or argument == name):
+        named = "it" if argument == word else argument
+        others = "" if own is None else f", and {own.flag} an option of ds-advise: {own.help.rstrip('.')}"
+        why = f"{named} is an argument of TrainingArguments{others}"
+        raise WorkloadError(what, why=why, fix=_for_argument(argument))
+    if own is not None:
+        why = f"{own.flag} is an option of ds-advise: {own.help.rstrip('.')}"
+        raise WorkloadError(what, why=why, fix=f"add it to a question: {_with_value(own)}")
+
+
+def _with_value(option: Option) -> str:
+    words = option.metavar or "|".join([*["N"] * option.kind.startswith("count"), *option.choices])
+    return f"{option.flag} {words}".rstrip()
+
+
+def _for_argument(argument: str) -> str:
+    """Return the key that an argument must equal, or the option that has its meaning."""
+    known = CONFIG_KEYS.values()
+    keys = [each.path for each in known if each.argument == argument]
+    keys += [each.path for each in known if argument in re.findall(r"\w+", each.filled_with)]
+    if keys:
+        return f"{keys[0]} must agree with it: write {line(['explain', keys[0]])}"
+    if own := OPTIONS.get(argument):
+        return f"add it to a question: {_with_value(own)}"
+    if written := other_name(argument):
+        return f"in a question it is {re.sub('[{}]', '', written)}"
+    return "pass it to TrainingArguments"
+
+
+def refuse_file_behind(model: str, words: Sequence[str]) -> None:
+    """Raise WorkloadError for a configuration file behind a key or a model, with the line in the right order."""
+    from ..question.file_question import is_ds_config
+    from .model_argument import is_model
+
+    if not (file := next((word for word in words if is_ds_config(Path(word))), "")):
+        return
+    rest = [word for word in typed_words() if word not in ("explain", model, file)]
+    named = ["--model", model] if is_model(model) else [model]
+    fix = f"write {line(['explain', file, *named, *rest])}"
+    raise WorkloadError(f"{file[:80]} is a configuration file, and comes first", fix=fix)
+
+
+def refuse_file_of_tool(path: Path) -> None:
+    """Raise ConfigFileError for a file that another tool reads, such as one of TrainingArguments, which shares some
+    names of keys with DeepSpeed."""
+    from ..importers.answer import FORMATS
+    from ..importers.source import read_source
+
+    if not path.is_file():
+        return  # the reader of configurations says so
+    source = read_source(path)
+    form = next((each for each in FORMATS if each.matches(source)), None)
+    if form is not None and "zero_optimization" not in source.values:
+        fix = f"write ds-advise from {path} --gpus {value_of('--gpus', typed_words()) or GPUS}"
+        raise ConfigFileError(f"{path} is {form.title}, not a DeepSpeed configuration", fix=fix)
