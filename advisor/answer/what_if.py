@@ -67,6 +67,12 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     return Changes(_tried(question, ladder, chosen))
 
 
+def use_pytorch(question: Question, plain: Candidate) -> Change:
+    """Return the change to plain PyTorch, whose plan `plain` fits."""
+    outcome = _Answer(question, plain).outcome(question, None)
+    return Change(flags="--sharding fsdp", outcome=f"{outcome}, without DeepSpeed")
+
+
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     if chosen is not None:
         yield from _other_assumptions(question, chosen)

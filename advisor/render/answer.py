@@ -206,7 +206,11 @@ def _baseline(answer: Recommendation) -> str:
         text = f"{text} and would run at {share} of the speed" if share else f"{text} and fits"
     if plain.plan.sharding == "fsdp2":
         return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
-    return f"{text}. It has no fp32 master weights and is only a comparison: no configuration is written for it."
+    text = f"{text}. It has no fp32 master weights, and no configuration is written for it."
+    if plain.fit.fits and plain.plan.sharding == "fsdp" and answer.question.workload.method == "qlora":
+        # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
+        text = f"{text} FSDP shards quantized weights only if bnb_4bit_quant_storage is the type of the others."
+    return text
 
 
 def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

@@ -113,7 +113,7 @@ def deliver(
         output.show(form, render)
     if failure is not None:
         raise failure
-    return 0 if answer.recommended is not None else 1
+    return 0 if answer.fits else 1
 
 
 def printed_text(document: Document) -> str:
