@@ -211,7 +211,7 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
     """Yield changes that AutoEP does not support: another loss, and reference log-probabilities computed before the
     training."""
     workload = question.workload
-    loss = offered_loss(question.model, workload)
+    loss = offered_loss(question.model, workload, question.cluster.gpu)
     if loss is not None and not question.free_loss:  # a free loss has been searched already
         yield f"--loss {loss}", _altered(question, loss=loss)
     if reference_passes(workload) and not workload.rollouts:

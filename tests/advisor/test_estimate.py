@@ -66,7 +66,7 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
         ({"software": "reentrant=perhaps"}, "reentrant"),
         ({"document_len": 512}, 'pass attention="flash"'),
         ({"document_len": 4096, "attention": "flash"}, "do not fit"),
-        ({"kernels": "liger", "model": "gpt2"}, "Liger has no kernels"),
+        ({"kernels": "liger", "model": "gpt2"}, "Liger does not patch gpt2"),
         ({"strategy": "zero3", "method": "qlora", "quantization": "int8"}, "cannot run"),
     ],
 )
