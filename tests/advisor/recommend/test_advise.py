@@ -289,8 +289,9 @@ def test_a_gpu_too_old_for_triton_has_no_kernels_in_it() -> None:
     """The loss that one argument turns on is not offered, and what was asked is refused with the reason."""
     for gpus, is_offered in (("8xP100", False), ("8xV100-16GB", True)):
         assert (question_of("Qwen2.5-7B", gpus=gpus).offered_loss_question is not None) == is_offered
+    why = r"Triton needs compute capability 7\.0, and the P100-PCIe-16GB has 6\.0"
     for asked in ({"loss": "fused"}, {"kernels": "liger"}, {"framework": "deepspeed", "loss": "chunked-softmax"}):
-        with pytest.raises(DsAdviseError, match=r"Triton needs compute capability 7\.0, and the P100-PCIe-16GB has 6\.0"):
+        with pytest.raises(DsAdviseError, match=why):
             build_question("Qwen2.5-0.5B", "P100", **asked)
 
 

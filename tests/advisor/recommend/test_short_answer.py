@@ -52,6 +52,28 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("question", "left_out"),
+    [
+        ("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", "the time bar, the memory bar, plans that may not fit"),
+        ("phi-4 --gpus 4xRTX3090", "the time bar, the memory bar"),
+        ("gpt2 --gpus L4 --framework deepspeed", ""),
+    ],
+)
+def test_an_answer_names_what_has_no_room(question: str, left_out: str) -> None:
+    """What would change the answer and the dry run have room before plans that may not fit. The notes below the table
+    are about the columns that it has."""
+    for columns in (80, 64, 40):
+        lines = _answer(question, columns)
+        text = " ".join(" ".join(lines).split())
+        assert ("Left out:" in text) == bool(left_out)
+        assert f"Left out: {left_out} (--details)." in text or not left_out
+        assert "What would change the answer" in text
+        head = next(line for line in lines if "GPU GiB" in line)
+        assert ("that share it" in text) <= (" batch " in head) and ("RAM, NVMe: per node" in text) <= ("RAM" in head)
+    assert "What would change" in text and ("ds-advise dry-run" in text)
+
+
+@pytest.mark.parametrize(
     ("asked", "lacks"),
     [
         ("--ram 128GB", "127.7 GiB of NVMe per node (--nvme)."),
@@ -81,7 +103,8 @@ def test_an_answer_says_that_only_the_loading_is_in_the_way() -> None:
     """bitsandbytes quantizes the whole model on every GPU before ZeRO-3 shards it."""
     text = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 8x24GB --method qlora --ram 256GB")).split())
     need = re.search(r"zero3 fits once it is loaded \(([\d.]+) GiB\); before, every GPU holds the whole model\.", text)
-    assert text.startswith("Nothing fits. The closest plan, zero2-offload,") and need and 5 < float(need[1]) < 15
+    assert text.startswith("No DeepSpeed plan fits; PyTorch's FSDP does. The closest plan, zero2-offload,")
+    assert need and 5 < float(need[1]) < 15
     fits = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 2x48GB --method qlora --ram 256GB")).split())
     assert "Its peak is the loading" in fits and "once it is loaded" not in fits
 
