@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import DsAdviseError, WorkloadError
+from ..estimators.models import catalogue
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import Plan
@@ -108,6 +109,8 @@ def build_question(
     name = model if isinstance(model, str) else model.name
     if not isinstance(model, ModelShape):
         model = load_model(model, offline=options["offline"], with_image=trains_projector_alone(options))
+        if model.source.startswith("catalogue") and catalogue.names_size(model.name) and not catalogue.names_size(name):
+            say(f"{name[:80]} is {model.name}, the only one of its sizes in the catalogue")
     shape = apply_model_options(model, options)
     micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.
