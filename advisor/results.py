@@ -49,7 +49,7 @@ class Answer(Recommendation):
     def _document(self) -> Document:
         from .render.answer import answer_document
 
-        return answer_document(self)
+        return answer_document(self, is_written=False)
 
     def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:
         """Return the answer as the object that `--json` prints.

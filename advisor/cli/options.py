@@ -355,7 +355,7 @@ def output_options(command: Command) -> Command:
         return command(output=Output(mode), **values)
 
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
+    quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
     return _decorated(run_with_output, [as_json, quiet, DEBUG])
 
 

@@ -341,7 +341,7 @@ class BatchOptions(TypedDict, total=False):
     global_batch: Annotated[
         int | Literal["no-accumulation"] | None,
         Option(
-            "Samples per optimizer step, kept exactly; no-accumulation: one micro batch per GPU, whichever is fastest.",
+            "Samples per optimizer step, kept exactly; no-accumulation: the fastest micro batch.",
             default_text=f"about {GLOBAL_BATCH}; less for few samples",
             former={
                 "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "

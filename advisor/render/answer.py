@@ -61,6 +61,7 @@ def answer_document(
     all_candidates: bool = False,
     charts: bool = False,
     changes: bool = True,
+    is_written: bool = True,
     columns: int = 0,
 ) -> doc.Document:
     """Return the answer, with at most `MOST_LINES` lines unless `details`, in `columns` columns, or 80 if that is less.
@@ -69,6 +70,7 @@ def answer_document(
     smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
     the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
     charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
+    is_written: whether the file exists afterwards with this configuration; otherwise the answer says that it does not.
     """
     verdict = answer_verdict(answer)
     document = doc.Document(
@@ -87,7 +89,7 @@ def answer_document(
         parts = (
             document.blocks,
             () if answer.recommended else change_section,
-            _start(answer, config_path, details=details, dry_run="dry run" not in left_out),
+            _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
             _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
             memory_and_time_blocks(answer, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
@@ -122,13 +124,17 @@ def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
     return chain(chart_blocks(answer), scaling_blocks(answer), source_blocks(answer))
 
 
-def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool) -> Iterator[doc.Block]:
+def _start(
+    answer: Recommendation, config_path: str, *, details: bool, dry_run: bool, is_written: bool
+) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
     steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
     first = next(steps, None)
     if isinstance(first, Sentence):
         kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
+        if not is_written:
+            written = f"{config_path} is not written. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps

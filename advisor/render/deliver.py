@@ -95,6 +95,7 @@ def deliver(
                 path,
                 details=details or markdown,
                 all_candidates=all_candidates,
+                is_written=isinstance(destination, Path),
                 columns=console.width,
             )
         document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")

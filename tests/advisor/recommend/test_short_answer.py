@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -204,3 +205,20 @@ def test_details_show_on_a_terminal_that_they_work(is_terminal: bool, monkeypatc
     monkeypatch.setattr(sys, "stderr", shown)
     assert run(["gpt2", "--gpus", "1x24GB", "--no-write", "--offline", "--details", "--no-deepspeed-estimate"]) == 0
     assert ("trying changes" in shown.getvalue()) == is_terminal and (is_terminal or not shown.getvalue())
+
+
+def test_a_file_that_is_not_written_is_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands name it. An older file of this name is another's."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text("{}", encoding="utf-8")
+    assert " ds_config.json is not written. In the script, create " in "\n".join(_answer("gpt2 --gpus L4"))
+    assert "ds_config.json is not written." in str(advise("gpt2", gpus="L4", offline=True))
+    done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "other.json"])
+    assert "Wrote other.json." in done.output and "not written" not in done.output
+
+
+def test_code_in_a_sentence_is_not_broken_inside_a_name() -> None:
+    """At 40 columns, where a sequence-parallel training's arguments are longer than a line."""
+    lines = [line.strip() for line in _answer("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", 40)]
+    at = lines.index("sp_handler=")
+    assert lines[at + 1 : at + 3] == ["DeepSpeedSequenceParallelConfig(", "sp_seq_length_is_variable=True,"]
