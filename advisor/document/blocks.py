@@ -123,8 +123,9 @@ class Table(NamedTuple):
 
     @property
     def footnote(self) -> str:
-        """The notes on the titles of the head, as one sentence."""
-        return "; ".join(note for title, note in self.notes if title in self.head)
+        """The notes on the titles of the head, as one sentence, with the marks of their language."""
+        notes = [note for title, note in self.notes if title in self.head]
+        return ("\uff1b" if any("\uff1a" in note for note in notes) else "; ").join(notes)
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)
