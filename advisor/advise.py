@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import DsAdviseError, WorkloadError
+from ..estimators.models import catalogue
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import Plan
@@ -18,7 +20,7 @@ from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
-from .answer.what_if import changes
+from .answer.what_if import changes, use_pytorch
 from .plan_estimate import PlanEstimate
 from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
@@ -107,11 +109,13 @@ def build_question(
     name = model if isinstance(model, str) else model.name
     if not isinstance(model, ModelShape):
         model = load_model(model, offline=options["offline"], with_image=trains_projector_alone(options))
+        if model.source.startswith("catalogue") and catalogue.names_size(model.name) and not catalogue.names_size(name):
+            say(f"{name[:80]} is {model.name}, the only one of its sizes in the catalogue")
     shape = apply_model_options(model, options)
     micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.
     batch: Any = options["global_batch"]
-    chosen: dict[str, Any] = {**options, "global_batch": None if batch == "fastest" else batch}
+    chosen: dict[str, Any] = {**options, "global_batch": None if batch == "no-accumulation" else batch}
     is_open = batch is None and OBJECTIVES[options["objective"]].rollouts is None
     if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
@@ -342,15 +346,22 @@ def files_context(
 @gc_paused()
 def answer(question: Question, *, sharding: Literal["zero", "fsdp"] = "zero") -> Recommendation:
     """The recommendation for a question, corrected by past probes if it is about this machine. sharding: "fsdp" adds
-    the baseline of plain PyTorch."""
+    the baseline of plain PyTorch, which is also there if it fits and no DeepSpeed plan does."""
     recommendation = predicted(question)
+    question = recommendation.question  # with the loss and the rollouts that the search chose
     if question.cluster.is_this_machine and store_exists():
         # Imported here: few questions are about this machine.
         from .verification.verify import apply_past_probes
 
         recommendation = apply_past_probes(recommendation)
     if sharding == "fsdp":
-        recommendation = replace(recommendation, pytorch_baseline=plain_pytorch(question))
+        return replace(recommendation, pytorch_baseline=plain_pytorch(question), sharding=sharding)
+    if recommendation.recommended is None:
+        with suppress(WorkloadError):  # plain PyTorch cannot run such a training
+            plain = plain_pytorch(question)
+            if plain.fit.fits:
+                found = recommendation.changes.after(use_pytorch(question, plain))
+                return replace(recommendation, pytorch_baseline=plain, changes=found)
     return recommendation
 
 

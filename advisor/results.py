@@ -21,7 +21,8 @@ from .text.language import language_of_environment
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Recommendation):
     """The result of `advise()`. At the prompt and printed it is the answer of the command line; in a notebook, that of
-    the report. The figures are those of the recommended plan, as in `PlanEstimate`; None if nothing fits.
+    the report. The figures are those of the recommended plan, as in `PlanEstimate`; with `sharding="fsdp"`, those of
+    plain PyTorch's plan if it alone fits; None if nothing fits.
 
         >>> answer.fits, answer.strategy, answer.tokens_per_second
         >>> answer.candidates, answer.changes, answer.reasons   # all plans; other GPUs and options; why this plan
@@ -48,7 +49,7 @@ class Answer(Recommendation):
     def _document(self) -> Document:
         from .render.answer import answer_document
 
-        return answer_document(self)
+        return answer_document(self, is_written=False)
 
     def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:
         """Return the answer as the object that `--json` prints.
@@ -75,12 +76,8 @@ class Answer(Recommendation):
 
     @cached_property
     def _best(self) -> PlanEstimate | None:
-        return PlanEstimate.of(self.recommended, self.question) if self.recommended else None
-
-    @property
-    def fits(self) -> bool:
-        """Whether a plan fits with the probability that the question's risk requires."""
-        return self.recommended is not None
+        best = self.recommended or (self.fitting_pytorch if self.fits else None)
+        return PlanEstimate.of(best, self.question) if best else None
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch | None:

@@ -113,7 +113,7 @@ def predicted(config: dict[str, Any], checkpointing: str, shards: int) -> tuple[
         Path(folder, "config.json").write_text(json.dumps(config))
         options = {
             "micro_batch": BATCH,
-            "global_batch": "fastest",
+            "global_batch": "no-accumulation",
             "seq_len": LENGTH,
             "gradient_checkpointing": checkpointing,
             "settings": {"hybrid_shard_size": shards % RANKS},

@@ -14,6 +14,7 @@ from .errors import ClusterError
 from .machine_parts import ASSUMED_DRIVE, Host, assumed_host, bridge_of, named_host, pcie_bytes_per_s
 
 _PCIE3_BYTES_PER_S = pcie_bytes_per_s(3, 16)
+_LEAST_CAPABILITY_OF_TRITON = 7.0
 
 
 class AttentionSpeed(NamedTuple):
@@ -62,6 +63,15 @@ class Gpu:
     @property
     def has_bf16(self) -> bool:
         return self.bf16_flops_per_s is not None
+
+    @property
+    def obstacle_to_triton(self) -> str | None:
+        """The reason that kernels in Triton do not run (torch 2.13 _inductor/scheduler.py `GPUTooOldForTriton`); None
+        if they do, also for a GPU whose compute capability is unknown."""
+        capability = self.compute_capability
+        if capability is None or capability >= _LEAST_CAPABILITY_OF_TRITON:
+            return None
+        return f"Triton needs compute capability {_LEAST_CAPABILITY_OF_TRITON}, and the {self.name} has {capability}"
 
     @property
     def half_precision(self) -> Literal["bf16", "fp16"]:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .errors import WorkloadError
+from .hardware import Gpu
 from .models.families import supports
 from .models.heads import with_labels, without_head
 from .models.model_shape import ModelShape, Tensor
@@ -36,6 +37,8 @@ class LossSpec(NamedTuple):
     """Whether all logits exist at the same time. The model's output then holds them."""
     recomputes_head: bool = False
     """Whether the backward pass repeats the product of the output layer."""
+    in_triton: bool = False
+    """Whether it is a kernel in Triton, which old GPUs do not run."""
     switch: str = ""
     """The package it needs, or the function that turns it on, besides an argument; "" if it needs more than that."""
 
@@ -46,15 +49,15 @@ LOSSES: Mapping[LossKernel, LossSpec] = MappingProxyType(
         # + 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2).
         "standard": LossSpec((14, 22), True),
         # Liger's fused linear cross entropy: logits of a chunk in the compute dtype, overwritten by their gradient.
-        "fused": LossSpec((4, 8), False, switch="pip install liger-kernel"),
+        "fused": LossSpec((4, 8), False, in_triton=True, switch="pip install liger-kernel"),
         # flash-attn, unsloth: the gradient is written over the logits.
-        "in-place": LossSpec((4, 8), True),
+        "in-place": LossSpec((4, 8), True, in_triton=True),
         # litgpt, torchtune: the passes of the standard loss, with an fp32 copy of a part at a time.
         "chunked": LossSpec((14, 22), True),
         # DeepSpeed's install_chunked_causal_lm_loss (0.19.8 runtime/chunked_cross_entropy.py): one kernel reads the
         # logits (2 + 2 with their write); backward one reads them and writes their gradient (2 + 2), which the head's
         # products read (2 + 2).
-        "chunked-softmax": LossSpec((4, 8), True, switch="install_chunked_causal_lm_loss"),
+        "chunked-softmax": LossSpec((4, 8), True, in_triton=True, switch="install_chunked_causal_lm_loss"),
         # TRL's add_fused_lm_head (1.16 kernels/chunked_logprob.py): a tile of logits written and read (2 + 2);
         # backward written and read again, overwritten by its gradient, which the head's products read (4 + 2 + 4).
         "chunked-head": LossSpec((4, 10), False, recomputes_head=True),
@@ -111,7 +114,7 @@ def default_loss(framework: Framework, software: Software) -> LossKernel:
     return "chunked-head" if framework == "trl" and software.trl >= CHUNKS_THE_HEAD else "standard"
 
 
-def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
+def offered_loss(model: ModelShape, workload: Workload, gpu: Gpu) -> LossKernel | None:
     """Return the loss that one argument or line turns on instead of the backend's standard one; None without one.
 
     The Trainer and TRL before 1.7: `use_liger_kernel`, for the families that Liger knows. deepspeed.initialize:
@@ -120,11 +123,14 @@ def offered_loss(model: ModelShape, workload: Workload) -> LossKernel | None:
     if workload.objective != NEXT_TOKEN:
         return None
     offered: LossKernel = "fused" if workload.uses_trainer else "chunked-softmax"
-    return offered if workload.loss == "standard" and unusable_loss(model, offered) is None else None
+    return offered if workload.loss == "standard" and unusable_loss(model, offered, gpu) is None else None
 
 
-def unusable_loss(model: ModelShape, loss: LossKernel) -> str | None:
-    """Return why a model cannot train with a loss; None if it can. Tiles: `memory.activations.loss.untileable`."""
+def unusable_loss(model: ModelShape, loss: LossKernel, gpu: Gpu) -> str | None:
+    """Return why a model cannot train with a loss on a GPU; None if it can. Tiles:
+    `memory.activations.loss.untileable`."""
+    if LOSSES[loss].in_triton and gpu.obstacle_to_triton is not None:
+        return gpu.obstacle_to_triton
     if loss not in _CAUSAL_LOSSES:
         return None
     if not model.vocab_size or model.num_labels:

@@ -230,7 +230,7 @@ class Advice:
     ladder: tuple[StepFigures, ...]
     recommended: PlanFigures | None
     pytorch_baseline: PlanFigures | None
-    """The plan of plain PyTorch; present with --sharding fsdp."""
+    """The plan of plain PyTorch; present with --sharding fsdp, or if it fits and no DeepSpeed plan does."""
     try_first: PlanFigures | None
     """A much faster plan that only likely fits."""
     reasons: tuple[str, ...]

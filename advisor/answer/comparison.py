@@ -193,7 +193,7 @@ def build_side(
     model, cluster = context.question.model, context.question.cluster
     options, batch = split_batch(side.options if side.recorded is not None else context.options)
     wanted = options.get("global_batch")
-    options["global_batch"] = wanted = wanted if type(wanted) is int else None  # "fastest": the file's or the default
+    options["global_batch"] = wanted = wanted if type(wanted) is int else None  # else the file's or the default
     workload = configured_workload(config, options, model, cluster.gpu)
     assumed = f"{workload.precision} assumed (--precision)" if assumes_half_precision(config, options) else ""
     if workload.optimizer not in OPTIMIZERS:

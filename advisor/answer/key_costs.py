@@ -46,7 +46,7 @@ class KeyCost:
     left_out: tuple[str, ...]
     """Keys of the plan that do not exist with this value: those of another ZeRO stage."""
     reason: str
-    """Whether it fits, as a short phrase: `needs 1.4 x the VRAM`, `fits`."""
+    """Whether it fits, as a short phrase: `needs 1.4 x VRAM`, `fits`."""
     fits: bool
 
 

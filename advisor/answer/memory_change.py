@@ -181,7 +181,7 @@ def _fitting(
     """Yield the changes that need less of the memory that ran out, and fit, each with the memory that it saves for the
     share of the speed that it costs. file: the configuration that they change."""
     before = need(failed)
-    for what, plan, changed in _changes(failed.plan, model, workload):
+    for what, plan, changed in _changes(failed.plan, model, workload, cluster):
         if unsupported(model, changed, plan, cluster) is not None:
             continue
         found = predict(model, changed, cluster, plan)
@@ -214,9 +214,11 @@ def _fitting(
         yield (before - now) / max(1 - speed, _LEAST_LOSS), change
 
 
-def _changes(plan: Plan, model: ModelShape, workload: Workload) -> Iterator[tuple[str, Plan, Workload]]:
+def _changes(
+    plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster
+) -> Iterator[tuple[str, Plan, Workload]]:
     """Yield single changes, each with its words. The global batch stays."""
-    if (loss := offered_loss(model, workload)) is not None:
+    if (loss := offered_loss(model, workload, cluster.gpu)) is not None:
         yield "a loss that does not store the logits", plan, replace(workload, loss=loss)
     if not plan.gradient_checkpointing:
         yield "gradient checkpointing", replace(plan, gradient_checkpointing=True), workload

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import sqrt
 
+from ...estimators.models.training_dtype import trained_in_bf16
 from ...estimators.plan import STRATEGIES, Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
@@ -192,9 +193,12 @@ NEEDS_TRANSFORMERS = (
 )
 
 
+OVERFLOWS = "fp16 may overflow: the model was trained in bf16. Train with {precision}."
+
+
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """Return cautions and doubts: the accuracy cost of bf16 states and quantized collectives, the requirements of
-    AutoEP, and plans that are close.
+    """Return cautions and doubts: fp16 for a model that was trained in bf16, the accuracy cost of bf16 states and
+    quantized collectives, the requirements of AutoEP, and plans that are close.
 
     Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
     interval, in logarithms), so their order is open. On one GPU, ZeRO partitions nothing, so only plans that all
@@ -203,7 +207,9 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     if chosen is None:
         return ()
     cluster, plan, others = question.cluster, chosen.plan, other_taken_plans(ladder, chosen)
+    safer = "--precision bf16" if cluster.gpu.has_bf16 else "--precision fp32, or on a GPU with bf16"
     cautions = (
+        (question.workload.precision == "fp16" and trained_in_bf16(question.model), OVERFLOWS.format(precision=safer)),
         (plan.bf16_optimizer_states, ROUNDED),
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
         (plan.autoep_size > 1, NEEDS_TRANSFORMERS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -89,6 +90,10 @@ class Changes:
         self.are_all_tried = True
         return False
 
+    def after(self, first: Change) -> Changes:
+        """Return these changes after another."""
+        return Changes(chain([first], self))
+
     def __iter__(self) -> Iterator[Change]:
         index = 0
         while index < len(self._found) or self.try_next():
@@ -120,8 +125,11 @@ class Recommendation:
     """Alternative generators of the completions, if the search chose the generator."""
     changes: Changes = field(default_factory=Changes)
     """Changes that would change the answer."""
+    sharding: Literal["zero", "fsdp"] = "zero"
+    """What the question is about: DeepSpeed alone, or also plain PyTorch."""
     pytorch_baseline: Candidate | None = None
-    """Plain PyTorch's best plan, for comparison; it has no DeepSpeed configuration and is never recommended."""
+    """Plain PyTorch's best plan, which has no DeepSpeed configuration and is never recommended: for comparison with
+    `sharding="fsdp"`, otherwise only if it fits and no DeepSpeed plan does."""
     try_first: Candidate | None = None
     """A much faster plan that only likely fits; None if there is none."""
     shows_deepspeed_estimate: bool = False
@@ -146,6 +154,17 @@ class Recommendation:
     def shown(self) -> Candidate | None:
         """The plan that tables and charts mark: the recommended one, or the closest if nothing fits."""
         return self.recommended or self.closest
+
+    @property
+    def fitting_pytorch(self) -> Candidate | None:
+        """Plain PyTorch's plan if it fits and no DeepSpeed plan does."""
+        plain = self.pytorch_baseline
+        return plain if self.recommended is None and plain is not None and plain.fit.fits else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a plan of the asked sharding fits with the probability that the question's risk requires."""
+        return self.recommended is not None or (self.sharding == "fsdp" and self.fitting_pytorch is not None)
 
     @property
     def closest(self) -> Candidate | None:

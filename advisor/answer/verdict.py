@@ -57,6 +57,9 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         sentences += risk
     else:
         headline = short = "Nothing fits."
+        if (plain := answer.fitting_pytorch) is not None:
+            tone = "unsure"
+            headline = short = f"No DeepSpeed plan fits; {plan_title(plain.plan).replace('Plain', 'plain')} does."
         lacks = list[str]()
         if missed is not None:
             lacks += [what_lacks(question, missed), *loading_peak(missed), *_margin(question, missed)]

@@ -67,6 +67,12 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     return Changes(_tried(question, ladder, chosen))
 
 
+def use_pytorch(question: Question, plain: Candidate) -> Change:
+    """Return the change to plain PyTorch, whose plan `plain` fits."""
+    outcome = _Answer(question, plain).outcome(question, None)
+    return Change(flags="--sharding fsdp", outcome=f"{outcome}, without DeepSpeed")
+
+
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
@@ -205,7 +211,7 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
     """Yield changes that AutoEP does not support: another loss, and reference log-probabilities computed before the
     training."""
     workload = question.workload
-    loss = offered_loss(question.model, workload)
+    loss = offered_loss(question.model, workload, question.cluster.gpu)
     if loss is not None and not question.free_loss:  # a free loss has been searched already
         yield f"--loss {loss}", _altered(question, loss=loss)
     if reference_passes(workload) and not workload.rollouts:

@@ -98,7 +98,8 @@ def advise(
     With a log     ds-advise why train.log
     With a file    ds-advise lint ds_config.json
 
-    Exit code: 0 if a plan fits, 1 if none fits, 2 if the question cannot be answered.
+    Exit code: 0 if a plan fits (with --sharding fsdp also PyTorch's), 1 if none fits, 2 if the question cannot be
+    answered.
     """
     # Imported here: `--help` needs none of it.
     from ..advise import checked_answer

@@ -155,7 +155,7 @@ def _show_rules(code: str | None, output: Output) -> int:
 
 _compared = _file_question(
     (*_FILE, *ROLLOUTS, *_JOB),
-    extra=[model_option("Model, to also compare memory and speed."), ACCUMULATION],
+    extra=[model_option("Model, to also predict memory and speed."), ACCUMULATION],
     precision={"help": "Value for `auto`, and precision of strategies."},
     optimizer={"help": "Optimizer of strategies, and of files without one."},
 )

@@ -129,8 +129,8 @@ class AdviseByDefault(click.Group):
         formatter.write_paragraph()
         formatter.write_text(
             "\b\n"
-            "All options   ds-advise --help-all\n"
-            "Of a command  ds-advise COMMAND --help\n"
+            "To share it   --html FILE, --plot FILE.svg, --markdown, --json, --emit, --lang\n"
+            "All options   ds-advise --help-all, ds-advise COMMAND --help\n"
             'Completion    eval "$(_DS_ADVISE_COMPLETE=bash_source ds-advise)"'
         )
 

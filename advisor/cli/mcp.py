@@ -48,7 +48,7 @@ _WITHHELD = frozenset(
 _TYPES: Mapping[str, dict[str, Any]] = {
     "N": {"type": "integer", "minimum": 1},
     "N|max": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "max"}]},
-    "N|fastest": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "fastest"}]},
+    "N|no-accumulation": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "no-accumulation"}]},
     "boolean": {"type": "boolean"},
     "float": {"type": "number"},
 }

@@ -29,11 +29,14 @@ _MOST_COMPLETIONS = 200
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
-    """Click type of an integer of at least 1 (`4096`, `4k`), or one of `words`. kilo: the value of `k`."""
+    """Click type of an integer of at least 1 (`4096`, `4k`), or one of `words`. kilo: the value of `k`. check: raises
+    DsAdviseError for a word that is refused with a reason of its own."""
 
-    def __init__(self, *, kilo: int = 1000, words: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, kilo: int = 1000, words: Sequence[str] = (), check: Callable[[Any], None] = lambda _: None
+    ) -> None:
         self.name = "|".join(["N", *words])
-        self._kilo, self._words = kilo, words
+        self._kilo, self._words, self._check = kilo, words, check
 
     def get_metavar(self, *_: Any, **__: Any) -> str:
         """The words as one types them; Click writes names of types in capitals."""
@@ -42,6 +45,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int) or value in self._words:
             return value
+        self._check(value)
         try:
             return parse_count(str(value), kilo=self._kilo)
         except ValueError as error:
@@ -67,7 +71,7 @@ def _type(option: Option) -> Any:
     if option.kind == "choice":
         return click.Choice(option.choices, case_sensitive=False)
     if option.kind.startswith("count"):
-        return _Count(kilo=option.kilo, words=option.choices)
+        return _Count(kilo=option.kilo, words=option.choices, check=option.check_former)
     return NUMBER if option.kind == "number" else str
 
 
@@ -146,12 +150,12 @@ def _matching_names(names: Sequence[str], prefix: str) -> list[str]:
 def question_option(option: Option, *, searches: bool = False, **changes: Any) -> Decorator:
     """The Click option of a declared option.
 
-    searches: whether the command accepts the words of counts ("max", "fastest").
+    searches: whether the command accepts the words of counts ("max", "no-accumulation").
     changes: fields of the declaration that differ for the command.
     """
     if option.kind == "count or word" and not searches:
         text = option.help.partition(f"; {option.choices[0]}:")[0]
-        option = option._replace(kind="count", choices=(), help=f"{text}.")
+        option = option._replace(kind="count", choices=(), former={}, help=f"{text}.")
     option = option._replace(**changes)
     text = f"{option.help}  [default: {option.default_text}]" if option.default_text else option.help
     if option.kind == "switch":
@@ -351,7 +355,7 @@ def output_options(command: Command) -> Command:
         return command(output=Output(mode), **values)
 
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    quiet = click.option("--quiet", is_flag=True, help="Print nothing; the exit code is the answer.")
+    quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
     return _decorated(run_with_output, [as_json, quiet, DEBUG])
 
 

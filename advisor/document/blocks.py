@@ -112,7 +112,8 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
-    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head."""
+    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head.
+    notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out."""
 
     head: Sequence[str]
     rows: Sequence[Row]
@@ -120,6 +121,13 @@ class Table(NamedTuple):
     gap: int = 2
     optional: Sequence[int] = ()
     legend: str = ""
+    notes: Sequence[tuple[str, str]] = ()
+
+    @property
+    def footnote(self) -> str:
+        """The notes on the titles of the head, as one sentence, with the marks of their language."""
+        notes = [note for title, note in self.notes if title in self.head]
+        return ("\uff1b" if any("\uff1a" in note for note in notes) else "; ").join(notes)
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)

@@ -62,6 +62,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
                 )
             case Table():
                 yield _table(block.without_meters())
+                if block.footnote:
+                    yield _plain(block.footnote)
             case Code(lines, file):
                 yield _fence(lines, file.rpartition(".")[2])
             case Commands(lines) | Verbatim(lines):

@@ -207,6 +207,7 @@ def _print_table(table: Table, console: Console) -> None:
     if room < 0 and whole.optional:
         _print_table(whole._replace(optional=()), console)
         return
+    footnote = table.footnote
     widths[0] = min(widths[0], room)
     before = indent + sum(width + table.gap for width in widths[:-1])
     if count == 0 and table.legend and before + cell_len(table.legend) <= terminal:
@@ -228,6 +229,8 @@ def _print_table(table: Table, console: Console) -> None:
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"
             sentence(console, f"    {_text(remark, console)}", style=style, hang=6)
+    if footnote:
+        sentence(console, f" {footnote}", style="dim")
 
 
 def _print_columns(

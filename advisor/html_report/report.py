@@ -104,7 +104,8 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Line(text, style):
             return element("p", text, class_=_CLASSES[style])
         case doc.Table():
-            return _table(block.without_meters())
+            note = element("p", block.footnote, class_=_CLASSES["dim"]) if block.footnote else None
+            return joined(_table(block.without_meters()), note)
         case doc.Code(lines) | doc.Commands(lines):
             file = block.file if isinstance(block, doc.Code) else ""
             button = element("button", type="button", data_copy=True)  # the script writes its text

@@ -98,9 +98,11 @@ def import_figures(
         as_started = replace(cluster, threads_per_rank=unset_threads(run.launcher, cluster))
     software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
     options = {**run.training, "software": software}
-    if (options.get("kernels") == "liger" or options.get("loss") == "fused") and not supports(model, "liger"):
-        options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
-        remarks.append(f"Liger has no kernels for {model.model_type} models: counted without")
+    if options.get("kernels") == "liger" or options.get("loss") == "fused":
+        unpatched = None if supports(model, "liger") else f"Liger has no kernels for {model.model_type} models"
+        if (obstacle := unpatched or cluster.gpu.obstacle_to_triton) is not None:
+            options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
+            remarks.append(f"{obstacle}: counted without Liger's kernels")
     model = apply_model_options(model, options)
     workload = _with_loaded_weights(run, configured_workload(config, options, model, cluster.gpu), remarks)
     if workload.optimizer not in OPTIMIZERS:

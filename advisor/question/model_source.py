@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ...estimators.errors import ModelConfigError, UnknownModelError, WorkloadEr
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import Input, ModelShape, UserModule
+from ...estimators.models.training_dtype import published_dtype
 from ...estimators.workload import DEFAULT_SEQ_LEN
 
 
@@ -43,12 +45,13 @@ def model_shape(config: dict[str, Any], *, name: str, source: str = "", with_ima
     """The shape of a model from its `config.json`, by the row of its type, else recorded from transformers' code.
     Raises ModelConfigError."""
     try:
-        return shape_from_config(config, name=name, source=source)
+        shape = shape_from_config(config, name=name, source=source)
     except UnknownModelTypeError:
         # Imported here: its imports take milliseconds that most answers do not need.
         from ...probes.model_recorder.recorded_model import recorded_model
 
-        return recorded_model(config, name=name, source=source, with_image=with_image)
+        shape = recorded_model(config, name=name, source=source, with_image=with_image)
+    return replace(shape, dtype=published_dtype(config))
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Option(NamedTuple):
     """The training methods in which the option has an effect; () for all."""
     kilo: int = 1000
     """The value of `k` in a count."""
+    former: Mapping[str, str] = MappingProxyType({})
+    """Words that the option no longer has, each with what to write instead."""
     name: str = ""
     """The name of the parameter. This field and the following ones are read from the annotation."""
     kind: Literal["switch", "choice", "count", "count or word", "number", "text"] = "text"
@@ -91,6 +93,7 @@ class Option(NamedTuple):
         what, is_number = f"{self.name} is {str(value)[:40]!r}", not isinstance(value, bool)
         if isinstance(value, str) and value in self.choices:
             return
+        self.check_former(value)
         if self.kind == "choice":
             from .other_names import meant_choice  # imported here: only mistakes need it
 
@@ -114,6 +117,11 @@ class Option(NamedTuple):
             and not isinstance(value, (str, *self.types))
         ):
             raise WorkloadError(what, why="it must be text", fix="help(ds_advise.advise) has examples")
+
+    def check_former(self, value: Any) -> None:
+        """Raise WorkloadError for a word that the option no longer has."""
+        if isinstance(value, str) and value in self.former:
+            raise WorkloadError(f"{self.flag} has no value {value} any more", fix=self.former[value])
 
     def _count(self, value: Any) -> int:
         """The number that a text means, for an example."""
@@ -331,10 +339,14 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     global_batch: Annotated[
-        int | Literal["fastest"] | None,
+        int | Literal["no-accumulation"] | None,
         Option(
-            "Samples per optimizer step, kept exactly; fastest: the search chooses.",
+            "Samples per optimizer step, kept exactly; no-accumulation: the fastest micro batch.",
             default_text=f"about {GLOBAL_BATCH}; less for few samples",
+            former={
+                "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "
+                "which accumulates more of them, is faster per token"
+            },
         ),
     ]
     micro_batch: Annotated[

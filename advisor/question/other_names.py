@@ -53,6 +53,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "--details": "verbose v all_details",
     "--quiet": "q silent",
     "--json": "format output_format",
+    "--html {FILE}": "report html_report html_file",
     "--budget {AMOUNT}": "max_price max_cost max_budget",
     "--price {RATE}": "cost hourly_price",
     "--interconnect {RATE}": "bandwidth network",

@@ -125,8 +125,10 @@ class Question:
                 why="other kernels compute the scores of the whole sample and mask those between documents",
                 fix="pass --attention flash, or leave --document-len out",
             )
-        has_kernels = workload.kernels != "liger" or supports(model, "liger")
-        unpatched = f"it does not patch {model.model_type} models"
+        unpatched = f"Liger does not patch {model.model_type} models"
+        no_kernels = unpatched if workload.kernels == "liger" and not supports(model, "liger") else None
+        if workload.kernels != "torch":
+            no_kernels = no_kernels or self.cluster.gpu.obstacle_to_triton
         # The obstacles to AutoEP do not depend on the size of its groups: two stands for all.
         spread = Plan(
             zero_stage=1,
@@ -137,12 +139,12 @@ class Question:
         )
         no_autoep = unsupported(model, workload, spread) if self.options["experts"] == "autoep" else None
         no_loss = f"the {workload.loss} loss is not possible here"
-        no_liger = f"Liger has no kernels for {model.name}"
+        unfused = f"{workload.kernels.capitalize()}'s kernels are not possible here"
         for what, why, option in (
             ("AutoEP is not possible here", no_autoep, "--experts"),
             ("tiles are not possible here", why_no_tiling(model, workload), "--mlp and --loss tiled"),
-            (no_loss, unusable_loss(model, workload.loss), "--loss"),
-            (no_liger, None if has_kernels else unpatched, "--kernels"),
+            (no_loss, unusable_loss(model, workload.loss, self.cluster.gpu), "--loss"),
+            (unfused, no_kernels, "--kernels"),
         ):
             if why is not None:
                 raise WorkloadError(what, why=why, fix=f"leave {option} out")
@@ -248,7 +250,7 @@ class Question:
     def offered_loss_question(self) -> Question | None:
         """The question with the loss that one argument turns on; None if the loss is fixed or there is no other."""
         may_change = self.free_loss and self.options["experts"] == "zero" and not self.cluster.gpu.is_cpu
-        loss = offered_loss(self.model, self.workload) if may_change else None
+        loss = offered_loss(self.model, self.workload, self.cluster.gpu) if may_change else None
         return None if loss is None else replace(self, workload=replace(self.workload, loss=loss))
 
     @property

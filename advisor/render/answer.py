@@ -23,7 +23,7 @@ from ..text.job import parts_sentences
 from ..text.labels import device_label, phase_title, plan_title
 from ..text.units import amount, gib, percent, rate, seconds
 from .configuration import configuration
-from .ladder import ladder_notes, ladder_table
+from .ladder import Shown, ladder_notes, ladder_table
 from .plans import best_plans, gpu_limit, memory_bar, memory_chart, time_bar
 
 if TYPE_CHECKING:
@@ -32,10 +32,22 @@ if TYPE_CHECKING:
 MOST_LINES = 45
 """Largest number of lines of an answer without `details`, on a terminal of at least 80 columns."""
 
-_GIVE_WAY = ("some changes", "time", "memory", "phases", "ladder", "dry run", "most changes", "changes")
-"""Parts that are left out, in this order, if the script needs many lines; the ladder loses the plans that do not
-fit. The dry run is the command for it. The changes first lose all but `_FEWER_CHANGES` and those of what is assumed,
-then all but those, or all but one."""
+_GIVE_WAY = {
+    "some changes": "",
+    "time": "",
+    "memory": "the bars of memory and time",
+    "phases": "a step's phases",
+    "ladder": "plans that need more memory",
+    "unsure": "plans that may not fit",
+    "most changes": "",
+    "dry run": "the dry run",
+    "changes": "what would change the answer",
+}
+"""Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that it
+does not name. The ladder loses
+the plans that do not fit the GPU, then those that are not sure to fit. The dry run is the command for it. The changes,
+whose title says that there are more, first lose all but `_FEWER_CHANGES` and those of what is assumed, then all but
+those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
@@ -50,6 +62,7 @@ def answer_document(
     all_candidates: bool = False,
     charts: bool = False,
     changes: bool = True,
+    is_written: bool = True,
     columns: int = 0,
 ) -> doc.Document:
     """Return the answer, with at most `MOST_LINES` lines unless `details`, in `columns` columns, or 80 if that is less.
@@ -58,6 +71,7 @@ def answer_document(
     smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
     the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
     charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
+    is_written: whether the file exists afterwards with this configuration; otherwise the answer says that it does not.
     """
     verdict = answer_verdict(answer)
     document = doc.Document(
@@ -69,21 +83,22 @@ def answer_document(
     )
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
-        left_out = _GIVE_WAY[:count]
+        left_out = [*_GIVE_WAY][:count]
         most = 0 if "most changes" in left_out else _FEWER_CHANGES if "some changes" in left_out else _FEW_CHANGES
         shows_changes = changes and not (answer.recommended and "changes" in left_out)
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
         parts = (
             document.blocks,
             () if answer.recommended else change_section,
-            _start(answer, config_path, details=details, dry_run="dry run" not in left_out),
-            _ladder(answer, details=details, all_candidates=all_candidates, only_fitting="ladder" in left_out),
+            _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
+            _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
             memory_and_time_blocks(answer, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
             _reasons(answer, details=details),
             _runs(answer, details=details),
             change_section if answer.recommended else (),
             _evidence(answer, config_path, details=details),
+            _left_out(answer, left_out),
         )
         whole = replace(document, blocks=[*chain.from_iterable(parts)])
         if details or _fits_screen(whole, columns):
@@ -110,25 +125,41 @@ def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
     return chain(chart_blocks(answer), scaling_blocks(answer), source_blocks(answer))
 
 
-def _start(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool) -> Iterator[doc.Block]:
+def _start(
+    answer: Recommendation, config_path: str, *, details: bool, dry_run: bool, is_written: bool
+) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
     steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
     first = next(steps, None)
     if isinstance(first, Sentence):
         kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
+        if not is_written:
+            written = f"{config_path} is not written. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps
 
 
-def _ladder(answer: Recommendation, *, details: bool, all_candidates: bool, only_fitting: bool) -> Iterator[doc.Block]:
+def _ladder(
+    answer: Recommendation, *, details: bool, all_candidates: bool, left_out: Collection[str]
+) -> Iterator[doc.Block]:
+    shown: Shown = "fits" if "unsure" in left_out else "fits the GPU" if "ladder" in left_out else "all"
     yield Heading("Every strategy", "ladder", printed=False)
-    yield ladder_table(answer, all_candidates=all_candidates, only_fitting=only_fitting)
-    for note in ladder_notes(answer, all_candidates=all_candidates, details=details):
+    yield ladder_table(answer, all_candidates=all_candidates, shown=shown, details=details)
+    for note in ladder_notes(answer, all_candidates=all_candidates, shown=shown):
         yield Sentence(f" {note}", "dim")
-    if only_fitting:
-        yield Sentence(" --details shows the plans that need more memory", "dim")
+
+
+def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Block]:
+    """Yield a sentence that names the parts that gave way."""
+    absent = set() if answer.recommended is not None else {"time", "phases", "dry run", "changes"}
+    absent |= set() if answer.question.workload.rollouts else {"phases"}
+    absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu else set()
+    absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
+    names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
+    if names:
+        yield Sentence(f"Left out: {', '.join(names)} (--details).", "dim")
 
 
 def memory_and_time_blocks(
@@ -206,7 +237,11 @@ def _baseline(answer: Recommendation) -> str:
         text = f"{text} and would run at {share} of the speed" if share else f"{text} and fits"
     if plain.plan.sharding == "fsdp2":
         return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
-    return f"{text}. It has no fp32 master weights and is only a comparison: no configuration is written for it."
+    text = f"{text}. It has no fp32 master weights, and no configuration is written for it."
+    if plain.fit.fits and plain.plan.sharding == "fsdp" and answer.question.workload.method == "qlora":
+        # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
+        text = f"{text} FSDP shards quantized weights only if bnb_4bit_quant_storage is the type of the others."
+    return text
 
 
 def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:

@@ -26,7 +26,7 @@ from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times
 from .answer import MOST_LINES
-from .ladder import ladder_notes, ladder_table
+from .ladder import Shown, ladder_notes, ladder_table
 from .runs import START, next_command
 
 if TYPE_CHECKING:
@@ -204,14 +204,16 @@ def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -
     if "plans" in left_out:
         return
     yield doc.Heading("Every strategy", "ladder", printed=False)
+    shown: Shown = "fits the GPU" if "not fitting" in left_out else "all"
     yield ladder_table(
         answer,
-        only_fitting="not fitting" in left_out,
+        shown=shown,
+        details=details,
         today=answer.today_row,
         today_title=answer.today_title,
         keeps_today=answer.is_needless,
     )
-    for note in ladder_notes(answer, all_candidates=False, details=details):
+    for note in ladder_notes(answer, shown=shown):
         yield doc.Sentence(f" {note}", "dim")
 
 

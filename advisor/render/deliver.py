@@ -95,6 +95,7 @@ def deliver(
                 path,
                 details=details or markdown,
                 all_candidates=all_candidates,
+                is_written=isinstance(destination, Path),
                 columns=console.width,
             )
         document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")
@@ -113,7 +114,7 @@ def deliver(
         output.show(form, render)
     if failure is not None:
         raise failure
-    return 0 if answer.recommended is not None else 1
+    return 0 if answer.fits else 1
 
 
 def printed_text(document: Document) -> str:

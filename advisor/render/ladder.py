@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..answer.recommendation import Recommendation
 from ..document.blocks import Cell, Figure, Look, Row, Table
@@ -38,34 +38,25 @@ def _columns(answer: Recommendation) -> list[_Column]:
     ]
 
 
+Shown = Literal["all", "fits the GPU", "fits"]
+"""Which plans the table shows: all, those that likely fit the GPU, or those that surely fit."""
+
+
 def ladder_table(
     answer: Recommendation,
     *,
     all_candidates: bool = False,
-    only_fitting: bool = False,
+    shown: Shown = "all",
+    details: bool = False,
     today: Candidate | None = None,
     today_title: str = "today",
     keeps_today: bool = False,
 ) -> Table:
-    """Return per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch. only_fitting: leave
-    out plans that do not fit the GPU. Plans that do not fit it have no speed. today: the present training's plan,
-    in place of the best of its strategy if the table shows the same settings for both, else beside it. today_title: its
-    mark. keeps_today: mark it as chosen in place of the recommended plan."""
-    steps: list[tuple[str, Candidate | None, str]] = []
-    for step in answer.ladder:
-        if step.candidate is None:
-            steps.append((step.strategy, None, step.reason))
-        else:
-            plans = answer.candidates if all_candidates else (step.candidate,)
-            steps += [(plan.strategy, plan, plan.fit.reason) for plan in plans if plan.strategy == step.strategy]
-        if today is not None and today.strategy == step.strategy:
-            if step.candidate is not None and _is_shown_as(today, step.candidate, answer.recommended):
-                steps.pop()
-            steps.append((today.strategy, today, today.fit.reason))
-    if (plain := answer.pytorch_baseline) is not None:
-        steps.append((plain.strategy, plain, plain.fit.reason))
-    if only_fitting:
-        steps = [step for step in steps if step[1] is not None and step[1].fit.gpu_likely_suffices]
+    """Return per strategy its best plan, all predicted plans, or its obstacle; then plain PyTorch. Plans that do not
+    fit the GPU have no speed. details: explain all short titles. today: the present training's plan, in place of the
+    best of its strategy if the table shows the same settings for both, else beside it. today_title: its mark.
+    keeps_today: mark it as chosen in place of the recommended plan."""
+    steps = _steps(answer, all_candidates=all_candidates, shown=shown, today=today)
     columns = _columns(answer)
     if not any(plan is not None and plan.fit.gpu_likely_suffices for _, plan, _ in steps):
         columns.pop()
@@ -81,9 +72,52 @@ def ladder_table(
             )
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
-    legend = " batch: micro x accum" if any(plan and "x" in batch_label(plan.plan) for _, plan, _ in steps) else ""
+    notes = [*_title_notes(answer, steps, details=details)]
+    has_steps = any(plan and "x" in batch_label(plan.plan) for _, plan, _ in steps)
+    legend = "" if notes or not has_steps else " batch: micro x accum"
     head, optional = ["strategy", *titles, ""], (_CHECKPOINTING, _BATCH, _RAM)
-    return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend)
+    return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend, notes=notes)
+
+
+def _steps(
+    answer: Recommendation, *, all_candidates: bool, shown: Shown, today: Candidate | None = None
+) -> list[tuple[str, Candidate | None, str]]:
+    """Return the strategy, plan and verdict of every row."""
+    steps: list[tuple[str, Candidate | None, str]] = []
+    for step in answer.ladder:
+        if step.candidate is None:
+            steps.append((step.strategy, None, step.reason))
+        else:
+            plans = answer.candidates if all_candidates else (step.candidate,)
+            steps += [(plan.strategy, plan, plan.fit.reason) for plan in plans if plan.strategy == step.strategy]
+        if today is not None and today.strategy == step.strategy:
+            if step.candidate is not None and _is_shown_as(today, step.candidate, answer.recommended):
+                steps.pop()
+            steps.append((today.strategy, today, today.fit.reason))
+    if (plain := answer.pytorch_baseline) is not None:
+        steps.append((plain.strategy, plain, plain.fit.reason))
+    if shown == "all":
+        return steps
+    is_sure = shown == "fits"
+    return [
+        step
+        for step in steps
+        if (plan := step[1]) is not None and (plan.fit.fits if is_sure else plan.fit.gpu_likely_suffices)
+    ]
+
+
+def _title_notes(
+    answer: Recommendation, steps: Iterable[tuple[str, Candidate | None, str]], *, details: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield what short titles mean, each with its title."""
+    shares = any(plan is not None and plan.plan.ranks_per_sample > 1 for _, plan, _ in steps)
+    if not shares and not details:
+        return
+    sharing = f" / {device_label(answer.question.cluster)}s that share it" if shares else ""
+    yield "batch", f"batch: micro batch{sharing} x accumulation"
+    if details:
+        yield "ckpt", "ckpt: checkpointing"
+    yield "RAM GiB", "RAM, NVMe: per node"
 
 
 def _is_shown_as(today: Candidate, best: Candidate, recommended: Candidate | None) -> bool:
@@ -106,23 +140,18 @@ def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_
     return Row([plan.strategy, *figures, f" {verdict}"], look)
 
 
-def ladder_notes(answer: Recommendation, *, all_candidates: bool, details: bool) -> Iterator[str]:
-    """Yield what the figures of the table are."""
+def ladder_notes(answer: Recommendation, *, all_candidates: bool = False, shown: Shown = "all") -> Iterator[str]:
+    """Yield what the tokens and the verdicts of the table are."""
     cluster, length = answer.question.cluster, answer.question.model.fixed_len
-    best = [step.candidate for step in answer.ladder if step.candidate is not None]
-    plain = () if answer.pytorch_baseline is None else (answer.pytorch_baseline,)
-    shown = [*(answer.candidates if all_candidates else best), *plain]
+    steps = _steps(answer, all_candidates=all_candidates, shown=shown)
+    reasons = [plan.fit.reason for _, plan, _ in steps if plan is not None]
     if length and length > 1:
         yield f"tokens/s: with {length} tokens per sample"
-    if any(plan.plan.ranks_per_sample > 1 for plan in shown):
-        yield f"batch: micro batch / {device_label(cluster)}s that share it x accumulation; RAM, NVMe: per node"
-    elif details:
-        yield "batch: micro batch x accumulation; ckpt: checkpointing; RAM, NVMe: per node"
-    if any(plan.fit.reason == IF_RAM_ALLOWS for plan in shown):
+    if IF_RAM_ALLOWS in reasons:
         assumed = whole_gib(cluster.usual_host_bytes_per_node)
         yield f"if RAM allows: needs, with a margin, more than the assumed {assumed:,} GiB (--ram)"
-    if any(plan.fit.reason.startswith(NEEDS_RAM) for plan in shown):
+    if any(reason.startswith(NEEDS_RAM) for reason in reasons):
         most = gib(cluster.most_host_bytes_per_node)
         yield f"needs --ram: pass it if a host has more than {most} GiB"
-    if any(plan.fit.reason.endswith("%") for plan in shown):
+    if any(reason.endswith("%") for reason in reasons):
         yield "%: the probability that it fits (--risk)"

@@ -55,7 +55,7 @@ class Fit(NamedTuple):
     gpu_probability: float
     """Probability that the GPU's memory suffices, regardless of host and NVMe."""
     reason: str
-    """A short phrase for a table ("needs 1.2 x the VRAM", "likely fits, 84 %", "fits")."""
+    """A short phrase for a table ("needs 1.2 x VRAM", "likely fits, 84 %", "fits")."""
     utilization: float
     """Largest ratio of need to available amount over GPU, host and NVMe."""
     limit: str
@@ -110,7 +110,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return on_gpu
     if host > 1:
         limited = limit is not None
-        reason = f"needs {times(host)} the RAM" if limited else NEEDS_RAM
+        reason = f"needs {times(host)} RAM" if limited else NEEDS_RAM
         if memory.nvme_bytes_per_node and not nvme:
             reason = f"{'needs RAM' if limited else NEEDS_RAM}, --nvme"
         return refused._replace(reason=reason, limit="host")
@@ -118,7 +118,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         utilization = max(on_gpu.utilization, 1.0)
         return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
     if disk > 1:
-        return refused._replace(reason=f"needs {times(disk)} the NVMe", limit="nvme")
+        return refused._replace(reason=f"needs {times(disk)} NVMe", limit="nvme")
     needed = host_bytes_to_fit(memory.host_bytes_per_node)
     if known is None and cluster.usual_host_bytes_per_node < needed <= (limit or needed):
         conditional = on_gpu._replace(assumed_host_bytes=needed)
@@ -137,7 +137,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     on_gpu = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
     if host > 1:
-        return on_gpu._replace(probability=0.0, reason=f"needs {times(host)} the RAM", utilization=host, limit="host")
+        return on_gpu._replace(probability=0.0, reason=f"needs {times(host)} RAM", utilization=host, limit="host")
     return on_gpu
 
 
@@ -149,7 +149,7 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float
         return Fit(probability, probability, reason="fits", utilization=utilization, limit="")
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
-        reason = f"needs {times(share)} the {'limit' if cluster.gpu.is_cpu else 'VRAM'}"
+        reason = f"needs {times(share)} {'limit' if cluster.gpu.is_cpu else 'VRAM'}"
     return Fit(probability, probability, reason=reason, utilization=utilization, limit="gpu")
 
 

@@ -120,9 +120,10 @@ def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list
 
 
 def _part(text: str, start: int, room: int) -> int:
-    """Return the characters of a longer path, URL or name that a line takes: up to a slash, else up to another mark."""
-    ends = (text.rfind(marks, start + 1, start + room) + 1 - start for marks in "/=,_.-")
-    return next((part for part in ends if part > room // 2), room)
+    """Return the characters of a longer path, URL or expression that a line takes: up to a slash, else up to another
+    mark, if possible one that is not part of a name."""
+    ends = [text.rfind(mark, start + 1, start + room) + 1 - start for mark in "/=(,_.-"]
+    return next((part for part in ends if part > room // 2), max((part for part in ends[:4] if part > 0), default=room))
 
 
 def padded(text: str, width: int) -> str:

@@ -89,7 +89,7 @@ def question_of(asked: Asked) -> dict[str, Any]:
     if steps > 1:
         question["global_batch"] = micro * steps * cluster.world_size
     elif workload.rollouts is None:
-        question["global_batch"] = "fastest"  # one micro batch per GPU
+        question["global_batch"] = "no-accumulation"  # one micro batch per GPU
     question["gradient_checkpointing"] = "on" if plan.gradient_checkpointing else "off"
     defaults = Workload()
     for name in (

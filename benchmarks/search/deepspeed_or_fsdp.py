@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
                 gpus=gpus,
                 seq_len=seq_len,
                 method=method,
-                global_batch="fastest",
+                global_batch="no-accumulation",
                 ram=ram,
                 interconnect=network,
                 offline=True,

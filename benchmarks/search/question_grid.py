@@ -69,7 +69,7 @@ def rows() -> Iterator[Row]:
             gpus=gpus + kind,
             seq_len=seq_len,
             method=method,
-            global_batch="fastest",
+            global_batch="no-accumulation",
             attention="flash",
             loss="fused",
             ram=RAM,

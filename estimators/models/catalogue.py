@@ -1,8 +1,9 @@
 """The catalogue of models by name: published dimensions and common spellings.
 
 A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`). The rest
-must be one model's name, or a prefix of a name whose remainder contains no size. A spelling that fits two models of
-different shape is an error that lists both. A name never resolves to a similar one.
+must be one model's name, a prefix of names whose remainder contains no size, or the first words of one model's alone
+(`tinyllama`). A spelling that fits two models of different shape is an error that lists both. A name never resolves to
+a similar one.
 """
 
 from __future__ import annotations
@@ -78,8 +79,12 @@ def find(name: str) -> ModelShape:
         if stripped and _starts_with(known.stripped, stripped)
     ]
     found = [known for known, _ in longer]
-    # A remainder with a size ("qwen2.5" of "qwen2.5-7b") would choose the model's size, which is the user's choice.
-    if any(_SIZE.search(rest) for _, rest in longer):
+    # A remainder with a size ("qwen2.5" of "qwen2.5-7b") would choose the model's size, which is the user's choice,
+    # unless there is only one.
+    whole_words = all(known.pieces[: len(pieces)] == pieces for known in found)
+    if any(_SIZE.search(rest) for _, rest in longer) and not (
+        whole_words and len({known.entry for known in found}) == 1
+    ):
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
@@ -93,6 +98,11 @@ def find(name: str) -> ModelShape:
     )
     error.meant = meant
     raise error
+
+
+def names_size(name: str) -> bool:
+    """Return whether a name states the size of its model."""
+    return _SIZE.search(_keys([_pieces(name.rpartition("/")[2])])[0]) is not None
 
 
 def config(hub_id: str) -> dict[str, Any]:

@@ -247,6 +247,8 @@ class ModelShape:
     """The policy, if this is a policy with its value model (`objectives.trained_model`); None otherwise."""
     quantized: str = ""
     """Quantization method of the checkpoint (gptq, awq, fp8, ...); "" for unquantized weights."""
+    dtype: str = ""
+    """Type of the published weights, as in `bfloat16`; "" if the `config.json` does not state it."""
 
     def __repr__(self) -> str:
         return f"<ModelShape {self.name}: {self.architecture}, {self.parameters:,} parameters>"

@@ -392,6 +392,7 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     assert run_here(["--help"]) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 80 and "ds-advise --help-all" in short
+    assert all(f" {option}" in short for option in ("--html", "--json", "--markdown", "--plot", "--emit", "--lang"))
     assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out

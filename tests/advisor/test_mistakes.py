@@ -54,6 +54,8 @@ MISTAKES = {
     "--optim adamw_torch": "write --optimizer adamw_torch",
     "--methd LoRA": "write --method lora\n",
     "--methd 1": "did you mean --method?",
+    "--global-batch fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch",
+    "--report x.html": "write --html x.html\n",
     "--epoch 3": "write --epochs 3\n",
     "--seq-len": "write --seq-len N or max",
     "2x24GB": "write --gpus 2x24GB",

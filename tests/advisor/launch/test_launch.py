@@ -268,7 +268,7 @@ def test_a_full_disk_and_a_small_host_are_seen_before(
     (checkpoint / "trainer_state.json").write_text("")
     assert found(run, *resumed) == [f"{checkpoint} is damaged: trainer_state.json is empty"]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
-    assert "x the RAM" in found(small, "--save_total_limit", "1")[0]
+    assert "x RAM" in found(small, "--save_total_limit", "1")[0]
 
 
 @pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ds_advise
@@ -12,10 +14,13 @@ from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.advise import build_question as question_of
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import answer_verdict
+from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD
 from ds_advise.advisor.search.choice import SAME_SPEED
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
+from ds_advise.estimators.models import catalogue
+from ds_advise.estimators.models.training_dtype import trained_in_bf16
 from ds_advise.estimators.objectives import LOSSES
 from ds_advise.estimators.optimizers import OPTIMIZERS
 
@@ -241,15 +246,58 @@ def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step
 
 def test_plans_that_are_close_are_named() -> None:
     """All of them, equal ones too, with their speeds; nothing where no other strategy fits."""
-    faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096, global_batch="fastest").doubts
+    faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096, global_batch="no-accumulation").doubts
     assert re.fullmatch(r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used\.", faster)
     assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
     assert build_question("Qwen2.5-14B", "2x32GB").doubts == ()
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "options", "instead"),
+    [
+        ("t5-large", "T4", {}, "--precision fp32, or on a GPU with bf16"),
+        ("flan-t5-xl", "4xV100-32GB", {}, "--precision fp32, or on a GPU with bf16"),
+        ("gemma-2-9b", "8xV100-32GB", {}, "--precision fp32, or on a GPU with bf16"),
+        ("gemma-3-4b", "4xT4", {"method": "lora"}, "--precision fp32, or on a GPU with bf16"),
+        ("llama2-7b", "8xV100-32GB", {}, "--precision fp32, or on a GPU with bf16"),
+        ("Qwen2.5-0.5B", "A40", {"precision": "fp16"}, "--precision bf16"),
+        ("Qwen2.5-0.5B", "A40", {}, ""),
+        ("gpt2", "T4", {}, ""),
+        ("t5-large", "T4", {"precision": "fp32"}, ""),
+    ],
+)
+def test_fp16_for_a_model_trained_in_bf16_is_doubted(
+    model: str, gpus: str, options: dict[str, Any], instead: str
+) -> None:
+    found = build_question(model, gpus, **options)
+    doubt = f"fp16 may overflow: the model was trained in bf16. Train with {instead}."
+    assert [each for each in found.doubts if "fp16" in each] == [doubt] * bool(instead)
+    assert (doubt.removesuffix(".") in " ".join(str(found).split())) == bool(instead)
+
+
+@pytest.mark.parametrize(("state", "is_bf16"), [({"torch_dtype": "bfloat16"}, True), ({"dtype": "float16"}, False)])
+def test_the_type_of_the_weights_is_that_of_the_config(state: dict[str, str], is_bf16: bool, tmp_path: Path) -> None:
+    """Of the text model, where only its part states it."""
+    config = catalogue.config("openai-community/gpt2")
+    for name, shown in (("whole", config | state), ("part", config | {"text_config": state})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(shown), encoding="utf-8")
+        assert trained_in_bf16(load_model(str(tmp_path / name))) == is_bf16
+
+
+def test_a_gpu_too_old_for_triton_has_no_kernels_in_it() -> None:
+    """The loss that one argument turns on is not offered, and what was asked is refused with the reason."""
+    for gpus, is_offered in (("8xP100", False), ("8xV100-16GB", True)):
+        assert (question_of("Qwen2.5-7B", gpus=gpus).offered_loss_question is not None) == is_offered
+    why = r"Triton needs compute capability 7\.0, and the P100-PCIe-16GB has 6\.0"
+    for asked in ({"loss": "fused"}, {"kernels": "liger"}, {"framework": "deepspeed", "loss": "chunked-softmax"}):
+        with pytest.raises(DsAdviseError, match=why):
+            build_question("Qwen2.5-0.5B", "P100", **asked)
+
+
 def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
     """It shares nothing there and can only be slower."""
-    answer = build_question("Llama-3.1-8B", "1xA100-80GB", method="lora", global_batch="fastest")
+    answer = build_question("Llama-3.1-8B", "1xA100-80GB", method="lora", global_batch="no-accumulation")
     assert answer.recommended is not None and answer.recommended.strategy == "ddp"
     near = 0.95 * answer.recommended.tokens_per_s
     assert any(

@@ -33,7 +33,7 @@ QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 
 
 def ask(model: str = LLAMA, gpus: str = "8xH100", **question: Any) -> Any:
-    question = {"loss": "standard", "global_batch": "fastest", **question}
+    question = {"loss": "standard", "global_batch": "no-accumulation", **question}
     return advise(model, gpus=gpus, deepspeed_estimate=False, offline=True, **question)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -52,6 +53,28 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("question", "left_out"),
+    [
+        ("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", "the time bar, the memory bar, plans that may not fit"),
+        ("phi-4 --gpus 4xRTX3090", "the time bar, the memory bar"),
+        ("gpt2 --gpus L4 --framework deepspeed", ""),
+    ],
+)
+def test_an_answer_names_what_has_no_room(question: str, left_out: str) -> None:
+    """What would change the answer and the dry run have room before plans that may not fit. The notes below the table
+    are about the columns that it has."""
+    for columns in (80, 64, 40):
+        lines = _answer(question, columns)
+        text = " ".join(" ".join(lines).split())
+        assert ("Left out:" in text) == bool(left_out)
+        assert f"Left out: {left_out} (--details)." in text or not left_out
+        assert "What would change the answer" in text
+        head = next(line for line in lines if "GPU GiB" in line)
+        assert ("that share it" in text) <= (" batch " in head) and ("RAM, NVMe: per node" in text) <= ("RAM" in head)
+    assert "What would change" in text and ("ds-advise dry-run" in text)
+
+
+@pytest.mark.parametrize(
     ("asked", "lacks"),
     [
         ("--ram 128GB", "127.7 GiB of NVMe per node (--nvme)."),
@@ -81,7 +104,8 @@ def test_an_answer_says_that_only_the_loading_is_in_the_way() -> None:
     """bitsandbytes quantizes the whole model on every GPU before ZeRO-3 shards it."""
     text = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 8x24GB --method qlora --ram 256GB")).split())
     need = re.search(r"zero3 fits once it is loaded \(([\d.]+) GiB\); before, every GPU holds the whole model\.", text)
-    assert text.startswith("Nothing fits. The closest plan, zero2-offload,") and need and 5 < float(need[1]) < 15
+    assert text.startswith("No DeepSpeed plan fits; PyTorch's FSDP does. The closest plan, zero2-offload,")
+    assert need and 5 < float(need[1]) < 15
     fits = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 2x48GB --method qlora --ram 256GB")).split())
     assert "Its peak is the loading" in fits and "once it is loaded" not in fits
 
@@ -181,3 +205,20 @@ def test_details_show_on_a_terminal_that_they_work(is_terminal: bool, monkeypatc
     monkeypatch.setattr(sys, "stderr", shown)
     assert run(["gpt2", "--gpus", "1x24GB", "--no-write", "--offline", "--details", "--no-deepspeed-estimate"]) == 0
     assert ("trying changes" in shown.getvalue()) == is_terminal and (is_terminal or not shown.getvalue())
+
+
+def test_a_file_that_is_not_written_is_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands name it. An older file of this name is another's."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text("{}", encoding="utf-8")
+    assert " ds_config.json is not written. In the script, create " in "\n".join(_answer("gpt2 --gpus L4"))
+    assert "ds_config.json is not written." in str(advise("gpt2", gpus="L4", offline=True))
+    done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "other.json"])
+    assert "Wrote other.json." in done.output and "not written" not in done.output
+
+
+def test_code_in_a_sentence_is_not_broken_inside_a_name() -> None:
+    """At 40 columns, where a sequence-parallel training's arguments are longer than a line."""
+    lines = [line.strip() for line in _answer("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", 40)]
+    at = lines.index("sp_handler=")
+    assert lines[at + 1 : at + 3] == ["DeepSpeedSequenceParallelConfig(", "sp_seq_length_is_variable=True,"]

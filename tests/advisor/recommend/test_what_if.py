@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import ds_advise
 import pytest
+from click.testing import CliRunner
 from ds_advise.advisor.advise import answer, build_question
+from ds_advise.advisor.cli.advise import advise
 from ds_advise.advisor.text.units import rate, whole_gib
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 
@@ -36,6 +39,28 @@ def test_more_ram_runs_the_plan_that_the_table_shows_without_it(model: str, opti
         assert again is not None and again.strategy == strategy and rate(again.tokens_per_s) == speed
 
 
+@pytest.mark.parametrize("gpus", ["4xRTX4090", "8xRTX4090"])
+def test_plain_pytorch_that_alone_fits_is_named_first(gpus: str) -> None:
+    """FSDP-QLoRA. The question without `--sharding fsdp` is about DeepSpeed, so no plan of it fits."""
+    asked: dict[str, Any] = {"gpus": gpus, "method": "qlora", "offline": True}
+    found = ds_advise.advise("Llama-3.1-70B", **asked)
+    plain = found.pytorch_baseline
+    assert not found.fits and found.recommended is None and found.strategy is None
+    assert plain is not None and plain.fit.fits and plain.device_bytes < found.question.cluster.gpu.memory_bytes
+    first = next(iter(found.changes))
+    assert first.flags == "--sharding fsdp" and first.outcome.startswith(f"fits: fsdp, {rate(plain.tokens_per_s)} ")
+    verdict = "No DeepSpeed plan fits; PyTorch's FSDP does."
+    assert verdict in str(found) and "bnb_4bit_quant_storage" in str(found)
+
+    wanted = ds_advise.advise("Llama-3.1-70B", sharding="fsdp", **asked)
+    assert wanted.fits and wanted.strategy == "fsdp" and wanted.ds_config is None
+    assert wanted.tokens_per_second == plain.tokens_per_s and verdict in str(wanted)
+    assert all(change.flags != "--sharding fsdp" for change in wanted.changes)
+    words = f"Llama-3.1-70B --gpus {gpus} --method qlora --offline --no-write --quiet".split()
+    codes = [CliRunner().invoke(advise, [*words, *more], standalone_mode=False) for more in ([], ["--sharding=fsdp"])]
+    assert [done.return_value for done in codes] == [1, 0]
+
+
 def test_another_loss_is_named() -> None:
     """LoRA has room for the standard loss, which the table does not show."""
     found = answer(build_question("Qwen2.5-7B", gpus="2xRTX4090", ram="64GB"))
@@ -57,7 +82,7 @@ def test_less_ram_that_only_unpins_the_buffers_is_said() -> None:
 
 def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram() -> None:
     """Only if a smaller size of host suffices, at nearly the same speed; a plan on the GPU alone needs none."""
-    asked: dict[str, Any] = {"gpus": "1xH100", "global_batch": "fastest"}
+    asked: dict[str, Any] = {"gpus": "1xH100", "global_batch": "no-accumulation"}
     found = answer(build_question("Qwen2.5-7B", **asked))
     chosen, offered = found.recommended, {each.flags: each.outcome for each in found.changes if not each.assumed}
     assert chosen is not None and chosen.fit.assumed_host_bytes

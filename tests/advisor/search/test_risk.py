@@ -76,7 +76,7 @@ def test_json_has_the_probability_of_each_plan(risky: Recommendation) -> None:
 
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet"
-    question += " --global-batch fastest --sequence-parallel-size 1 --gradient-checkpointing on --loss standard"
+    question += " --global-batch no-accumulation --sequence-parallel-size 1 --gradient-checkpointing on --loss standard"
     monkeypatch.setattr("sys.argv", ["ds-advise", *question.split(), "--no-deepspeed-estimate"])
     with pytest.raises(SystemExit) as ended:
         main()

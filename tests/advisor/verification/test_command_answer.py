@@ -162,7 +162,7 @@ def test_the_change_that_helps_most(name: str) -> None:
         assert answer.best_change == expected and answer.fit.fits
         words = f"What would help most: {expected.what}, up to {expected.saved_bytes // GIB}"
         assert (words in said(answer)) == expected.is_free, "what costs speed helps only where it does not fit"
-        answer.__dict__["fit"] = Fit(0.0, 0.0, reason="needs 2 x the VRAM", utilization=2.0, limit="gpu")
+        answer.__dict__["fit"] = Fit(0.0, 0.0, reason="needs 2 x VRAM", utilization=2.0, limit="gpu")
         assert words in said(answer)
 
 

@@ -26,7 +26,12 @@ MEMORY = 79 * 2**30
 def answer() -> Recommendation:
     """A question with plans on both sides of what fits."""
     return advise(
-        "Qwen2.5-7B", gpus="4xA100-80GB", ram="1TB", global_batch="fastest", deepspeed_estimate=False, offline=True
+        "Qwen2.5-7B",
+        gpus="4xA100-80GB",
+        ram="1TB",
+        global_batch="no-accumulation",
+        deepspeed_estimate=False,
+        offline=True,
     )
 
 

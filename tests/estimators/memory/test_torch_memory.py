@@ -28,7 +28,7 @@ from tests.helpers import preset
 
 def asked(strategy: str = "torch", model: str = "Qwen2.5-0.5B", **question: Any) -> MemoryEstimate:
     """The memory of a model, by default a small one on one GPU."""
-    options = {"gpus": "1xV100-16GB", "micro_batch": 1, "global_batch": "fastest", "seq_len": 256}
+    options = {"gpus": "1xV100-16GB", "micro_batch": 1, "global_batch": "no-accumulation", "seq_len": 256}
     options |= {"gradient_checkpointing": "on", **question}
     return estimate(model, strategy=strategy, offline=True, **options).memory
 

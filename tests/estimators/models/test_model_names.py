@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ds_advise.advisor.advise import build_question
 from ds_advise.estimators.errors import UnknownModelError
 from ds_advise.estimators.models import catalogue
 
@@ -83,10 +84,26 @@ def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]
     assert caught.value.why == f"it matches: {', '.join(candidates)}"
 
 
-def test_a_name_without_its_size_that_matches_one_model_is_asked_back() -> None:
-    with pytest.raises(UnknownModelError) as caught:
-        catalogue.find("tinyllama")
-    assert caught.value.fix == "did you mean TinyLlama/TinyLlama-1.1B-Chat-v1.0?"
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("tinyllama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("Qwen3-Next-80B", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+        ("gpt-j", "EleutherAI/gpt-j-6b"),
+    ],
+)
+def test_the_first_words_of_one_model_alone_are_its_name(name: str, model: str) -> None:
+    """Part of a word is not."""
+    assert catalogue.find(name).name == model
+    with pytest.raises(UnknownModelError):
+        catalogue.find(name[:3] if name != "gpt-j" else "gp")
+
+
+def test_a_question_says_which_size_was_chosen() -> None:
+    said = list[str]()
+    for name in ("tinyllama", "Qwen3-Next-80B", "gpt2"):
+        build_question(name, gpus="H200", offline=True, say=said.append)
+    assert said == ["tinyllama is TinyLlama/TinyLlama-1.1B-Chat-v1.0, the only one of its sizes in the catalogue"]
 
 
 def test_equal_shapes_with_other_lengths_have_no_length() -> None:

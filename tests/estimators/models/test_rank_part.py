@@ -20,7 +20,7 @@ from ds_advise.estimators.workload import Workload
 
 LLAMA = find("Llama-3.1-8B")
 QUESTION = {"gpus": "8xH100", "micro_batch": 1, "gradient_checkpointing": "on", "seq_len": 4096}
-QUESTION |= {"global_batch": "fastest"}  # one micro batch
+QUESTION |= {"global_batch": "no-accumulation"}  # one micro batch
 
 
 def test_the_ranks_parts_add_up_to_the_layers_and_repeat_norms_and_embedding() -> None:
