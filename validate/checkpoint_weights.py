@@ -336,8 +336,12 @@ def _write_shards(
         say(f"writing {name} ...")
         shard: dict[str, Any] = {}
         for each in names:
-            shard |= to_torch_tensor({each: tensors[each]}, dtype=dtype)
-            parts = shard[each].flatten().split(_COUNTED_AT_ONCE)
+            tensor = to_torch_tensor({each: tensors[each]}, dtype=dtype)[each]
+            if any(tensor.data_ptr() == other.data_ptr() for other in shard.values()):
+                shard[each] = tensor.clone()  # safetensors refuses tied weights, known only by the model's class
+                continue
+            shard[each] = tensor
+            parts = tensor.flatten().split(_COUNTED_AT_ONCE)
             if wrong := sum(int((~torch.isfinite(part)).sum()) for part in parts):
                 broken[each] = wrong
         save_file(shard, folder / name, metadata={"format": "pt"})
