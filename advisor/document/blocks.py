@@ -110,7 +110,8 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
-    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head."""
+    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head.
+    names_hidden: whether a line below names the columns that were left out."""
 
     head: Sequence[str]
     rows: Sequence[Row]
@@ -118,6 +119,7 @@ class Table(NamedTuple):
     gap: int = 2
     optional: Sequence[int] = ()
     legend: str = ""
+    names_hidden: bool = False
 
     def is_numeric(self, column: int) -> bool:
         return any(len(row.cells) > column and isinstance(row.cells[column], Figure) for row in self.rows)

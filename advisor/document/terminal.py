@@ -212,6 +212,9 @@ def _print_table(table: Table, console: Console) -> None:
         for remark in each.remarks:
             style = _STYLES[remark.style] if isinstance(remark, Snippet) else "dim"
             sentence(console, f"    {_text(remark, console)}", style=style, hang=6)
+    hidden = [title for title in whole.head if title and title not in table.head]
+    if hidden and whole.names_hidden:
+        sentence(console, f" Not shown at this width: {', '.join(hidden)}.", style="dim")
 
 
 def _print_columns(
