@@ -94,7 +94,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
-    A record identifies a machine by its hardware only. Exit code: 0, or 2 if the records cannot be read.
+    A record identifies a machine by its hardware only. Exit code: 0, or 2 if one does not exist or cannot be read.
     """
     from ...probes.store import Store
     from ..render.deliver import show_document
@@ -107,18 +107,20 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")
+        if chosen is not None:
+            _records(store, chosen)  # raises before any is removed
         removed = store.forget("all" if chosen is None else chosen)
-        show_document(lambda: forgotten_document(removed, chosen or ()), output)
+        show_document(lambda: forgotten_document(removed), output)
         return 0
 
     most = None if output.mode == "json" else limit
-    found = store.find(limit=None if most is None else most + 1) if chosen is None else _records(store, chosen)
-    more = most is not None and len(found) > most
+    found = store.find() if chosen is None else _records(store, chosen)
+    older = 0 if most is None else max(0, len(found) - most)
 
     def document() -> Document:
         if chosen is not None and len(found) == 1:
             return page_document(found[0], path=store.path)
-        return history_document(found[:most], path=store.path, more=more)
+        return history_document(found[:most], path=store.path, older=older)
 
     show_document(document, output)
     return 0
