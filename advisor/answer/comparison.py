@@ -183,7 +183,7 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    for finding in lint_question(side, facts).findings if context is not None else ():
+    for finding in lint_question(side, facts).findings:
         if finding.severity == "error":
             raise ConfigFileError(
                 f"{name}, line {finding.line}: {finding.what} ({finding.code})", why=finding.why, fix=finding.fix

@@ -79,12 +79,18 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
             "Pass --model and --gpus to see the effect on memory and speed.",
         )
     first, second = comparison.candidates
+    found = [_speed(first, second)]
+    assert comparison.question is not None, "plans have a question"
+    ranks = comparison.question.cluster.world_size
+    samples = [plan.plan.samples_per_step(ranks) for plan in (first, second)]
+    if samples[0] != samples[1]:
+        what = f"They train differently: A takes {samples[0]:,} samples a step, B takes {samples[1]:,}."
+        fixed = [number for number, side in zip(samples, comparison.sides, strict=True) if not side.filled]
+        found.append(f"{what} --global-batch {fixed[0]} fills `auto` with the same." if len(fixed) == 1 else what)
     saved = first.device_bytes - second.device_bytes
-    if abs(saved) <= _SMALL_SHARE * first.device_bytes:
-        return (_speed(first, second),)
-    size = gib(abs(saved))
-    less = f"B takes {size} GiB less on each GPU."
-    return _speed(first, second), less if saved > 0 else f"B takes {size} GiB more on each GPU."
+    if abs(saved) > _SMALL_SHARE * first.device_bytes:
+        found.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} on each GPU.")
+    return tuple(found)
 
 
 def _speed(first: Candidate, second: Candidate) -> str:
