@@ -47,8 +47,8 @@ def detect_format(path: Path, name: str | None = None, gpus: str | None = None) 
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{path} is a DeepSpeed configuration without model and batch",
-            fix="pass it to ds-advise lint, compare or dry-run",
+            f"{path} is a DeepSpeed configuration, not a file of a tool that names a model",
+            fix="pass it to ds-advise check, lint, compare or dry-run, the figures with --model",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
@@ -146,6 +146,8 @@ def import_file(
     elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
+            if "/" in run.model and not Path(run.model).exists() and shape.name.lower() != run.model.lower():
+                run.remarks.append(f"{run.model} is counted as {shape.name}, which has the same configuration")
             figures = import_figures(
                 run,
                 shape,
