@@ -185,7 +185,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
     from ..advise import files_context
-    from ..answer.requirements import CheckResult, UnreadFigures, check_file, parse_limits
+    from ..answer.requirements import CheckResult, Requirement, UnreadFigures, check_file, parse_limits
     from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount
     from ..render.deliver import show_document
@@ -208,7 +208,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
     parsed, known = parse_limits(**limits), with_dry_runs(files_context(files, question, say=output.say), output)
-    found = []
+    found: list[Requirement] = []
     for file in files:
         try:
             found += check_file(file, known, parsed)
@@ -247,8 +247,12 @@ def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
     from ..document import blocks as doc
     from ..text.units import counted_noun, printable
 
-    looks = {True: ("ok  ", "good"), False: ("FAIL", "bad"), None: ("skip", "unsure")}
-    lines, counts = [], dict.fromkeys(looks, 0)
+    looks: dict[bool | None, tuple[str, doc.Style]] = {
+        True: ("ok  ", "good"),
+        False: ("FAIL", "bad"),
+        None: ("skip", "unsure"),
+    }
+    lines, counts = list[doc.Line](), dict.fromkeys(looks, 0)
     for each in result.requirements:
         word, style = looks[each.met]
         counts[each.met] += 1

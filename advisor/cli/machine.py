@@ -17,6 +17,7 @@ from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignor
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
+    from ...validate.checkpoint import Checkpoint
     from ..document.blocks import Document
 
 
@@ -240,10 +241,10 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         conversion=conversion,
         written="" if conversion is None else str(to_hf),
     )
-    newest = None
+    newest: Checkpoint | None = None
     if not inside and found.damaged and folder in (others := checkpoints_in(folder.parent)):
         newest, _ = newest_usable((each for each in others if each != folder), say=output.say)
-    show_document(lambda: checkpoint_document(answer, newest_whole=newest and newest.folder), output)
+    show_document(lambda: checkpoint_document(answer, newest_whole=None if newest is None else newest.folder), output)
     return 1 if found.damaged or (conversion and conversion.non_finite) else 0
 
 

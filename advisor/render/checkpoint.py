@@ -94,7 +94,7 @@ def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
         yield doc.Sentence(
             f"The checkpoint has no {' and no '.join(lacking)}{need}: copy {them} from the "
             "model that the training started from.",
-            None if done.has_config else "unsure",
+            "" if done.has_config else "unsure",
         )
     if done.non_finite:
         yield doc.Sentence(

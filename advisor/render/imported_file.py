@@ -83,7 +83,8 @@ def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
     title, figures, advice = result.answer.form.title, result.answer.figures, result.advice
     if figures is None:
         return title, None
-    refused, tone = "", None
+    refused = ""
+    tone: doc.Tone | None = None
     if result.answer.run.faults:
         refused, tone = f"{result.answer.run.tool or 'the Trainer'} refuses it. Apart from that, ", "bad"
     if advice is not None:
