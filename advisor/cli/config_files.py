@@ -287,7 +287,7 @@ def compare(
     ds-advise compare old.json zero3 --model Qwen2.5-14B --gpus 4xA100-80GB --ram 512GB
     ds-advise compare zero2-offload zero3 --model Qwen2.5-7B --gpus 2x48GB --micro-batch 4
 
-    Exit code: 0, or 2 if a configuration cannot be read or cannot run.
+    Exit code: 0, or 2 if a configuration cannot be read or, with --model, cannot run.
     """
     from ..advise import files_context
     from ..answer.comparison import compare as compare_sides

@@ -281,9 +281,12 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *where]) == 0
     printed, said = capsys.readouterr()
     words = " ".join(printed.split())
-    assert "They train differently: A takes 128 samples a step, B takes 32. --global-batch 128 fills `auto`" in words
+    assert (
+        "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills `auto` as in A."
+        in words
+    )
     assert "gradient checkpointing is on for both sides" in said
-    wider = [*where, "--global-batch", "128", "--gradient-checkpointing", "on"]
+    wider = [*where, "--micro-batch", "4", "--accumulation", "4"]
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *wider]) == 0
     printed, said = capsys.readouterr()
     assert "train differently" not in printed and said == ""

@@ -306,7 +306,8 @@ BAD = {
     "it is a shell script": (
         "x.sh",
         "export A=1\npip install trl\nsrun --ntasks 2 torchrun \\\n  train.py --lr $LR > log 2>&1\n",
-        "values of the variables; ds-advise --gpus 2x80GB --offline -- env A=1 srun --ntasks 2 torchrun train.py --lr $LR\n",
+        "values of the variables; ds-advise --gpus 2x80GB --offline -- env A=1 srun --ntasks 2 torchrun train.py --lr "
+        "$LR\n",
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
     "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
