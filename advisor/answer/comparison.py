@@ -189,12 +189,12 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    error = next((each for each in lint_question(side, facts).findings if each.severity == "error"), None)
-    problem = "" if error is None else f"line {error.line}: {error.what} ({error.code})"
+    refusal = next((each for each in lint_question(side, facts).findings if each.severity == "error"), None)
+    problem = "" if refusal is None else f"line {refusal.line}: {refusal.what} ({refusal.code})"
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts), refused=problem)
-    if error is not None:
-        raise ConfigFileError(f"{name}, {problem}", why=error.why, fix=error.fix)
+    if refusal is not None:
+        raise ConfigFileError(f"{name}, {problem}", why=refusal.why, fix=refusal.fix)
     model, cluster = context.question.model, context.question.cluster
     options, batch = split_batch(side.options if side.recorded is not None else context.options)
     wanted = options.get("global_batch")

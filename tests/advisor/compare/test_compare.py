@@ -282,8 +282,8 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     printed, said = capsys.readouterr()
     words = " ".join(printed.split())
     assert (
-        "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills `auto` as in A."
-        in words
+        "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills "
+        "`auto` as in A." in words
     )
     assert "gradient checkpointing is on for both sides" in said
     wider = [*where, "--micro-batch", "4", "--accumulation", "4"]
