@@ -33,10 +33,6 @@ from .search.search import best_over_losses, fastest
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
 
-DEARER = 1.5
-"""Largest ratio of the cost of a listed offer to that of the cheapest which is as fast: a provider or a GPU that one
-knows is often worth as much."""
-
 MOST_NODES = 4
 """Default maximum of machines joined by their network."""
 
@@ -102,7 +98,7 @@ class RentFigures:
     deadline_s: float | None
     budget: float | None
     recommended: OfferFigures | None
-    """The best offer within deadline and budget; with a budget alone the fastest."""
+    """The best value within deadline and budget; with a budget alone the fastest."""
     offers: tuple[OfferFigures, ...]
     """Offers by ascending cost: the Pareto front, or all with --all."""
     left_out: tuple[LeftOut, ...]
@@ -139,27 +135,6 @@ class RentAdvice:
     def front(self) -> tuple[Offer, ...]:
         """The Pareto front, by ascending cost and descending time."""
         return tuple(offer for offer in self.offers if offer.figures.on_pareto_front)
-
-    @property
-    def listed(self) -> tuple[Offer, ...]:
-        """The Pareto front, and of each GPU the offer that costs least more than the cheapest as fast, up to `DEARER`
-        times as much; by descending time. A GPU that is on the front has no other, unless it costs there more than
-        `DEARER` times the recommended offer."""
-        front, chosen = self.front, self.recommended or self.cheapest
-        most = 0.0 if chosen is None else DEARER * chosen.figures.cost
-        best = {one.machine.cluster.gpu.name: (1.0, one) for one in front if one.figures.cost <= most}
-        for offer in self.offers:
-            figures, name = offer.figures, offer.machine.cluster.gpu.name
-            costs = [one.figures.cost for one in front if one.figures.duration_s <= figures.duration_s]
-            dearer = figures.cost / min(costs, default=figures.cost)
-            if (
-                not figures.on_pareto_front
-                and not figures.is_conditional
-                and dearer < best.get(name, (DEARER, None))[0]
-            ):
-                best[name] = dearer, offer
-        others = (offer for _, offer in best.values() if not offer.figures.on_pareto_front)
-        return tuple(sorted((*front, *others), key=lambda offer: -offer.figures.duration_s))
 
     @property
     def cheapest(self) -> Offer | None:

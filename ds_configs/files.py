@@ -39,16 +39,22 @@ def read_file(path: Path, max_bytes: int, *, fix: str, error: type[DsAdviseError
         raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
+_LEAST_ALIKE = 0.6
+"""Least likeness (`difflib`) of two names without their suffixes: one of two or three letters may differ."""
+
+
 def nearest_file(path: Path) -> str:
-    """The path of the file in the same folder whose name is nearly the same; "" without one."""
-    from difflib import get_close_matches  # imported here: only mistakes need it
+    """The path of the file in the same folder whose name is nearly the same; "" without one. A common suffix alone
+    makes no two names alike."""
+    from difflib import SequenceMatcher, get_close_matches  # imported here: only mistakes need it
 
     try:
         names = [each.name for each in islice(path.parent.iterdir(), _MOST_NAMES)]
     except (OSError, ValueError):
         return ""
     near = (path.with_name(name) for name in get_close_matches(path.name[:100], names, cutoff=0.8))
-    return next((str(each) for each in near if each.is_file()), "")
+    alike = (each for each in near if SequenceMatcher(None, path.stem[:100], each.stem).ratio() >= _LEAST_ALIKE)
+    return next((str(each) for each in alike if each.is_file()), "")
 
 
 def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:

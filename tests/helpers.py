@@ -320,8 +320,9 @@ def write_training(
     (folder / "job.json").write_text(json.dumps(job))
 
 
-def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None) -> Path:
-    """A Trainer's checkpoint under ZeRO-2 with the files that a resumption reads."""
+def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None, stage: int = 2) -> Path:
+    """A Trainer's checkpoint under ZeRO-2, or without ZeRO, with the files that a resumption reads. Its model states
+    have the entries of the engine's (0.19.8 runtime/engine.py `_common_checkpoint_state`) that say what was saved."""
     import torch
     from safetensors.torch import save_file
 
@@ -331,8 +332,11 @@ def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None) -> Pat
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 8, "log_history": []}))
     weights = {"weight": torch.arange(4096.0)}
     save_file(weights, folder / "model.safetensors")
-    torch.save(weights, folder / tag / "mp_rank_00_model_states.pt")
+    shapes = [{"weight": torch.Size([4096])}] if stage else None
+    states = {"module": weights, "optimizer": None if stage else {}, "param_shapes": shapes, "dp_world_size": ranks}
+    torch.save(states, folder / tag / "mp_rank_00_model_states.pt")
     for rank in range(ranks):
         torch.save(weights, folder / f"rng_state_{rank}.pth")
-        torch.save(weights, folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        if stage:
+            torch.save(weights, folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder

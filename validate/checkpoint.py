@@ -23,19 +23,15 @@ from pathlib import Path
 from typing import Literal
 
 from ..ds_configs.files import write_config
-from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
+from .checkpoint_layout import CHECKSUMS as CHECKSUMS
+from .checkpoint_layout import PICKLE, PICKLES, CheckpointLayout, checkpoint_layout, names_in, saved_states
 
 _BLOCK_BYTES = 2**22
 _MAX_NAMED = 1000
 """Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
 
-_PICKLE = b"\x80"
-"""First byte of files that `torch.save` writes without a zip archive, as before torch 1.6 and DeepSpeed's fast writer
-do (0.19.8 runtime/checkpoint_engine/fast_checkpoint_engine.py)."""
-
-_PICKLE_MAGIC, _PICKLES = 0x1950A86A20F9469CFC6C, 5
-"""The first of the pickles of such a file, and their number; the tensors follow (torch 2.13 serialization.py
-`_legacy_save`)."""
+_PICKLE_MAGIC = 0x1950A86A20F9469CFC6C
+"""The first pickle of a file that is no archive (torch 2.13 serialization.py `_legacy_save`)."""
 
 CHECKPOINT_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
 """Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, with or
@@ -101,14 +97,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((path for path in found if path.name.removeprefix("checkpoint-").isdigit()), key=checkpoint_step)
 
 
-def checkpoint_tag(folder: Path) -> str:
-    """The folder of DeepSpeed's states in a checkpoint, from its file `latest`; "" if there is none."""
-    try:
-        return (folder / "latest").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def newest_usable(
     checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
 ) -> tuple[Checkpoint | None, list[Checkpoint]]:
@@ -128,16 +116,19 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = 
     """Read every file of a checkpoint once and verify it by the stored checksums, or by its structure if there are
     none.
 
+    folder: the folder of `latest`, or a folder of states in it.
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
     is_model: whether the folder holds a model alone, so that no states are missing.
     """
-    listed = _stored_checksums(folder)
+    layout = checkpoint_layout(folder)
+    folder = layout.folder
+    listed = None if layout.is_tag_named else _stored_checksums(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
             return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
-        files = [*pool.map(lambda name: _verify_structure(folder, name), names_in(folder))]
-    missing = [] if is_model else _missing(folder, files, ranks)
+        files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
+    missing = [] if is_model else _missing(layout, files, ranks)
     return Checkpoint(folder=folder, files=(*files, *missing), evidence="structure")
 
 
@@ -151,16 +142,6 @@ def write_checksums(folder: Path) -> None:
     write_config(sums, folder / CHECKSUMS, force=True)
     # The Trainer removes the folders with the oldest times (`save_total_limit`).
     os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def names_in(folder: Path) -> list[str]:
-    """The files of a checkpoint as paths relative to it, without those that this program adds."""
-    # `os.walk`, because a training may remove the checkpoint meanwhile, where `rglob` raises
-    walked = (
-        (at, [*names, *(each for each in folders if each.endswith(".pt"))]) for at, folders, names in os.walk(folder)
-    )
-    paths = sorted(Path(at, name) for at, names in walked for name in names)
-    return [str(path.relative_to(folder)) for path in paths if path.name != CHECKSUMS]
 
 
 def file_size(path: Path) -> int:
@@ -236,7 +217,7 @@ def _archive(path: Path) -> str:
     """The damage of a torch archive, or ""."""
     with path.open("rb") as stream:
         first = stream.read(1)
-    if first == _PICKLE:
+    if first == PICKLE:
         return _pickles(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -254,7 +235,7 @@ def _pickles(path: Path) -> str:
     """The damage of a torch file that is no archive, or "". The pickles are read, not executed."""
     with path.open("rb") as stream:
         try:
-            for number in range(_PICKLES):
+            for number in range(PICKLES):
                 values = [value for _, value, _ in pickletools.genops(stream)]
                 if number == 0 and _PICKLE_MAGIC not in values:
                     return "is a pickle that torch did not save"
@@ -276,23 +257,35 @@ def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
     return {int(match[1]) for name in names if (match := kind.search(name))}
 
 
-def _missing(folder: Path, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
-    """Expected files that are missing: those of every rank, the folder that `latest` names, and the Trainer's state,
-    which it writes last."""
-    names = [file.name for file in files]
-    kinds = (OPTIMIZER_STATES, SHARDED_MODEL_STATES, RANDOM_STATES)
-    states, models, random = (ranks_in(names, kind) for kind in kinds)
-    count = ranks if ranks is not None else max(states | models, default=-1) + 1
-    missing: list[str] = []
-    others = {"model": models, "random": random}
-    for kind, have in {"optimizer": states, **{kind: have for kind, have in others.items() if have}}.items():
-        absent = (f"the {kind} states of rank {rank}" for rank in range(count) if rank not in have)
-        missing += islice(absent, _MAX_NAMED)
-    if folder.name.startswith("checkpoint-") and "trainer_state.json" not in names:
-        missing.append("trainer_state.json")
-    tag = checkpoint_tag(folder)
-    if not tag:
-        missing.append("latest")
-    elif not any(name.startswith(f"{tag}/") and name.endswith("model_states.pt") for name in names):
-        missing.append(f"{tag}/*model_states.pt")
-    return [CheckpointFile(name=name, size_bytes=0, problem="is missing") for name in missing]
+def _missing(layout: CheckpointLayout, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
+    """Expected files that are missing: those of every rank, the file that names the tag, the folder that it names, and
+    the Trainer's state, which it writes last."""
+    names, folder = [file.name for file in files], layout.folder
+    absent = [] if layout.is_universal else _missing_ranks(layout, names, ranks)
+    is_trainers = folder.name.startswith("checkpoint-") and not layout.is_tag_named
+    if is_trainers and "trainer_state.json" not in names:
+        absent.append(("trainer_state.json", "is missing"))
+    if not layout.is_tag_named and not layout.latest:
+        absent.append((layout.latest_name, "is missing"))
+    elif not layout.is_tag_named and layout.latest != layout.tag:
+        if (folder / layout.latest).is_dir():
+            absent.append((f"{layout.latest}/*model_states.pt", "is missing"))
+        else:
+            absent.append((layout.latest_name, f"names {layout.latest}, which is missing"))
+    return [CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in absent]
+
+
+def _missing_ranks(layout: CheckpointLayout, names: Iterable[str], ranks: int | None) -> list[tuple[str, str]]:
+    names, saved = list(names), saved_states(layout)
+    kinds = {"optimizer": OPTIMIZER_STATES, "model": SHARDED_MODEL_STATES, "random": RANDOM_STATES}
+    have = {kind: ranks_in(names, pattern) for kind, pattern in kinds.items()}
+    count = max(have["optimizer"] | have["model"], default=-1) + 1
+    if saved.has_shards or have["optimizer"]:
+        count = max(count, saved.ranks)
+    count = count if ranks is None else ranks
+    return [
+        (f"the {kind} states of rank {rank}", "are missing")
+        for kind, found in have.items()
+        if found or kind == "optimizer"
+        for rank in islice((rank for rank in range(count) if rank not in found), _MAX_NAMED)
+    ]

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,17 +20,8 @@ from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
-from .checkpoint import (
-    CHECKSUMS,
-    OPTIMIZER_STATES,
-    SHARDED_MODEL_STATES,
-    checkpoint_tag,
-    file_size,
-    names_in,
-    ranks_in,
-)
-
-_MODEL = re.compile(r"(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
+from .checkpoint import OPTIMIZER_STATES, SHARDED_MODEL_STATES, file_size, ranks_in
+from .checkpoint_layout import CHECKSUMS, MODEL_STATES, checkpoint_layout, saved_states
 
 _KNOWN = frozenset(
     (
@@ -47,6 +38,12 @@ those that `torch.load` accepts with `weights_only`."""
 _SHARD_BYTES = 5 * 10**9
 """Maximum size of a weights file, as in `save_pretrained`."""
 
+_COUNTED_AT_ONCE = 2**22
+"""Values that are examined at once, so that their copies add nothing to the peak RAM."""
+
+_TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")
+"""Beginnings of the names of vocabularies (transformers 5.24 `vocab_files_names` of its tokenizers)."""
+
 PROCESS_BYTES = 700 * 2**20
 """RAM of a process that has imported torch and DeepSpeed (measured: torch 2.13, DeepSpeed 0.19.8)."""
 
@@ -58,11 +55,17 @@ class CheckpointContents:
     folder: str
     tag: str
     """The folder of DeepSpeed's states; "" if there is none."""
+    latest: str
+    """The tag that `latest` names, or for a universal checkpoint `latest_universal`; "" without that file."""
+    is_tag_named: bool
+    """Whether the question named the folder of states, and not the one of `latest`."""
+    is_universal: bool
+    """Whether `ds_to_universal` wrote it, for any number of ranks."""
     step: int | None
     stage: Literal["none", "0", "1 or 2", "3"]
     """The ZeRO stage; "none" if there are no states of DeepSpeed."""
     ranks: int
-    """Number of data-parallel ranks."""
+    """Number of data-parallel ranks; 0 if the states are not those of ranks."""
     model_ranks: int
     """Number of tensor-parallel ranks."""
     size_bytes: int
@@ -87,6 +90,14 @@ class Conversion:
     dtype: str
     read_bytes: int
     written_bytes: int
+    non_finite: int
+    """Written values that are NaN or infinite."""
+    non_finite_tensor: str
+    """The first tensor with such values; "" without."""
+    has_config: bool
+    """Whether the checkpoint held config.json, which was copied."""
+    has_tokenizer: bool
+    """Whether it held a tokenizer, which was copied."""
     peak_bytes: int
     """Peak RAM (RSS): the process, plus the largest of these: a file of model states; one file of weights with the two
     fp32 copies of its largest tensor (one of them mapped from the optimizer's files); and at stages 1 and 2, where
@@ -95,28 +106,38 @@ class Conversion:
 
 
 def read_contents(folder: Path) -> CheckpointContents:
-    """The contents of a checkpoint folder; no file is read. Raises ConfigFileError if it is not a checkpoint."""
-    files = (name for name in names_in(folder) if name.count("/") < 2)  # deeper ones belong to other checkpoints
-    names = {name: size for name in files if (size := _size_bytes(folder / name))}
-    tag = checkpoint_tag(folder)
-    states = [match for name in names if (match := OPTIMIZER_STATES.search(name))]
-    models = [match for name in names if (match := _MODEL.search(name))]
-    step = re.search(r"(\d+)$", tag or folder.name)
+    """The contents of a checkpoint, whose folder of `latest` or folder of states is given. Of the files, only a
+    description in the model states is read. Raises ConfigFileError if it is not a checkpoint."""
+    layout = checkpoint_layout(folder)
+    names = {name: size for name in layout.names() if (size := _size_bytes(layout.folder / name))}
+    saved, tag = saved_states(layout), layout.tag
+    states = [name for name in names if OPTIMIZER_STATES.search(name)]
+    models = [match for name in names if (match := MODEL_STATES.search(Path(name).name))]
+    step = re.search(r"(\d+)(_universal)?$", tag or folder.name)
     sharded = any(match[1] for match in models)
     weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if not models and not weights:
         fix = "name the folder that holds `latest` or safetensors"
         raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
+    has_states = bool(states) or saved.has_shards
+    ranks = max(ranks_in(names, OPTIMIZER_STATES) | ranks_in(names, SHARDED_MODEL_STATES), default=-1) + 1
     return CheckpointContents(
-        folder=str(folder),
+        folder=str(layout.folder),
         tag=tag,
+        latest=layout.latest,
+        is_tag_named=layout.is_tag_named,
+        is_universal=layout.is_universal,
         step=int(step[1]) if step else None,
-        stage="none" if not models else "3" if sharded and states else "1 or 2" if states else "0",
-        ranks=max(ranks_in(names, OPTIMIZER_STATES) | ranks_in(names, SHARDED_MODEL_STATES), default=-1) + 1,
+        stage="none" if not models else "3" if sharded and has_states else "1 or 2" if has_states else "0",
+        ranks=0 if layout.is_universal else max(ranks, saved.ranks) if has_states else ranks,
         model_ranks=len({match[3] for match in models}),
         size_bytes=sum(names.values()),
-        optimizer_bytes=sum(size for name, size in names.items() if OPTIMIZER_STATES.search(name)),
-        weights_bytes=sum(size for name, size in names.items() if _MODEL.search(name) or name in weights),
+        optimizer_bytes=sum(
+            size for name, size in names.items() if OPTIMIZER_STATES.search(name) or name.startswith(f"{tag}/zero/")
+        ),
+        weights_bytes=sum(
+            size for name, size in names.items() if MODEL_STATES.search(Path(name).name) or name in weights
+        ),
         weights=weights,
     )
 
@@ -167,10 +188,10 @@ def write_model(
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
             made = Path(temporary) / "model"
             made.mkdir()
-            _write_shards(tensors, conversion.dtype, made, say)
-            for path in folder.iterdir():
-                if _belongs_to_model(path):
-                    shutil.copy2(path, made / path.name)
+            broken = _write_shards(tensors, conversion.dtype, made, say)
+            copied = [path for path in folder.iterdir() if _belongs_to_model(path)]
+            for path in copied:
+                shutil.copy2(path, made / path.name)
             if target.exists():
                 shutil.rmtree(target)
             made.rename(target)
@@ -180,7 +201,13 @@ def write_model(
             why=error.strerror or str(error),
             fix="name another folder",
         ) from error
-    return conversion
+    return replace(
+        conversion,
+        non_finite=sum(broken.values()),
+        non_finite_tensor=next(iter(broken), ""),
+        has_config=any(path.name == "config.json" for path in copied),
+        has_tokenizer=any(path.name.startswith(_TOKENIZERS) for path in copied),
+    )
 
 
 def _has_zero_states(contents: CheckpointContents) -> bool:
@@ -189,7 +216,9 @@ def _has_zero_states(contents: CheckpointContents) -> bool:
 
 def _check_convertible(contents: CheckpointContents) -> None:
     reason, fix = "", "name the folder that holds `latest`"
-    if contents.is_model:
+    if contents.is_universal:
+        reason, fix = "it is a universal checkpoint", "name the checkpoint that it was converted from"
+    elif contents.is_model:
         reason = "it holds no states of DeepSpeed; from_pretrained reads its weights"
     elif contents.model_ranks > 1:
         reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
@@ -280,10 +309,17 @@ def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype:
         read_bytes=read,
         written_bytes=written,
         peak_bytes=PROCESS_BYTES + max(needs),
+        non_finite=0,
+        non_finite_tensor="",
+        has_config=False,
+        has_tokenizer=False,
     )
 
 
-def _write_shards(tensors: Mapping[str, Any], dtype_name: str, folder: Path, say: Callable[[str], None]) -> None:
+def _write_shards(
+    tensors: Mapping[str, Any], dtype_name: str, folder: Path, say: Callable[[str], None]
+) -> dict[str, int]:
+    """Write the tensors, and return the number of values that are NaN or infinite by tensor."""
     import torch
     from deepspeed.utils.zero_to_fp32 import to_torch_tensor
     from huggingface_hub import split_torch_state_dict_into_shards
@@ -295,15 +331,24 @@ def _write_shards(tensors: Mapping[str, Any], dtype_name: str, folder: Path, say
     split = split_torch_state_dict_into_shards(
         empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_SHARD_BYTES
     )
+    broken: dict[str, int] = {}
     for name, names in split.filename_to_tensors.items():
         say(f"writing {name} ...")
         shard: dict[str, Any] = {}
         for each in names:
-            shard |= to_torch_tensor({each: tensors[each]}, dtype=dtype)
+            tensor = to_torch_tensor({each: tensors[each]}, dtype=dtype)[each]
+            if any(tensor.data_ptr() == other.data_ptr() for other in shard.values()):
+                shard[each] = tensor.clone()  # safetensors refuses tied weights, known only by the model's class
+                continue
+            shard[each] = tensor
+            parts = tensor.flatten().split(_COUNTED_AT_ONCE)
+            if wrong := sum(int((~torch.isfinite(part)).sum()) for part in parts):
+                broken[each] = wrong
         save_file(shard, folder / name, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return broken
 
 
 def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:

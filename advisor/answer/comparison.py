@@ -60,6 +60,8 @@ class Side:
     """Features and keys whose effect the figures do not have."""
     dry_run: DryRunAnswer | None = None
     """The dry run of a side with such features."""
+    refused: str = ""
+    """Why DeepSpeed or the Trainer refuses a file of which only the keys are compared; "" if they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,8 @@ class SideFigures:
     name: str
     plan: PlanFigures | None
     """Null without --model."""
+    refused: str
+    """The first error of lint in a file that is compared without --model; "" without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,9 @@ class Comparison:
 
     def figures(self) -> ComparisonFigures:
         """Return the comparison as data."""
-        sides = tuple(SideFigures(name=side.name, plan=self._plan(side.candidate)) for side in self.sides)
+        sides = tuple(
+            SideFigures(name=side.name, plan=self._plan(side.candidate), refused=side.refused) for side in self.sides
+        )
         return from_attributes(ComparisonFigures, self, schema_version=SCHEMA_VERSION, sides=sides)
 
     def _plan(self, candidate: Candidate | None) -> PlanFigures | None:
@@ -126,9 +132,9 @@ def compare(
 ) -> Comparison:
     """Compare two files, two strategies, or a file and a strategy. A text is the path of a file, or a strategy.
 
-    Raises ConfigFileError for a file that cannot be read or that DeepSpeed refuses, WorkloadError for a strategy
-    without context and for an unsupported combination, ClusterError for a strategy that needs a swap folder and has
-    none.
+    Raises ConfigFileError for a file that cannot be read or, with a context, that DeepSpeed refuses, WorkloadError for
+    a strategy without context and for an unsupported combination, ClusterError for a strategy that needs a swap folder
+    and has none.
     """
     facts = load_facts()
     sides = build_side(first, context, facts), build_side(second, context, facts)
@@ -183,13 +189,12 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    for finding in lint_question(side, facts).findings if context is not None else ():
-        if finding.severity == "error":
-            raise ConfigFileError(
-                f"{name}, line {finding.line}: {finding.what} ({finding.code})", why=finding.why, fix=finding.fix
-            )
+    refusal = next((each for each in lint_question(side, facts).findings if each.severity == "error"), None)
+    problem = "" if refusal is None else f"line {refusal.line}: {refusal.what} ({refusal.code})"
     if context is None:
-        return Side(name=name, settings=ConfigSettings(config, facts))
+        return Side(name=name, settings=ConfigSettings(config, facts), refused=problem)
+    if refusal is not None:
+        raise ConfigFileError(f"{name}, {problem}", why=refusal.why, fix=refusal.fix)
     model, cluster = context.question.model, context.question.cluster
     options, batch = split_batch(side.options if side.recorded is not None else context.options)
     wanted = options.get("global_batch")

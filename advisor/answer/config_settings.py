@@ -14,9 +14,9 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.facts import DeepSpeedFacts
 
-Origin = Literal["file", "auto", "default", "unset"]
-"""file: written in the file. auto: written as `auto`; the value fills it. default: DeepSpeed's default. unset: no
-value."""
+Origin = Literal["file", "auto", "derived", "default", "unset"]
+"""file: written in the file. auto: written as `auto`; the value fills it. derived: computed from the other batch sizes
+and the number of GPUs. default: DeepSpeed's default. unset: no value."""
 
 _ACTIVATORS = {"device": "none", "enabled": False}
 """Keys that enable their block, each with the value that disables the block's other keys."""
@@ -95,12 +95,12 @@ class ConfigSettings:
         return value if isinstance(value, int) else 0
 
     def default(self, path: str) -> Setting:
-        """Return DeepSpeed's default for a key that is not written."""
+        """Return the value of a key that is not written: DeepSpeed's default, or what follows from other keys."""
         if path == "zero_optimization.overlap_comm":
             return Setting(value=self.stage() == 3, origin="default")  # None, resolved by the stage
         derived = self._batch().get(path)
         if derived is not None:
-            return Setting(value=derived, origin="default")
+            return Setting(value=derived, origin="derived")
         default = self.facts.default(path)
         return UNSET if default is None else Setting(value=default, origin="default")
 

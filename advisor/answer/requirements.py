@@ -27,10 +27,12 @@ class Requirement:
 
     file: str
     name: RequirementName
-    met: bool
+    met: bool | None
+    """Null if it was not checked, because lint failed."""
     detail: str
-    value: float
-    """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money."""
+    value: float | None
+    """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money; null if
+    it was not checked."""
     limit: float
     """Least allowed value for "fits" and "speed", largest allowed value for the others."""
 
@@ -41,7 +43,19 @@ class CheckResult:
 
     schema_version: int
     met: bool
+    """Whether all are met, and all files were read."""
     requirements: tuple[Requirement, ...]
+    unread: tuple[UnreadFigures, ...]
+    """Files that were not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadFigures:
+    """A file that was not checked."""
+
+    file: str
+    problem: str
+    """Why it cannot be read, or has no plan."""
 
 
 Limits = Mapping[RequirementName, float]
@@ -85,7 +99,12 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     clean += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
     detail = "; ".join(found) if found else clean
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
-    if context is None or errors:  # a refused configuration has no memory or speed
+    if context is None:
+        return
+    if errors:  # a refused configuration has no memory or speed
+        skipped: dict[RequirementName, float] = {"fits": LEAST["safe"], **limits}
+        for key, limit in skipped.items():
+            yield Requirement(file=name, name=key, met=None, detail="not checked, lint failed", value=None, limit=limit)
         return
     side = build_side(file, context)
     candidate = side.candidate

@@ -174,7 +174,8 @@ _compared = _file_question(
 def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:
     """Check DeepSpeed configurations against requirements, one line each.
 
-    Lint must find no errors. With --model the plan must also fit the GPUs and keep the limits.
+    Lint must find no errors. With --model the plan must also fit the GPUs and keep the limits. A file that cannot be
+    read does not stop the others.
 
     \b
     ds-advise check ds_config.json
@@ -184,12 +185,19 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
     from ..advise import files_context
-    from ..answer.requirements import CheckResult, check_file, parse_limits
-    from ..question.file_question import read_file_question
+    from ..answer.requirements import CheckResult, Requirement, UnreadFigures, check_file, parse_limits
+    from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount
     from ..render.deliver import show_document
 
-    files = [read_file_question(Path(file), question) for file in config_files]
+    files, unread = list[FileQuestion](), dict[str, DsAdviseError]()
+    for name in config_files:
+        try:
+            files.append(read_file_question(Path(name), question))
+        except ConfigFileError as error:
+            unread[name] = error
+    if not files:
+        raise next(iter(unread.values()))
     asked = {name: value for file in files for name, value in file.asked.items()}
     check_job(asked)
     has_model = any(file.model is not None for file in files)
@@ -200,10 +208,22 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
     parsed, known = parse_limits(**limits), with_dry_runs(files_context(files, question, say=output.say), output)
-    found = [requirement for file in files for requirement in check_file(file, known, parsed)]
-    result = CheckResult(schema_version=SCHEMA_VERSION, met=all(each.met for each in found), requirements=tuple(found))
+    found: list[Requirement] = []
+    for file in files:
+        try:
+            found += check_file(file, known, parsed)
+        except ConfigFileError as error:
+            if len(config_files) == 1:
+                raise
+            unread[file.name] = error
+    result = CheckResult(
+        schema_version=SCHEMA_VERSION,
+        met=all(each.met for each in found) and not unread,
+        requirements=tuple(found),
+        unread=tuple(UnreadFigures(file=name, problem=error.reason) for name, error in unread.items()),
+    )
     show_document(lambda: _check_document(result, only_lint=known is None), output)
-    return int(not result.met)
+    return max((int(not result.met), *(error.exit_code for error in unread.values())))
 
 
 def with_dry_runs(context: ComparisonContext | None, output: Output) -> ComparisonContext | None:
@@ -225,16 +245,24 @@ def with_dry_runs(context: ComparisonContext | None, output: Output) -> Comparis
 def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
     """Return one line per requirement, because logs of a pipeline are searched by line, and their number."""
     from ..document import blocks as doc
-    from ..text.units import counted_noun
+    from ..text.units import counted_noun, printable
 
-    lines = [
-        doc.Line(
-            f"{'ok  ' if each.met else 'FAIL'}  {each.file}: {each.name}: {each.detail}", "good" if each.met else "bad"
-        )
-        for each in result.requirements
-    ]
-    failed = sum(not each.met for each in result.requirements)
-    total = f"{counted_noun(len(lines), 'requirement')}: {len(lines) - failed} met, {failed} failed."
+    looks: dict[bool | None, tuple[str, doc.Style]] = {
+        True: ("ok  ", "good"),
+        False: ("FAIL", "bad"),
+        None: ("skip", "unsure"),
+    }
+    lines, counts = list[doc.Line](), dict.fromkeys(looks, 0)
+    for each in result.requirements:
+        word, style = looks[each.met]
+        counts[each.met] += 1
+        lines.append(doc.Line(f"{word}  {each.file}: {each.name}: {each.detail}", style))
+    total = f"{counted_noun(len(lines), 'requirement')}: {counts[True]} met, {counts[False]} failed"
+    total += f", {counts[None]} skipped" * bool(counts[None])
+    if result.unread:
+        lines += [doc.Line(f"FAIL  {printable(each.problem)}", "bad") for each in result.unread]
+        total += f"; {counted_noun(len(result.unread), 'file')} not read"
+    total += "."
     blocks: list[doc.Block] = [*lines, doc.Line(total, "bold")]
     if only_lint:
         blocks.append(doc.Line("Only lint was checked; --model and --gpus also check memory and speed.", "dim"))
@@ -259,7 +287,7 @@ def compare(
     ds-advise compare old.json zero3 --model Qwen2.5-14B --gpus 4xA100-80GB --ram 512GB
     ds-advise compare zero2-offload zero3 --model Qwen2.5-7B --gpus 2x48GB --micro-batch 4
 
-    Exit code: 0, or 2 if a configuration cannot be read or cannot run.
+    Exit code: 0, or 2 if a configuration cannot be read or, with --model, cannot run.
     """
     from ..advise import files_context
     from ..answer.comparison import compare as compare_sides
@@ -275,18 +303,21 @@ def compare(
     sides = [name if is_strategy(name) else read_file_question(Path(name), question) for name in (first, second)]
     files = [side for side in sides if isinstance(side, FileQuestion)]
     check_job({name: value for each in (question, *(file.asked for file in files)) for name, value in each.items()})
-    if all(file.recorded is None for file in files):
-        question.setdefault("gradient_checkpointing", "on")  # the same on both sides
+    is_set = "gradient_checkpointing" in question or any(file.recorded is not None for file in files)
+    if not is_set:
+        question["gradient_checkpointing"] = "on"  # the same on both sides
     context = with_dry_runs(files_context(files, question, say=output.say), output)
     if context is None:
-        for option, is_set in (
+        for option, is_given in (
             ("the duration of a job", has_amount(question)),
             ("--gpus", "gpus" in question),
             ("--plot", plot is not None),
         ):
-            if is_set:
+            if is_given:
                 raise click.UsageError(f"{option} needs --model")
     comparison = compare_sides(sides[0], sides[1], context)
+    if not is_set and any(side.filled for side in comparison.sides):
+        output.say("gradient checkpointing is on for both sides; `check` would choose it with the `auto` batch")
     show_document(lambda: comparison_document(comparison), output, html=html, plot=plot)
     return 0
 

@@ -17,6 +17,7 @@ from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignor
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
+    from ...validate.checkpoint import Checkpoint
     from ..document.blocks import Document
 
 
@@ -95,7 +96,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
-    A record identifies a machine by its hardware only. Exit code: 0, or 2 if the records cannot be read.
+    A record identifies a machine by its hardware only. Exit code: 0, or 2 if one does not exist or cannot be read.
     """
     from ...probes.store import Store
     from ..render.deliver import show_document
@@ -108,18 +109,20 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")
+        if chosen is not None:
+            _records(store, chosen)  # raises before any is removed
         removed = store.forget("all" if chosen is None else chosen)
-        show_document(lambda: forgotten_document(removed, chosen or ()), output)
+        show_document(lambda: forgotten_document(removed), output)
         return 0
 
     most = None if output.mode == "json" else limit
-    found = store.find(limit=None if most is None else most + 1) if chosen is None else _records(store, chosen)
-    more = most is not None and len(found) > most
+    found = store.find() if chosen is None else _records(store, chosen)
+    older = 0 if most is None else max(0, len(found) - most)
 
     def document() -> Document:
         if chosen is not None and len(found) == 1:
             return page_document(found[0], path=store.path)
-        return history_document(found[:most], path=store.path, more=more)
+        return history_document(found[:most], path=store.path, older=older)
 
     show_document(document, output)
     return 0
@@ -208,17 +211,18 @@ def _number(text: str) -> int:
 def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output: Output) -> int:
     """Show the contents of a checkpoint of DeepSpeed or the Trainer, check its files, and export its weights.
 
-    Every file is read once. Archives must be complete; files written under `launch` or `train` must match their
-    checksums. Of a training's output folder, the newest usable checkpoint is taken. DeepSpeed's zero_to_fp32 assembles
-    the weights.
+    DIR holds `latest`, or is a folder of states or of a universal checkpoint; of a training's output folder, the newest
+    usable checkpoint is taken. Every file is read once. Archives must be complete; files written under `launch` or
+    `train` must match their checksums. DeepSpeed's zero_to_fp32 assembles the weights.
 
     \b
     ds-advise checkpoint output/checkpoint-500
     ds-advise checkpoint output/checkpoint-500 --to-hf my-model
 
-    Exit code: 0 if it is intact, 1 if it is damaged, 2 if it cannot be read.
+    Exit code: 0 if it is intact, 1 if it is damaged or written weights are NaN or infinite, 2 if it cannot be read.
     """
-    from ...validate.checkpoint import checkpoint_tag, checkpoints_in, newest_usable, read_checkpoint
+    from ...validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
+    from ...validate.checkpoint_layout import checkpoint_layout
     from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, checkpoint_document
     from ..render.deliver import show_document
@@ -227,7 +231,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
         raise click.UsageError(f"{folder} is not a folder")
-    if (inside := checkpoints_in(folder)) and not checkpoint_tag(folder):
+    if (inside := checkpoints_in(folder)) and not checkpoint_layout(folder).tag:
         usable, damaged = newest_usable(inside, say=output.say)
         for each in damaged:
             output.say(f"{each.folder.name} is damaged: {each.problem}")
@@ -247,9 +251,11 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         conversion=conversion,
         written="" if conversion is None else str(to_hf),
     )
-    several = not inside and len(checkpoints_in(folder.parent)) > 1
-    show_document(lambda: checkpoint_document(answer, is_one_of_several=several), output)
-    return 0 if found.is_whole else 1
+    newest: Checkpoint | None = None
+    if not inside and found.damaged and folder in (others := checkpoints_in(folder.parent)):
+        newest, _ = newest_usable((each for each in others if each != folder), say=output.say)
+    show_document(lambda: checkpoint_document(answer, newest_whole=None if newest is None else newest.folder), output)
+    return 1 if found.damaged or (conversion and conversion.non_finite) else 0
 
 
 @click.command(cls=GroupedCommand)

@@ -286,7 +286,9 @@ LANG = click.option("--lang", "language", type=click.Choice(["en", "zh"]), help=
 FORCE = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 ACCUMULATION = click.option(
-    "--accumulation", type=COUNT, help="Value for an `auto` gradient_accumulation_steps.  [default: 1]"
+    "--accumulation",
+    type=COUNT,
+    help="Value for an `auto` gradient_accumulation_steps.  [default: the recommended value]",
 )
 
 FALLBACK = click.option("--fallback", is_flag=True, help="When memory runs out, continue with the next plan that fits.")

@@ -18,9 +18,12 @@ from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, questi
 @question_options(
     names_in(JobOptions, MethodOptions, TrainingOptions, SoftwareOptions, AnswerOptions, without=("price",))
 )
-@click.option("--deadline", metavar="TIME", help="Find the best value that finishes in this time: 24h, 90m, 3d.")
+@click.option("--deadline", metavar="TIME", help="Find the best value that ends in this time: 24h, 90m, 3d.")
 @click.option(
-    "--budget", type=NUMBER, metavar="AMOUNT", help="Find the fastest machine within this budget (prices' currency)."
+    "--budget",
+    type=NUMBER,
+    metavar="AMOUNT",
+    help="Find the fastest machine within this budget (prices' currency); with --deadline the best value.",
 )
 @click.option("--prices", type=PATH, metavar="FILE", help="Price table as CSV.  [default: a small built-in table]")
 @click.option("--max-nodes", "most_nodes", type=COUNT, default=4, help="Maximum number of machines.")
@@ -28,7 +31,7 @@ from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, questi
     "--all",
     "all_offers",
     is_flag=True,
-    help="Show every machine, not only the Pareto-optimal and the best of each GPU.",
+    help="Show every machine, also those that another one beats in cost and time.",
 )
 @report_options("cost against hours")
 @output_options
@@ -42,6 +45,9 @@ def rent(
     **limits: Any,
 ) -> int:
     """Compare the machines of a price table by cost and hours of a job, each with its best plan.
+
+    The prediction does not tell costs apart that lie within the interval of the cheapest. Of these machines, the best
+    value has the least cost times hours.
 
     \b
     ds-advise rent Qwen2.5-7B --method lora --samples 20000 --deadline 12h

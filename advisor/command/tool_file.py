@@ -117,6 +117,8 @@ def _observed(run: ImportedRun, advice: CommandAdvice) -> ImportedRun:
         if bool(run.gradient_checkpointing) == checkpoints
         else checkpoints,
         remarks=[],
+        faults=tuple(fault for fault in run.faults if not any(key in fault for key in run.unknown)),
+        unknown=(),  # the tool took them
         uncounted=(),
         obstacle="",
     )

@@ -113,7 +113,8 @@ class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
     order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head.
-    notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out."""
+    notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out.
+    names_hidden: whether a line below names the columns that were left out."""
 
     head: Sequence[str]
     rows: Sequence[Row]
@@ -122,6 +123,7 @@ class Table(NamedTuple):
     optional: Sequence[int] = ()
     legend: str = ""
     notes: Sequence[tuple[str, str]] = ()
+    names_hidden: bool = False
 
     @property
     def footnote(self) -> str:

@@ -231,6 +231,9 @@ def _print_table(table: Table, console: Console) -> None:
             sentence(console, f"    {_text(remark, console)}", style=style, hang=6)
     if footnote:
         sentence(console, f" {footnote}", style="dim")
+    hidden = [title for title in whole.head if title and title not in table.head]
+    if hidden and whole.names_hidden:
+        sentence(console, f" Not shown at this width: {', '.join(hidden)}.", style="dim")
 
 
 def _print_columns(

@@ -28,6 +28,26 @@ WITH_FILE = (
 """Keys of `deepspeed_config` that accelerate refuses if a configuration file is also named; it then refuses
 `mixed_precision` too (1.15 utils/dataclasses.py `_deepspeed_config_checks`, commands/launch.py `launch_command`)."""
 
+_BLOCK = "deepspeed_config"
+FIELDS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("gradient_accumulation_steps",): (_BLOCK, "gradient_accumulation_steps"),
+    ("gradient_clipping",): (_BLOCK, "gradient_clipping"),
+    ("zero_optimization",): (_BLOCK, "zero_stage"),
+    ("zero_optimization", "stage"): (_BLOCK, "zero_stage"),
+    ("zero_optimization", "offload_optimizer"): (_BLOCK, "offload_optimizer_device"),
+    ("zero_optimization", "offload_optimizer", "device"): (_BLOCK, "offload_optimizer_device"),
+    ("zero_optimization", "offload_optimizer", "nvme_path"): (_BLOCK, "offload_optimizer_nvme_path"),
+    ("zero_optimization", "offload_param"): (_BLOCK, "offload_param_device"),
+    ("zero_optimization", "offload_param", "device"): (_BLOCK, "offload_param_device"),
+    ("zero_optimization", "offload_param", "nvme_path"): (_BLOCK, "offload_param_nvme_path"),
+    ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): (_BLOCK, "zero3_save_16bit_model"),
+    ("bf16",): ("mixed_precision",),
+    ("bf16", "enabled"): ("mixed_precision",),
+    ("fp16",): ("mixed_precision",),
+    ("fp16", "enabled"): ("mixed_precision",),
+}
+"""The fields that `_deepspeed` makes DeepSpeed's keys from."""
+
 _PREFIX = "parallelism_config_"
 """Of all keys in accelerate's `parallelism_config`."""
 

@@ -36,19 +36,21 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL
 NAMES = tuple(form.name for form in FORMATS)
 
 
-def detect_format(path: Path, name: str | None = None, gpus: str | None = None) -> tuple[Source, Format]:
-    """The file and its format, which is the named one or is recognised by content. gpus: see `read_source`.
+def detect_format(
+    path: Path, name: str | None = None, gpus: str | None = None, *, offline: bool = False
+) -> tuple[Source, Format]:
+    """The file and its format, which is the named one or is recognised by content. gpus, offline: see `read_source`.
 
     Raises ConfigFileError for a file that cannot be read or has none of the formats.
     """
-    source = read_source(path, gpus)
+    source = read_source(path, gpus, offline=offline)
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
         raise ConfigFileError(
-            f"{path} is a DeepSpeed configuration without model and batch",
-            fix="pass it to ds-advise lint, compare or dry-run",
+            f"{path} is a DeepSpeed configuration, not a file of a tool that names a model",
+            fix="pass it to ds-advise check, lint, compare or dry-run, the figures with --model",
         )
     keys = ", ".join(list(source.values)[:4])
     raise ConfigFileError(
@@ -120,7 +122,7 @@ def import_file(
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
-    source, known = detect_format(path, format, gpus)
+    source, known = detect_format(path, format, gpus, offline=offline)
     run = known.read(source)
     _set_options(run, ds_config, model, overrides)
     kind = gpus or "auto"
@@ -146,6 +148,8 @@ def import_file(
     elif cluster is not None:
         try:
             shape = load_model(run.model, offline=offline)
+            if "/" in run.model and not Path(run.model).exists() and shape.name.lower() != run.model.lower():
+                run.remarks.append(f"{run.model} is counted as {shape.name}, which has the same configuration")
             figures = import_figures(
                 run,
                 shape,

@@ -4,7 +4,7 @@ configuration that it names."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,21 @@ def plan_files(
 
 
 def changed_keys(source: Source, file: ChangedFile) -> list[str]:
-    """The changed keys of the tool's file, as `key: value`, and `no key` for a removed one."""
-    old, new = source.values, parse_source(file.new_path, file.new_text, source.kind).values
-    changed = [f"{key}: {_in_line(value)}" for key, value in new.items() if key not in old or old[key] != value]
-    return [*changed, *(f"no {key}" for key in old if key not in new)]
+    """The changed keys of the tool's file or of a DeepSpeed configuration, as `key: value`, and `no key` for a removed
+    one."""
+    kind = source.kind if file.old_name == str(source.path) else "json"
+    old, new = (parse_source(file.new_path, text, kind).values for text in (file.old_text, file.new_text))
+    return list(_changed(old, new, ""))
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any], block: str) -> Iterator[str]:
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            yield from _changed(before, value, f"{block}{key}.")
+        elif key not in old or before != value:
+            yield f"{block}{key}: {_in_line(value)}"
+    yield from (f"no {block}{key}" for key in old if key not in new)
 
 
 def _in_line(value: Any) -> str:
@@ -170,8 +181,8 @@ def _for_accelerate(
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
-    # accelerate and the Trainer replace auto; a number must be the plan's.
-    is_number = own.get("gradient_accumulation_steps", "auto") != "auto"
+    # accelerate and the Trainer replace auto, by 1 where the script has no number; another number must be the plan's.
+    is_number = own.get("gradient_accumulation_steps", "auto") != "auto" and steps != 1
     return {**config, "gradient_accumulation_steps": steps if is_number else "auto"}
 
 

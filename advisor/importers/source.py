@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +43,8 @@ class Source:
         return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
 
 
-def read_source(path: Path, gpus: str | None = None) -> Source:
-    """Read a file. gpus: the machines, for the command in the message on a script.
+def read_source(path: Path, gpus: str | None = None, *, offline: bool = False) -> Source:
+    """Read a file. gpus: the machines, and offline, as they were given: for the command in the message on a script.
 
     Raises ConfigFileError for a file that cannot be read, for a text that is neither YAML nor JSON, and for a script,
     with the command that answers in its place.
@@ -54,7 +55,7 @@ def read_source(path: Path, gpus: str | None = None) -> Source:
         problem = "not text" if text.strip() else "the file is empty"
         raise ConfigFileError(f"{path}: {problem}", fix=fix)
     if text.startswith("#!") or path.suffix in _SCRIPTS:
-        raise _script_error(path, text, gpus or "SPEC")
+        raise _script_error(path, text, gpus or "SPEC", " --offline" * offline)
     is_json = text.lstrip().startswith("{") or path.suffix == ".json"
     return parse_source(path, text, "json" if is_json else "yaml")
 
@@ -65,16 +66,20 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
     return Source(path=path, text=text, kind=kind, values=values)
 
 
-def _script_error(path: Path, text: str, gpus: str) -> ConfigFileError:
-    """The error for a script, with the first training command in its text."""
+def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileError:
+    """The error for a script, with the first training command in its text, and what is exported before."""
     command, why = f"torchrun {path}", "a dry run of its command answers in its place"
     if path.suffix != ".py":
-        trainings = (line.text for line in shell_lines(text) if is_training(line.words))
-        command = next(trainings, "COMMAND, with the command that starts the training")
+        command, exported = "COMMAND, with the command that starts the training", list[str]()
+        for line in shell_lines(text):
+            if is_training(line.words):
+                command = " ".join([*(["env", *exported] if exported else []), line.text])
+                break
+            exported += [shlex.quote(word) for word in line.words[1:] if line.words[0] == "export" and "=" in word]
     if "$" in command:
         why += "; write the values of the variables"
     return ConfigFileError(
-        f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus {gpus} -- {command}"
+        f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus {gpus}{further} -- {command}"
     )
 
 

@@ -111,6 +111,10 @@ class ToolFormat:
     """Whether the tool gives peft the names of all linear modules, where a file does not name some."""
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
+    stops_at_unknown: bool = False
+    """Whether the tool is known to stop at keys that it does not have."""
+    ignores_unknown: str = ""
+    """The switch with which such a tool ignores them; "" without one in the file."""
     refuses_two_precisions: bool = True
 
     def read(self, source: Source) -> ImportedRun:
@@ -179,6 +183,8 @@ class ToolFormat:
         run.uncounted, run.unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
             run.faults = (_TWO_PRECISIONS,)
+        if run.unknown and self.stops_at_unknown and not arguments.switched(self.ignores_unknown):
+            run.faults += (f"keys that {self.tool} does not know, at which it stops: {', '.join(run.unknown)}",)
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
         return run

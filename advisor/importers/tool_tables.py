@@ -96,6 +96,7 @@ LLAMA_FACTORY = ToolFormat(
     ),
     details=_llama_factory_details,
     lists_modules=True,
+    stops_at_unknown=True,  # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
     defaults={"launcher": "torchrun", "expandable_segments": True, "one_process": "FORCE_TORCHRUN=1"},
     seq_len=("cutoff_len",),
@@ -236,6 +237,8 @@ MS_SWIFT = ToolFormat(
     details=_ms_swift_details,
     lists_modules=True,
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
+    stops_at_unknown=True,  # pipelines/base.py `_parse_args`
+    ignores_unknown="ignore_args_error",
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
     default_accumulation=None,
     model=("model", "model_id_or_path"),

@@ -18,6 +18,8 @@ from ..text.units import count, counted_noun, gib, printable, size
 _MOST_FILES = 5
 """Largest number of damaged files that are listed."""
 
+_STAGES = {"1 or 2": "ZeRO-1 or 2", "3": "ZeRO-3"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAnswer:
@@ -34,14 +36,15 @@ class CheckpointAnswer:
     """The folder with the model; "" if none was written."""
 
 
-def checkpoint_document(answer: CheckpointAnswer, *, is_one_of_several: bool = False) -> doc.Document:
+def checkpoint_document(answer: CheckpointAnswer, *, newest_whole: Path | None = None) -> doc.Document:
     """Return what the checkpoint is, whether it is whole, and its possible uses; then damage, sizes and commands.
-    is_one_of_several: whether its folder contains other checkpoints that were not read."""
-    contents, name = answer.contents, printable(answer.contents.folder)
+    newest_whole: for a damaged one, the newest intact checkpoint of the same training."""
+    contents = answer.contents
+    name = printable(_named(contents))
     blocks: list[doc.Block] = [*(_damage(answer) if answer.damaged else _whole(answer))]
-    if answer.damaged and is_one_of_several:
-        blocks.append(doc.Sentence("The newest whole checkpoint of the same training:"))
-        blocks.append(doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(str(Path(contents.folder).parent)))}"]))
+    if newest_whole is not None:
+        newest = printable(_shortest(str(newest_whole)))
+        blocks.append(doc.Sentence(f"The newest whole checkpoint of the same training is {newest}."))
     blocks += [doc.Heading("Sizes", "sizes", printed=False), _sizes(contents)]
     if answer.conversion is None and not answer.damaged:
         blocks += _next_steps(contents)
@@ -53,11 +56,15 @@ def _kind(contents: CheckpointContents) -> str:
     if contents.is_model:
         return "model folder"
     step = "" if contents.step is None else f", step {contents.step:,}"
+    if contents.is_universal:
+        return f"universal checkpoint of {_STAGES[contents.stage]}{step}"
     if contents.stage == "none":
         return f"checkpoint without states to resume from{step}"
     ranks = f" of {counted_noun(contents.ranks, 'rank')}" if contents.ranks else ""
     split = f", layers split by {contents.model_ranks}" if contents.model_ranks > 1 else ""
-    return f"ZeRO-{contents.stage} checkpoint{ranks}{split}{step}"
+    if contents.stage == "0":
+        return f"checkpoint without ZeRO{split}{step}"
+    return f"{_STAGES[contents.stage]} checkpoint{ranks}{split}{step}"
 
 
 def _whole(answer: CheckpointAnswer) -> Iterator[doc.Block]:
@@ -66,25 +73,74 @@ def _whole(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         "structure": "every file was read, and none is missing or cut off",
     }
     yield doc.Sentence(f"Whole: {evidence[answer.evidence]}.", "good")
-    if (done := answer.conversion) is None:
-        yield doc.Sentence(_uses(answer.contents))
+    if answer.conversion is not None:
+        yield from _written(answer.written, answer.conversion)
         return
+    yield doc.Sentence(_uses(answer.contents))
+    there = f"names {printable(answer.contents.latest)}" if answer.contents.latest else "is missing"
+    yield from _latest(answer.contents, f"`{_latest_file(answer.contents)}` {there}")
+
+
+def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
+    loads = ", which from_pretrained loads" if done.has_config else ""
     yield doc.Sentence(
-        f"Wrote {printable(answer.written)}, which from_pretrained loads: {count(done.parameters)} parameters in "
-        f"{done.dtype}, {size(done.written_bytes)}, with at most {gib(done.peak_bytes)} GiB of RAM."
+        f"Wrote {printable(folder)}{loads}: {count(done.parameters)} parameters in {done.dtype}, "
+        f"{size(done.written_bytes)}, with at most {gib(done.peak_bytes)} GiB of RAM."
     )
+    lacks = {"config.json": not done.has_config, "tokenizer": not done.has_tokenizer}
+    if lacking := [part for part, is_lacking in lacks.items() if is_lacking]:
+        them = "it" if len(lacking) == 1 else "them"
+        need = "" if done.has_config else ", which from_pretrained needs"
+        yield doc.Sentence(
+            f"The checkpoint has no {' and no '.join(lacking)}{need}: copy {them} from the "
+            "model that the training started from.",
+            "" if done.has_config else "unsure",
+        )
+    if done.non_finite:
+        yield doc.Sentence(
+            f"{counted_noun(done.non_finite, 'value')} {'is' if done.non_finite == 1 else 'are'} NaN or infinite, the "
+            f"first in {printable(done.non_finite_tensor)}: take an earlier checkpoint.",
+            "bad",
+        )
+
+
+def _latest_file(contents: CheckpointContents) -> str:
+    return "latest_universal" if contents.is_universal else "latest"
+
+
+def _latest(contents: CheckpointContents, found: str) -> Iterator[doc.Block]:
+    """How to load a folder of states that the file `latest` does not name. found: what is wrong, as a sentence."""
+    if not contents.tag or contents.tag == contents.latest:
+        return
+    file, tag = _latest_file(contents), printable(contents.tag)
+    yield doc.Sentence(f'{found}. Load {tag} with tag="{tag}", or let `{file}` name it:')
+    path = _shortest(str(Path(contents.folder) / file))
+    yield doc.Commands([f"echo {shlex.quote(tag)} > {_quoted(path)}"])
 
 
 def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     damaged = answer.damaged
-    yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. Do not resume from it.", "bad")
+    # The files that the states need are whole if only the file that names their folder is wrong.
+    only_latest = all(file.name.startswith("latest") for file in damaged)
+    use = "It cannot be resumed as it is." if only_latest else "Do not resume from it."
+    yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}", "bad")
     yield from (doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES])
     if len(damaged) > _MOST_FILES:
         yield doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)")
+    left = "" if only_latest else "what is left of "
+    yield from _latest(answer.contents, f"The folder holds {left}{printable(answer.contents.tag)}")
 
 
 def _quoted(path: str) -> str:
     return shlex.quote(printable(path))
+
+
+def _named(contents: CheckpointContents) -> str:
+    return _states(contents) if contents.is_tag_named else contents.folder
+
+
+def _states(contents: CheckpointContents) -> str:
+    return str(Path(contents.folder) / contents.tag)
 
 
 def _shortest(path: str) -> str:
@@ -93,11 +149,18 @@ def _shortest(path: str) -> str:
 
 
 def _can_export(contents: CheckpointContents) -> bool:
-    return not contents.weights and contents.stage in ("1 or 2", "3") and contents.model_ranks == 1
+    return (
+        not contents.weights
+        and not contents.is_universal
+        and contents.stage in ("1 or 2", "3")
+        and contents.model_ranks == 1
+    )
 
 
 def _uses(contents: CheckpointContents) -> str:
     """Return what one can do with an intact checkpoint."""
+    if contents.is_universal:
+        return f"You can resume with {_STAGES[contents.stage]} on any number of GPUs, with checkpoint.load_universal."
     uses = {
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.stage in ("1 or 2", "3"),
@@ -126,13 +189,14 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
     if _can_export(contents):
         yield doc.Gap()
         yield doc.Sentence("Export the weights as a Hugging Face model:")
-        yield doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(contents.folder))} --to-hf my-model"])
-    if contents.stage in ("1 or 2", "3"):
+        yield doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(_named(contents)))} --to-hf my-model"])
+    if contents.stage in _STAGES and not contents.is_universal:
         sharded = contents.stage == "3"
         yield doc.Gap()
-        stages = "ZeRO-3" if sharded else "ZeRO-1 or 2"
-        yield doc.Sentence(f"For another number of GPUs ({stages}), convert it and set checkpoint.load_universal:")
-        states = _shortest(f"{contents.folder.rstrip('/')}/{contents.tag}")
+        yield doc.Sentence(
+            f"For another number of GPUs ({_STAGES[contents.stage]}), convert it and set checkpoint.load_universal:"
+        )
+        states = os.path.normpath(Path(_shortest(contents.folder)) / contents.tag)
         # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.
         folders = f"--input_folder {_quoted(states)} --output_folder {_quoted(f'{states}_universal')}"
         injects = "" if sharded else " --inject_missing_state"

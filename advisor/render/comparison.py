@@ -51,6 +51,8 @@ def comparison_document(comparison: Comparison) -> Document:
         loss = "" if (workload := side.settings.workload) is None else f"{workload.loss} loss"
         about = ", ".join(filter(None, (strategy if strategy != side.name else "", loss)))
         blocks.append(Sentence(f"{letter}: {printable(side.name)}{f' ({about})' if about else ''}"))
+        if side.refused:
+            blocks.append(Sentence(f"{letter} cannot run: {printable(side.refused)}.", "bad"))
         for feature in side.unpredicted:
             blocks.append(Sentence(f"{letter} has {feature.name}: {feature.predicted}.", "yellow"))
         if side.dry_run is not None:
@@ -64,7 +66,8 @@ def comparison_document(comparison: Comparison) -> Document:
     if comparison.question is not None:
         subject = f"{subject} · {_subject_of(comparison.question)}"
     candidates = comparison.candidates
-    tone: Tone = "good" if all(plan.fit.fits for plan in candidates) else "unsure"
+    is_sure = all(plan.fit.fits for plan in candidates) and not any(side.refused for side in comparison.sides)
+    tone: Tone = "good" if is_sure else "unsure"
     return Document(subject=subject, verdict=first, tone=tone, blocks=blocks, data=comparison.figures())
 
 
@@ -79,12 +82,21 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
             "Pass --model and --gpus to see the effect on memory and speed.",
         )
     first, second = comparison.candidates
+    found = [_speed(first, second)]
+    assert comparison.question is not None, "plans have a question"
+    ranks = comparison.question.cluster.world_size
+    samples = [plan.plan.samples_per_step(ranks) for plan in (first, second)]
+    if samples[0] != samples[1]:
+        what = f"They train differently: A takes {samples[0]:,} samples a step, B takes {samples[1]:,}."
+        fixed = [each for each in zip("AB", comparison.sides, strict=True) if not each[1].filled]
+        if len(fixed) == 1 and (candidate := fixed[0][1].candidate) is not None:
+            micro, steps = candidate.plan.micro_batch_size, candidate.plan.gradient_accumulation_steps
+            what += f" --micro-batch {micro} --accumulation {steps} fills `auto` as in {fixed[0][0]}."
+        found.append(what)
     saved = first.device_bytes - second.device_bytes
-    if abs(saved) <= _SMALL_SHARE * first.device_bytes:
-        return (_speed(first, second),)
-    size = gib(abs(saved))
-    less = f"B takes {size} GiB less on each GPU."
-    return _speed(first, second), less if saved > 0 else f"B takes {size} GiB more on each GPU."
+    if abs(saved) > _SMALL_SHARE * first.device_bytes:
+        found.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} on each GPU.")
+    return tuple(found)
 
 
 def _speed(first: Candidate, second: Candidate) -> str:

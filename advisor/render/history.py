@@ -71,8 +71,9 @@ def build_history(records: Sequence[Record]) -> History:
     return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
 
-def history_document(records: Sequence[Record], *, path: Path, more: bool) -> doc.Document:
-    """Return one line per record, with the machine of measurements elsewhere above them. more: older records exist."""
+def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -> doc.Document:
+    """Return one line per record, with the machine of measurements elsewhere above them. older: number of older records
+    that are not listed."""
     data = build_history(records)
     if not records:
         verdict = (
@@ -91,22 +92,34 @@ def history_document(records: Sequence[Record], *, path: Path, more: bool) -> do
         how = "simulated" if record.kind == "dry-run" else "measured"
         rows.append(Row([number, when, record.kind, gpus_of(record), how, *_result(record)]))
     titles = ["id", "when", "kind", "GPUs", "figures", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
-    words = (
-        "A dry run simulates its GPUs; the other figures are measured. GPU GiB: device memory of the fullest GPU, or "
-        "what a dry run needs of each. training: the script of a command, or the model. length: tokens per sample. "
-        "plan: the strategy, and micro batch x accumulation steps."
-    )
-    table = Table(titles, rows, gap=1, optional=(4, 10, 3, 6, 1))
     gpu, ram = titles.index("GPU GiB"), titles.index("RAM GiB")
-    is_cpu = _has_figure(rows, ram) and not _has_figure(rows, gpu)  # no record has GPU memory
+    has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
+    is_cpu = has_ram and not has_gpu  # no record has GPU memory
+    simulated = any(record.kind == "dry-run" for record in records)
+    trained = any(record.kind != "bench" for record in records)
+    meanings = {
+        "A dry run simulates its GPUs; the other figures are measured.": simulated,
+        f"GPU GiB: device memory of the fullest GPU{', or what a dry run needs of each' * simulated}.": has_gpu,
+        f"RAM GiB: host memory of all ranks{', or what a dry run needs of a machine' * simulated}.": has_ram,
+        "training: the script of a command, or the model. length: tokens per sample. plan: the strategy, and micro "
+        "batch x accumulation steps.": trained,
+    }
+    words = " ".join(text for text, is_shown in meanings.items() if is_shown)
+    # A run on the CPU has no other memory than RAM.
+    needs_ram = any(_lacks_gpu_memory(row, gpu, ram) for row in rows)
+    table = Table(titles, rows, gap=1, optional=(4, 3, 1, 6) if needs_ram else (4, ram, 3, 6, 1), names_hidden=True)
     blocks: list[doc.Block] = [
         table.without({gpu} if is_cpu else ()),
         doc.Gap(),
-        doc.Sentence(words, "dim"),
-        *([doc.Sentence("Older ones: --limit N.", "dim")] if more else []),
+        *([doc.Sentence(words, "dim")] if words else []),
+        *([doc.Sentence(f"Older ones: {older:,} (--limit {len(records) + older}).", "dim")] if older else []),
         *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
     ]
     return _document(blocks, data)
+
+
+def _lacks_gpu_memory(row: Row, gpu: int, ram: int) -> bool:
+    return _has_figure([row], ram) and not _has_figure([row], gpu)
 
 
 def _has_figure(rows: Sequence[Row], column: int) -> bool:
@@ -120,17 +133,15 @@ def page_document(record: Record, *, path: Path) -> doc.Document:
     if record.kind != "bench":
         return record_document(record, data)
     if record.result.get("version") != BENCH_VERSION:
-        return history_document([record], path=path, more=False)
+        return history_document([record], path=path)
     page = bench_document(replace(record, id=None))  # its figures alone: later answers may use a newer one
     verdict = f"Benchmark {record.id}, {made(record)}: {page.subject}."
     return replace(page, verdict=verdict, blocks=[*page.blocks, *repeat(record)], data=data)
 
 
-def forgotten_document(removed: Sequence[int], wanted: Sequence[int]) -> doc.Document:
-    """Return which records were removed, and which of the wanted records do not exist."""
-    missing = sorted(set(wanted) - set(removed))
+def forgotten_document(removed: Sequence[int]) -> doc.Document:
+    """Return which records were removed."""
     line = f"Forgot {', '.join(map(str, removed))}." if removed else "Forgot nothing."
-    line += f" There is no {', '.join(map(str, missing))}." if missing else ""
     return _document([doc.Sentence(line)], {"forgotten": removed})
 
 

@@ -11,6 +11,7 @@ from ...ds_configs.training_script import python_source, training_arguments
 from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import LOSSES
+from ...validate.lint import LintReport
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.facts import answer_subject, speed_assumptions
 from ..answer.verdict import fit_tone
@@ -19,6 +20,7 @@ from ..command.tool_file import ToolRun
 from ..document import blocks as doc
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
+from ..importers.own_keys import report_in_file
 from ..importers.rewrite import changed_keys
 from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
@@ -27,7 +29,7 @@ from ..text.secrets import hide_secrets
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
-from .lint import FindingFigures, finding_blocks, finding_figures
+from .lint import FindingFigures, finding_blocks, finding_figures, finding_lines
 from .plans import memory_bars
 
 _MOST_KEYS = 12
@@ -36,9 +38,13 @@ _MOST_KEYS = 12
 _LONGEST_KEY = 300
 """Characters of a changed key with its value."""
 
-_GIVE_WAY = ("configuration", "findings", "file")
+_LONGEST_LINE = 160
+"""Characters of a line up to which the difference of a file shows lines, and above which it shows the changed keys."""
+
+_GIVE_WAY = ("configuration", "file", "findings")
 """Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the difference of the DeepSpeed
-configuration, the lint findings beside their number, and the difference of the file, whose keys are listed instead."""
+configuration; the difference of the file, whose keys are listed instead; and all of a lint finding that is no error but
+its place, its problem and its fix."""
 
 
 _IN_SCRIPT = (
@@ -64,7 +70,8 @@ def import_document(result: ToolRun, *, command: str) -> doc.Document:
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
         faults, changes = _faults(result.answer, left_out), _changes(result.answer, left_out, command)
-        blocks = [*_plans(result), *_remarks(result), *faults, *changes]
+        refusals = [doc.Sentence(capitalised(ended(printable(fault))), "bad") for fault in result.answer.run.faults]
+        blocks = [*refusals, *_plans(result), *_remarks(result), *faults, *changes]
         document = doc.Document(subject=name, verdict=f"{name}, {verdict}", tone=tone, blocks=blocks, data=data)
         if line_count(document) <= MOST_LINES:
             break
@@ -76,12 +83,16 @@ def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
     title, figures, advice = result.answer.form.title, result.answer.figures, result.advice
     if figures is None:
         return title, None
+    refused = ""
+    tone: doc.Tone | None = None
+    if result.answer.run.faults:
+        refused, tone = f"{result.answer.run.tool or 'the Trainer'} refuses it. Apart from that, ", "bad"
     if advice is not None:
-        return f"{title}: {fits_sentence('it', advice.today.fit)}", fit_tone(advice.today.fit)
+        return f"{title}: {refused}{fits_sentence('it', advice.today.fit)}", tone or fit_tone(advice.today.fit)
     if figures.as_is is None:
         return f"{title}: it cannot run, because {figures.refusal}.", "bad"
     fit = figures.as_is.fit
-    return f"{title}: {fits_sentence(plan_title(figures.as_is.plan), fit)}", fit_tone(fit)
+    return f"{title}: {refused}{fits_sentence(plan_title(figures.as_is.plan), fit)}", tone or fit_tone(fit)
 
 
 def _plans(result: ToolRun) -> Iterator[doc.Block]:
@@ -121,7 +132,7 @@ def _remarks(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Sentence(capitalised(ended(printable(remark))))
     if run.uncounted and not run.obstacle:
         yield doc.Sentence(f"Options that the prediction does not use: {_listed(run.uncounted)}.")
-    if run.unknown and answer.form.name != "accelerate":  # its unknown keys are faults
+    if run.unknown and not any(key in fault for key in run.unknown for fault in run.faults):
         yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
 
 
@@ -199,26 +210,32 @@ def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
 
 
 def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
-    """Yield what the tool refuses, and the lint findings; without "findings" only errors."""
-    for fault in answer.run.faults:
-        yield doc.Sentence(capitalised(ended(printable(fault))), "bad")
-    if answer.report is None or answer.run.deepspeed is None:
+    """Yield the lint findings; without "findings" only the sentences of those that are no errors."""
+    part, report = answer.run.deepspeed, _own_report(answer)
+    if report is None or part is None:
         return
-    part, report = answer.run.deepspeed, replace(answer.report, prediction="")  # the table has the figures
-    name = printable(str(part.path or part.name))
-    errors = tuple(each for each in report.findings if each.severity == "error")
-    hidden = len(report.findings) - len(errors)
+    report = replace(report, prediction="")  # the table has the figures
+    name = printable(str(part.path or answer.source.path))
     if not report.findings:
-        yield doc.Sentence(f"Lint found nothing in {name}.")
+        yield doc.Sentence(f"Lint found nothing in {name if part.path is not None else printable(part.name)}.")
         return
     yield doc.Gap()
-    if "findings" not in left_out or not hidden:
+    if "findings" not in left_out:
         yield from finding_blocks(name, report)
         return
+    errors = tuple(each for each in report.findings if each.severity == "error")
     if errors:
         yield from finding_blocks(name, replace(report, findings=errors))
-    where = f"ds-advise lint {shlex.quote(name)} shows them" if part.path is not None else "--json has them"
-    yield doc.Sentence(f"{name}: {counted_noun(hidden, 'further finding' if errors else 'finding')}; {where}.")
+    for finding in report.shown[len(errors) :]:
+        yield from finding_lines(finding, name)
+
+
+def _own_report(answer: ImportAnswer) -> LintReport | None:
+    """The lint result, with the places in the tool's file if the configuration has no file of its own."""
+    part, report = answer.run.deepspeed, answer.report
+    if part is None or report is None or part.path is not None:
+        return report
+    return report_in_file(report, answer.form, answer.source)
 
 
 def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> Iterator[doc.Block]:
@@ -232,11 +249,16 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         yield doc.Heading(f"Change in {name}", "change")
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
-        if part not in left_out:
+        in_long_lines = any(len(line) > _LONGEST_LINE for line in file.old_text.splitlines())
+        if part not in left_out and not in_long_lines:
             yield doc.Diff(old, new, *map(hide_secrets, (file.old_text, file.new_text)))
-        elif part == "file":
+        elif part not in left_out or part == "file":
+            if part == "configuration":
+                yield doc.Sentence(f"Change in {old}, written to {new}:")
             keys = changed_keys(answer.source, file)
             yield from (doc.Sentence(f"  {printable(key)[:_LONGEST_KEY]}", hang=4) for key in keys[:_MOST_KEYS])
+            if len(keys) > _MOST_KEYS:
+                yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")
         else:
             lines = counted_noun(len(file.new_text.splitlines()), "line")
             yield doc.Sentence(f"DeepSpeed configuration: {new}, {lines} (--json has them).")
@@ -348,6 +370,7 @@ def import_json(result: ToolRun) -> ImportJson:
     """The JSON object of `from`, described in docs/json.md."""
     answer, advice = result.answer, result.advice
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
+    report = _own_report(answer)
     as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
     return from_attributes(
         ImportJson,
@@ -373,7 +396,7 @@ def import_json(result: ToolRun) -> ImportJson:
         is_better=figures is not None and figures.is_better,
         loss=None if figures is None else figures.question.workload.loss,
         variables=() if figures is None else figures.variables,
-        findings=tuple(finding_figures(finding) for finding in answer.report.shown) if answer.report else (),
+        findings=() if report is None else tuple(map(finding_figures, report.shown)),
         changes=tuple(
             ChangedFileJson(old=file.old_name, new=str(file.new_path), text=file.new_text) for file in answer.files
         ),

@@ -280,6 +280,14 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
         yield changed_excerpt(text, hide_secrets(apply(document, finding.edits)[0]))
 
 
+def finding_lines(finding: LintFinding, name: str) -> Iterator[doc.Block]:
+    """Yield a finding's problem, place and fix, without the lines of the file."""
+    mark, place = f"{finding.code} {finding.severity}", f"{printable(name)}:{finding.line}"
+    fix = f" Fix: {ended(printable(finding.fix))}" if finding.fix else ""
+    problem = f" {place}: {ended(printable(finding.sentence))}{fix}"
+    yield doc.Sentence(problem, hang=4, mark=mark, mark_style=_STYLES[finding.severity])
+
+
 def _fix(words: str) -> doc.Sentence:
     return doc.Sentence(f" {ended(printable(words))}", hang=4, mark="  Fix:", mark_style="bold")
 

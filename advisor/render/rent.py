@@ -38,7 +38,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
             most, verb = counted_noun(advice.most_nodes, "machine"), "was" if advice.most_nodes == 1 else "were"
             blocks.append(Sentence(f"At most {most} {verb} joined; --max-nodes allows more."))
     else:
-        shown = advice.offers if all_offers else advice.listed
+        shown = advice.offers if all_offers else sorted(advice.front, key=lambda offer: -offer.figures.duration_s)
         subjects = training_subject(_same_of_all(chosen.question, shown))
         blocks += [Sentence(subject) for subject in (*subjects, *advice.basis)]
         points = _points(advice, shown) if len(advice.offers) > 2 else None
@@ -95,6 +95,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
     yield from _upper_ends(advice, chosen)
+    yield from _rule(advice)
     if kind == _BEST_VALUE and cheapest is not None:
         other = cheapest.figures
         condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
@@ -142,7 +143,22 @@ def _kind(advice: RentAdvice) -> str:
     """What the recommended machine is among those within the limits."""
     if advice.recommends_fastest:
         return "fastest"
-    return "cheapest" if advice.recommended is advice.cheapest_within else _BEST_VALUE
+    return f"{_BEST_VALUE} and cheapest" if advice.recommended is advice.cheapest_within else _BEST_VALUE
+
+
+def _rule(advice: RentAdvice) -> Iterator[str]:
+    """Yield what the best value is; nothing where the fastest machine is recommended."""
+    cheapest = advice.cheapest_choice
+    if advice.recommends_fastest or cheapest is None:
+        return
+    most = money(cheapest.figures.cost_high or cheapest.figures.cost, advice.table.sign)
+    whose = "the cheapest"
+    if cheapest is not advice.cheapest_within:
+        whose = f"{_title(cheapest)}, the cheapest without a condition on its RAM"
+    yield (
+        f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
+        f"interval of {whose}."
+    )
 
 
 def _cheapest_title(advice: RentAdvice) -> str:
@@ -221,7 +237,7 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4))
+    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), names_hidden=True)
 
 
 def _same_of_all(question: Question, shown: Sequence[Offer]) -> Question:
@@ -241,18 +257,8 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer], *, all_offers: bool) -> I
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
-    if _kind(advice) == _BEST_VALUE and (cheapest := advice.cheapest_choice) is not None:
-        most = money(cheapest.figures.cost_high or cheapest.figures.cost, table.currency)
-        condition = "" if cheapest is advice.cheapest_within else ", the cheapest without a condition on its RAM"
-        yield (
-            f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
-            f"interval of {_title(cheapest)}{condition}."
-        )
-    beaten = [letter for offer, letter in zip(shown, _LETTERS, strict=False) if not offer.figures.on_pareto_front]
-    if beaten:
-        yield f"{listed(beaten)}: others cost no more and take no longer."
     if hidden:
-        yield f"{hidden} more are dearer for their speed, or have the GPUs of one of these (--all)."
+        yield f"{hidden} more cost no less and take no less time than one of these (--all)."
     yield from _left_out(advice, all_offers=all_offers)
     name: str = "this package" if table.is_shipped else table.name
     if table.dates is not None:

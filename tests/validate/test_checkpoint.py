@@ -70,7 +70,7 @@ def _copy_rank_0(path: Path) -> None:
         (STATES, _cut, "is cut off", "is cut off after"),
         (STATES, _flip, "has changed bytes", "has changed since it was saved"),
         (STATES, _empty, "is empty", "is cut off after 0 of"),
-        (STATES, Path.unlink, "is missing", "is missing"),
+        (STATES, Path.unlink, "the optimizer states of rank 1 are missing", "is missing"),
         (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
         (STATES, _any_pickle, "is a pickle that torch did not save", "is cut off after"),
         (STATES, _cut_pickle, "is cut off", "is cut off after"),
@@ -83,7 +83,7 @@ def _copy_rank_0(path: Path) -> None:
         ("trainer_state.json", _cut, "is not JSON", "is cut off after"),
         (MODEL, _cut, "is cut off", "is cut off after"),
         (MODEL, _flip, "", "has changed since it was saved"),
-        ("rng_state_1.pth", Path.unlink, "the random states of rank 1 is missing", "is missing"),
+        ("rng_state_1.pth", Path.unlink, "the random states of rank 1 are missing", "is missing"),
     ],
 )
 @pytest.mark.parametrize("summed", [False, True])
@@ -119,8 +119,41 @@ def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: st
     assert read_checkpoint(folder).is_whole
     next(folder.glob(f"*/*zero_pp_rank_1_*{kind}_states.pt")).unlink()
     checkpoint = read_checkpoint(folder)
-    assert f"{words} of rank 1 is missing" in checkpoint.problem
+    assert f"{words} of rank 1 are missing" in checkpoint.problem
     assert read_contents(folder).ranks == 2
+
+
+def _save_by_fast_writer(path: Path) -> None:
+    torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("rewrite", [lambda _: None, _save_by_fast_writer])
+def test_the_last_ranks_of_zero2_are_known_without_their_files(tmp_path: Path, rewrite: Callable[[Path], None]) -> None:
+    """From the model states, which say how many ranks saved, and whether each has a file."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=4)
+    rewrite(next(folder.glob("*/mp_rank_00_model_states.pt")))
+    for rank in range(3, -1, -1):
+        next(folder.glob(f"*/*rank_{rank}_*optim_states.pt")).unlink()
+        lost = [f"the optimizer states of rank {each} are missing" for each in range(rank, 4)]
+        assert [f"{file.name} {file.problem}" for file in read_checkpoint(folder).damaged] == lost
+        assert (read_contents(folder).ranks, read_contents(folder).stage) == (4, "1 or 2")
+    assert read_checkpoint(write_checkpoint(tmp_path / "ddp", ranks=4, stage=0)).is_whole
+
+
+def test_a_tag_is_checked_by_its_own_files(tmp_path: Path) -> None:
+    """A folder with two tags: the one that `latest` names, or the named one, which needs no `latest`."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step2")
+    write_checkpoint(tmp_path / "later", ranks=2, tag="global_step10")
+    (tmp_path / "later" / "global_step10").rename(folder / "global_step10")
+    next(folder.glob("global_step2/*rank_1*optim_states.pt")).unlink()
+    assert read_checkpoint(folder).problem == "the optimizer states of rank 1 are missing"
+    assert read_checkpoint(folder / "global_step10").is_whole
+    (folder / "latest").write_text("global_step99")
+    assert read_checkpoint(folder).problem == "latest names global_step99, which is missing"
+    assert (read_contents(folder).tag, read_contents(folder).step) == ("global_step10", 10)
+    (folder / "latest").unlink()
+    assert read_checkpoint(folder).problem == "latest is missing"
+    assert read_checkpoint(folder / "global_step10").is_whole
 
 
 def test_a_file_of_the_fast_writer_is_whole(tmp_path: Path) -> None:

@@ -93,6 +93,69 @@ def test_weights_are_those_of_the_training(
     monkeypatch.setattr("sys.argv", ["", *printed[printed.index("--input_folder") :], "--num_extract_workers", "1"])
     ds_to_universal.main(ds_to_universal.parse_arguments())
     assert (folder / "latest_universal").read_text() == "global_step1_universal"
+    capsys.readouterr()
+    assert run(["checkpoint", str(folder / "global_step1_universal")]) == 0
+    stages = "ZeRO-3" if stage == "3" else "ZeRO-1 or 2"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"_universal: universal checkpoint of {stages}, step 1, " in printed
+    assert f"You can resume with {stages} on any number of GPUs, with checkpoint.load_universal." in printed
+    assert "latest" not in printed
+
+
+@pytest.mark.slow
+def test_an_export_says_what_its_folder_lacks(
+    saved: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine saves neither config.json nor a tokenizer; values that are no numbers are counted."""
+    folder = Path(shutil.copytree(saved("2", "tied"), tmp_path / "copy"))
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).unlink()
+    assert run(["checkpoint", str(folder / "global_step1"), "--to-hf", "first"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Wrote first: " in printed and "from_pretrained loads" not in printed
+    assert "no config.json and no tokenizer, which from_pretrained needs: copy them from the model" in printed
+    path = next(folder.glob("*/*rank_0_*optim_states.pt"))
+    states = torch.load(path, weights_only=False)
+    with torch.no_grad():
+        states["optimizer_state_dict"]["single_partition_of_fp32_groups"][0][5:8] = float("nan")
+    torch.save(states, path)
+    assert run(["checkpoint", str(folder), "--to-hf", "second"]) == 1
+    assert "3 values are NaN or infinite, the first in model.embed_tokens.weight" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step2")
+    repair = "echo global_step2 > saved/latest"
+    assert run(["checkpoint", "saved/global_step2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(" saved/global_step2: ZeRO-1 or 2 checkpoint of 2 ranks, step 2, ")
+    assert repair not in printed
+    for latest in ("", "global_step9"):
+        (folder / "latest").write_text(latest)
+        if not latest:
+            (folder / "latest").unlink()
+        assert run(["checkpoint", "saved/global_step2"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Whole: " in printed and 'Load global_step2 with tag="global_step2"' in printed and repair in printed
+        assert run(["checkpoint", "saved"]) == 1
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "The folder holds global_step2." in printed and repair in printed
+    monkeypatch.chdir(folder / "global_step2")
+    assert run(["checkpoint", "."]) == 0
+    assert "--input_folder ../global_step2 " in capsys.readouterr().out.replace("\\\n", "")
+
+
+def test_a_damaged_checkpoint_names_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (3, 6, 9):
+        folder = write_checkpoint(tmp_path / "out" / f"checkpoint-{step}", ranks=1)
+        if step > 3:
+            (folder / "model.safetensors").write_bytes(b"{}")
+    assert run(["checkpoint", "out/checkpoint-9"]) == 1
+    assert "The newest whole checkpoint of the same training is out/checkpoint-3." in capsys.readouterr().out
 
 
 def _change_config(**changes: int) -> Callable[[Path], None]:
@@ -167,7 +230,7 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     assert (
         "Damaged: 2 files. Do not resume from it." in out
         and "is cut off" in out
-        and "of rank 0 is missing" in out
+        and "of rank 0 are missing" in out
         and not (tmp_path / "out").exists()
     )
     (tmp_path / "model").mkdir()
@@ -194,13 +257,12 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
     from safetensors.torch import load_file
 
     for step in (4, 8, 12):
-        folder = write_checkpoint(tmp_path / "out" / f"checkpoint-{step}", ranks=1)
-        next(folder.glob("*/*optim_states.pt")).unlink()  # stage 0 keeps no shards
+        folder = write_checkpoint(tmp_path / "out" / f"checkpoint-{step}", ranks=1, stage=0)
     (folder / "model.safetensors").write_bytes(b"{}")
     for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
         assert run(["checkpoint", "out", "--to-hf", dtype, "--dtype", dtype]) == 0
         printed = capsys.readouterr()
-        assert printed.out.startswith(" out/checkpoint-8: ZeRO-0 checkpoint")
+        assert printed.out.startswith(" out/checkpoint-8: checkpoint without ZeRO")
         assert "checkpoint-12 is damaged: model.safetensors is cut off" in printed.err
         assert "out contains 3 checkpoints; checkpoint-8 is taken" in printed.err
         weights = load_file(tmp_path / dtype / "model.safetensors")

@@ -52,17 +52,36 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
 ) -> None:
     code = run(["check", *options])
     lines, has_model = capsys.readouterr().out.splitlines(), "--model" in options
-    requirements = [line for line in lines if line.startswith(("ok ", "FAIL "))]
+    requirements = [line for line in lines if line.startswith(("ok ", "FAIL ", "skip "))]
+    skipped = [line for line in requirements if line.startswith("skip")]
+    assert skipped == ["skip  bad.json: fits: not checked, lint failed"] * ("bad.json" in options and has_model)
     assert [line.split(": ")[1] for line in requirements if line.startswith("FAIL")] == failed
     total, *note = lines[len(requirements) :]
-    assert total.endswith(f": {len(requirements) - len(failed)} met, {len(failed)} failed.")
+    met = len(requirements) - len(failed) - len(skipped)
+    assert total.endswith(f": {met} met, {len(failed)} failed{', 1 skipped' * bool(skipped)}.")
     assert [line.startswith("Only lint was checked") for line in note] == [True] * (not has_model)
     assert code == bool(failed)
     assert run(["check", *options, "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in answer["requirements"] if not each["met"]] == failed
+    assert [each["name"] for each in answer["requirements"] if each["met"] is False] == failed
     assert answer["met"] is not bool(failed) and len(answer["requirements"]) == len(requirements)
-    assert all((each["value"] == each["limit"]) <= each["met"] for each in answer["requirements"])
+    checked = [each for each in answer["requirements"] if each["met"] is not None]
+    assert all((each["value"] == each["limit"]) <= each["met"] for each in checked)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor do files that have only their suffix in common count as nearly the same."""
+    Path("e.json").write_text(json.dumps(GOOD))
+    assert run(["check", "nope.json", "good.json"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok    good.json: lint: ") and lines[1] == "FAIL  nope.json: no such file"
+    assert lines[2] == "1 requirement: 1 met, 0 failed; 1 file not read."
+    assert run(["check", "nope.json", "good.json", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["met"] is False and answer["unread"] == [{"file": "nope.json", "problem": "nope.json: no such file"}]
+    assert run(["check", "nope.json"]) == 2
+    assert "e.json" not in capsys.readouterr().err.replace("nope.json", "")
 
 
 @pytest.mark.usefixtures("folder")

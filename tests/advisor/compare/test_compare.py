@@ -268,3 +268,28 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
+
+
+def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the option that fills `auto` with the same. The batch that follows from the other keys is no default."""
+    fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": True}}
+    total = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+    for name, config in (("a", fixed), ("b", auto), ("c", total)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 2}}))
+    where = ["--model", "gpt2", "--gpus", "8xA100-80GB", "--offline"]
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *where]) == 0
+    printed, said = capsys.readouterr()
+    words = " ".join(printed.split())
+    assert (
+        "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills "
+        "`auto` as in A." in words
+    )
+    assert "gradient checkpointing is on for both sides" in said
+    wider = [*where, "--micro-batch", "4", "--accumulation", "4"]
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *wider]) == 0
+    printed, said = capsys.readouterr()
+    assert "train differently" not in printed and said == ""
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"), *where]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "train_batch_size 128 32" in words and "128 *" not in words

@@ -61,6 +61,11 @@ def test_files_that_deepspeed_refuses_are_not_compared(
     finding = next(each for each in report.findings if each.severity == "error")
     assert finding.code == REFUSED[kind][0]
     capsys.readouterr()  # warnings of DeepSpeed
+    needs_gpus = kind == "a batch of other GPUs"
+    assert run(["compare", str(file), str(file)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    problem = f"B cannot run: line {finding.line}: {finding.what} ({finding.code})."
+    assert (problem in out) != needs_gpus, "named without a model, where keys alone are compared"
     for sides in ((str(file), "zero3"), ("zero3", str(file))):
         assert run(["compare", *sides, "--model", "gpt2", "--gpus", GPUS, "--offline"]) == 2
         said = capsys.readouterr()

@@ -302,14 +302,15 @@ BAD = {
     "it is not JSON": ("x.json", '{"a": ', "not JSON"),
     "it is not text": ("x.yaml", "a\0b", "not text"),
     "its keys are of no tool": ("x.yaml", "services: 1\nversion: 2", "services, version"),
-    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration without model"),
+    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration, not a file of a tool"),
     "it is a shell script": (
         "x.sh",
         "export A=1\npip install trl\nsrun --ntasks 2 torchrun \\\n  train.py --lr $LR > log 2>&1\n",
-        "write the values of the variables; ds-advise --gpus 2x80GB -- srun --ntasks 2 torchrun train.py --lr $LR\n",
+        "values of the variables; ds-advise --gpus 2x80GB --offline -- env A=1 srun --ntasks 2 torchrun train.py --lr "
+        "$LR\n",
     ),
-    "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB -- COMMAND"),
-    "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB -- torchrun x.py"),
+    "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
+    "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
     "it does not name a model": ("x.yaml", "output_dir: o\nlearning_rate: 1", "does not name a model"),
     "its DeepSpeed file is not here": (
         "x.yaml",
@@ -452,3 +453,68 @@ def test_what_each_tool_holds_before_the_engine(
     if tool != "trl":
         asked = ds_advise.estimate("Qwen2.5-32B", gpus="8xH100", strategy="zero2", framework=tool)
         assert ("load" in {phase.name for phase in asked.memory.phases}) == (tool == "llama-factory")
+
+
+ACCELERATE = """\
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 3
+  gradient_accumulation_steps: 1
+mixed_precision: bf16
+num_processes: 4
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_findings_in_a_configuration_within_the_file_have_their_place_in_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They stay in an answer that leaves out details, and the better configuration has no number that the script sets
+    too."""
+    Path("acc.yaml").write_text(ACCELERATE)
+    words = ["from", "acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "--no-run"]
+    assert run([*words, "-o", "better.yaml"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "DS154 advice acc.yaml:4: gradient_accumulation_steps must be equal" in printed
+    _, found, _ = _imported(capsys, *words[1:-2], "--no-run")
+    places = {each["code"]: (each["line"], each["column"], each["path"]) for each in found["findings"]}
+    assert places["DS154"] == (4, 3, "deepspeed_config.gradient_accumulation_steps")
+    assert places["DS316"] == (2, 1, "deepspeed_config")
+    assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == "auto"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("keys", "title", "refused"),
+    [
+        ({"stage": "sft", "do_train": True, "finetuning_type": "full", "cutof_len": 9}, "LLaMA-Factory", True),
+        ({"tuner_type": "full", "train_type": "full", "max_lenth": 9}, "ms-swift", True),
+        ({"tuner_type": "full", "train_type": "full", "max_lenth": 9, "ignore_args_error": True}, "ms-swift", False),
+    ],
+)
+def test_a_key_at_which_the_tool_stops_is_in_the_headline(
+    keys: dict[str, Any], title: str, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "model_name_or_path" if title == "LLaMA-Factory" else "model"
+    Path("a.json").write_text(json.dumps({name: "Qwen/Qwen2.5-1.5B", **keys}))
+    form = "llama-factory" if title == "LLaMA-Factory" else "ms-swift"
+    code = run(["from", "a.json", "--gpus", "4xA100-80GB", "--offline", "--no-run", "--format", form])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert code == int(refused)
+    assert (f"{title} refuses it. Apart from that, " in printed) == refused
+    assert (f"Keys that {title} does not know, at which it stops: " in printed) == refused
+    assert ("Unknown to" in printed) != refused
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_in_one_line_has_its_changed_keys_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also a DeepSpeed configuration; a mirror of a model is named beside the model that is counted."""
+    Path("one.json").write_text(json.dumps({**CONFIG, "steps_per_print": 100, "wall_clock_breakdown": False}))
+    keys = {"stage": "sft", "do_train": True, "finetuning_type": "full", "learning_rate": 1e-5, "cutoff_len": 1024}
+    name = {"model_name_or_path": "unsloth/Qwen2.5-1.5B", "deepspeed": "one.json"}
+    Path("a.json").write_text(json.dumps(name | keys))
+    assert run(["from", "a.json", "--gpus", "4xA100-80GB", "--offline", "--no-run"]) == 1
+    out = capsys.readouterr().out
+    printed = " ".join(out.split())
+    assert "unsloth/Qwen2.5-1.5B is counted as Qwen/Qwen2.5-1.5B" in printed.replace("Unsloth", "unsloth")
+    assert "Change in a.json deepspeed: a.ds_config.json" in printed and "@@" not in out

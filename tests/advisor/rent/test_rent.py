@@ -109,7 +109,7 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     printed = " ".join(" ".join(lines).split())
     assert printed.startswith("The best value: 1 x H100-SXM5.")
     cost = re.search(r"H100-SXM5\. .*?: \$([\d,.]+) \(", printed)
-    most = re.search(r"of the machines that cost at most ([\d,.]+) USD", printed)
+    most = re.search(r"of the machines that cost at most \$([\d,.]+),", printed)
     assert "the upper end of the interval of 1 x H100-SXM5, the cheapest without a condition on its RAM" in printed
     assert cost is not None and most is not None and float(cost[1]) <= float(most[1])
     assert re.search(
@@ -120,13 +120,13 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.match(r"The cheapest: 1 x RTX 3090, if it has [\d.]+ GiB of RAM\.", printed)
+    assert re.match(r"The best value and cheapest: 1 x RTX 3090, if it has [\d.]+ GiB of RAM\.", printed)
 
 
-def test_the_middle_is_listed_and_the_chart_has_every_offer(
+def test_the_front_is_listed_and_the_chart_has_every_offer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each GPU beside the front the best offer, if it is little dearer; the letters of the rows are in the chart."""
+    """No machine that another one beats in cost and time; the letters of the rows are in the chart."""
     monkeypatch.setenv("COLUMNS", "80")
     offers = {
         "B200": "8xB200,6",
@@ -139,15 +139,14 @@ def test_the_middle_is_listed_and_the_chart_has_every_offer(
         "\n".join(["machine,gpus,price_per_gpu", *(f"{n},{o}" for n, o in offers.items())])
     )
     advice = rent("Qwen2.5-7B", prices=tmp_path / "all.csv", method="lora", most_nodes=1)
-    listed = [offer.machine.title for offer in advice.listed]
-    assert {offer.machine.title for offer in advice.front} == {"B200", "slow"} and listed == ["slow", "near", "B200"]
+    assert [offer.machine.title for offer in advice.front] == ["slow", "B200"]
     assert run(["rent", "Qwen2.5-7B", "--method", "lora", "--prices", str(tmp_path / "all.csv")]) == 0
     lines = capsys.readouterr().out.splitlines()
     begin = next(number for number, line in enumerate(lines) if "against hours" in line)
     chart, table = "".join(lines[begin + 1 : begin + 9]), "\n".join(lines[begin + 9 :])
-    assert all(chart.count(letter) == 1 for letter in "abc") and chart.count("\u2022") == 2
-    assert re.search(r"a slow .*\n.*b near .*\n.*c B200 ", table)
-    assert " b: others cost no more and take no longer." in table
+    assert all(chart.count(letter) == 1 for letter in "ab") and chart.count("\u2022") == 3
+    assert re.search(r"a slow .*\n.*b B200 ", table) and "near" not in table
+    assert " 3 more cost no less and take no less time than one of these (--all)." in table
 
 
 def test_without_a_job_one_is_taken_and_named(prices: Path) -> None:
@@ -169,7 +168,7 @@ def test_old_cards_train_in_fp16(tmp_path: Path) -> None:
         "V100-SXM2-32GB": "fp16",
         "A100-SXM4-80GB": "bf16",
     }
-    printed = printed_document(rent_document(advice))
+    printed = printed_document(rent_document(advice, all_offers=True))
     assert re.search(r" 1 x V100-SXM2-32GB .* fp16$", printed, re.MULTILINE)
     assert not re.search(r" 1 x A100-SXM4-80GB .*, bf16$", printed, re.MULTILINE), "the precision above the table"
 
@@ -209,7 +208,9 @@ def test_the_answer_names_the_machine_and_what_it_costs(
     monkeypatch.setenv("COLUMNS", "200")
     code, printed = _printed("--deadline 100h", prices, capsys)
     assert (
-        code == 0 and "The cheapest that ends within 100 h: Two 1 x RTX 4090. 20,000 samples for 3 epochs: $" in printed
+        code == 0
+        and "The best value and cheapest that ends within 100 h: Two 1 x RTX 4090. 20,000 samples for 3 epochs: $"
+        in printed
     )
     assert re.search(r"[\d.]+ of the machine's [\d.]+ GiB of RAM", printed)
     assert "miss your limits" not in printed
@@ -325,7 +326,7 @@ def test_a_limit_that_the_interval_misses_is_named(tmp_path: Path, capsys: pytes
     assert high is not None
     deadline = int(slow.figures.duration_s + high) // 120  # minutes, between the prediction and the upper end
     code, printed = _printed(f"--deadline {deadline}m", path, capsys)
-    assert code == 0 and "The cheapest that ends within" in printed and "1 x A100-SXM4-80GB" in printed
+    assert code == 0 and "The best value and cheapest that ends within" in printed and "1 x A100-SXM4-80GB" in printed
     assert "It misses the deadline at the upper end of its time, " in printed
     assert "The cheapest that meets the limits there too: 1 x H100-SXM5, at most " in printed
     _, printed = _printed(f"--deadline {int(high) // 60 + 1}m", path, capsys)

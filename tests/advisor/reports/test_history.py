@@ -334,7 +334,8 @@ def test_the_newest_come_first_and_other_machines_are_named(capsys: pytest.Captu
     assert sum("2 x L4, a CPU, 8 cores" in line for line in lines) == 1
     assert lines[1].split()[0] == "7" and " dry-run " in lines[1] and "2 x L4" in lines[2]
     assert any("100 Tflop/s" in line for line in lines)
-    assert any("--limit" in line for line in lines)
+    assert " Older ones: 3 (--limit 7)." in lines
+    assert any("A dry run simulates its GPUs" in line for line in lines)
     run(["history", "2", "3"])
     assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == ["3", "2"]
 
@@ -357,11 +358,13 @@ def test_json_has_every_record_whole(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_forgetting_prints_what_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    """By number or all; unknown numbers are listed without an error."""
+    """By number or all; with an unknown number nothing is removed."""
     for _ in range(4):
         Store().add(PROBE)
-    assert run(["history", "--forget", "2", "99"]) == 0
-    assert capsys.readouterr().out == " Forgot 2. There is no 99.\n"
+    assert run(["history", "--forget", "2", "99"]) == 2
+    assert "there is no record 99: the records are 1 to 4" in capsys.readouterr().err
+    assert run(["history", "--forget", "2"]) == 0
+    assert capsys.readouterr().out == " Forgot 2.\n"
     assert run(["history", "--forget", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"forgotten": [3]}
     assert run(["history", "--forget", "all"]) == 0
@@ -396,6 +399,26 @@ def test_a_narrow_terminal_tells_runs_apart(
     run(["history"])
     (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
     assert " days" in line and "a-model-with-~" in line and line.endswith("5.0") and len(line) <= 64
+
+
+def test_the_legend_explains_what_the_table_has_and_a_narrow_one_keeps_the_ram_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_cpu = replace(ON_GPU, device="cpu", ranks=(replace(RANK, device_bytes=None, reserved_bytes=None),) * 2)
+    Store().add(replace(PROBE, result=on_cpu.to_json()))
+    Store().add(replace(PROBE, result=on_cpu.to_json()))
+    run(["history"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "RAM GiB: host memory of all ranks." in text and "GPU GiB" not in text and "simulates" not in text
+    Store().add(PROBE)
+    for width in ("80", "64"):
+        monkeypatch.setenv("COLUMNS", width)
+        run(["history"])
+        text = capsys.readouterr().out
+        words = " ".join(text.split())  # sentences, where columns have no room
+        assert ("GPU GiB RAM GiB" if width == "80" else "RAM GiB") in words.partition(" GPU GiB: ")[0]
+        assert "GPU GiB: device memory of the fullest GPU." in words
+        assert ("Not shown at this width: " in text) == (width == "80")
 
 
 def test_runs_of_one_model_differ_by_their_length(

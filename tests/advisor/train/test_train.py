@@ -229,7 +229,7 @@ def test_a_killed_training_resumes_as_if_undisturbed(
     resumed = capsys.readouterr()
     assert "The ranks made no progress" in resumed.out
     assert f"resuming from {last.name}" in resumed.err
-    assert "checkpoint-11 is damaged: the optimizer states of rank 0 is missing" in resumed.err
+    assert "checkpoint-11 is damaged: the optimizer states of rank 0 are missing" in resumed.err
     assert losses(output) == losses(whole)
     first, second = weights(whole), weights(output)
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
