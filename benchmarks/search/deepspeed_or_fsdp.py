@@ -23,7 +23,7 @@ from ..document import table_command
 
 MODELS = ("Qwen2.5-1.5B", "Llama-3.1-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 GPUS = ("2x24GB", "4x24GB", "8x24GB", "4xA100-80GB", "8xA100-80GB", "8xH100", "4x8xH100")
-SEQUENCES, METHODS, RAMS = (2048, 16384), ("full", "lora"), ("64GB", "2TB")
+SEQUENCES, METHODS, RAMS = (2048, 16384), ("full", "lora", "qlora"), ("64GB", "2TB")
 
 SHOWN = (2048, "full", "2TB")
 """Sequence, method and RAM of the questions in the table."""
@@ -63,7 +63,6 @@ def rows() -> Iterator[Row]:
                 gpus=gpus,
                 seq_len=seq_len,
                 method=method,
-                global_batch="no-accumulation",
                 ram=ram,
                 interconnect=network,
                 offline=True,
@@ -84,11 +83,14 @@ def table(found: Sequence[Row]) -> str:
     """The summary, and the questions of `SHOWN`."""
     ratios = sorted(row.ratio for row in found if row.ratio is not None)
     alone = sum(row.deepspeed is not None and row.fsdp2 is None for row in found)
+    without = [row for row in found if row.deepspeed is None and row.fsdp2 is not None]
+    quantized = sum(row.asked[3] == "qlora" for row in without)
+    apart = sum(row.is_apart for row in found) - len(without)
     lines = [
-        f"{len(found)} questions. Both fit in {len(ratios)}: FSDP2 makes {ratios[0]:.2f} to {ratios[-1]:.2f} times the "
-        f"tokens/s of DeepSpeed's fastest plan, median {median(ratios):.2f}. DeepSpeed alone fits in {alone}. FSDP2 "
-        f"wins beyond the error in {sum(row.is_apart for row in found)}: it alone fits, or the 80 % intervals of the "
-        "two speeds are apart.",
+        f"{len(found)} questions. Both fit in {len(ratios)}: FSDP makes {ratios[0]:.2f} to {ratios[-1]:.2f} times the "
+        f"tokens/s of DeepSpeed's fastest plan, median {median(ratios):.2f}. DeepSpeed alone fits in {alone}, FSDP alone "
+        f"in {len(without)}, {quantized} of them QLoRA. Where both fit, FSDP is faster beyond the error (the 80 % "
+        f"intervals of the two speeds are apart) in {apart}.",
         "",
         "| model | GPUs | DeepSpeed | GiB | tokens/s | FSDP2 GiB | tokens/s | ratio |",
         "|---|---|---|---:|---:|---:|---:|---:|",
