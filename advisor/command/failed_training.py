@@ -44,6 +44,8 @@ def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]
     user's options show."""
     words = ["ds-advise", "why", log, *(["--config", config] if config else []), "--gpus", machines(found, given)]
     others = {name: value for name, value in given.items() if name in ALLOWED and name != "gpus"}
+    if found.kind == "host_out_of_memory" and found.first is not None and found.first.memory_limit:
+        others = {"ram": found.first.memory_limit} | others
     return f"{shell_line([*words, *option_words(others)])} -- {shell_line(found.command) if found.command else COMMAND}"
 
 

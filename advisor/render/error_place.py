@@ -11,8 +11,7 @@ from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
 from ...probes.failures.scan import Frame, NumberedLine, frame_of
 from ..document import blocks as doc
-from ..text.units import capitalised, counted_noun, printable, shown_path
-from .known_cause import ranks
+from ..text.units import capitalised, counted_noun, numbered, printable, shown_path
 
 LONGEST = 400
 """Characters of a log's last line, and of a line beside the deciding one, that are printed."""
@@ -53,15 +52,20 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
 def _others(found: Diagnosis) -> Iterator[doc.Block]:
     """Yield what the other ranks report."""
     followers = found.followers
+    if found.devices:
+        yield doc.Sentence(f"  {numbered('GPU', found.devices)} report{'s' * (len(found.devices) == 1)} the same.")
     if not found.timed_out and not found.waits and followers:
-        yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
+        others = capitalised(numbered("rank", followers))
+        first = found.first is not None and found.first.rank is not None
+        told = f"It failed first; {numbered('rank', followers)} followed." if first else f"{others} had an error, too."
+        yield doc.Sentence(f"  {told}")
     if len(found.waits) != 1:
         return
     wait = found.waits[0]
     if not found.timed_out:
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
+        yield doc.Sentence(f"  {capitalised(numbered('rank', wait.ranks))} waited in {wait} until the timeout.")
     elif len(wait.ranks) > 1 and not found.silent:  # else it is the verdict
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}.")
+        yield doc.Sentence(f"  {capitalised(numbered('rank', wait.ranks))} {verb(wait)} in {wait}.")
 
 
 def verb(wait: Wait) -> str:

@@ -34,6 +34,9 @@ _REPEATS = "launcher-repeats"
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
 
+_IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
+"""A file of a frame in which a rank waits for the others."""
+
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
 
@@ -65,11 +68,18 @@ class Diagnosis:
     """Words of the command that started the training; none if the log does not show it."""
     started: Ranks
     """The number of ranks, as far as the log shows it."""
+    devices: tuple[int, ...]
+    """The other GPUs whose allocators report the same, where lines do not name the rank."""
+    begin: int
+    """Number of the first line of the training."""
     lines: int
+    """Of the whole log."""
     steps: int
     """Training steps that the log shows."""
     last_line: str
     """That is not empty."""
+    earlier: tuple[Diagnosis, ...]
+    """The trainings before it in the log."""
 
     @property
     def message(self) -> Message | None:
@@ -137,9 +147,14 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
     - An exception in a process that then trains on, ends normally, or raises another one, has been handled.
     - A warning is no error, except of a launcher on a signal.
     - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
-    - Among what remains, the first cause counts. A lost process or a timeout counts if no exception came before it.
+    - Among what remains, the first cause counts. A lost process counts if no exception came before it; a timeout if no
+      other rank raised an exception.
+    - Of several trainings, one appended to the other, the last one counts.
     """
-    found = scan(stream)
+    return _diagnosis(scan(stream))
+
+
+def _diagnosis(found: Scan) -> Diagnosis:
     known = _known(found.errors)
     findings = [*_findings(found, known)]
     chosen = _choose(findings) or _waiting(found)
@@ -170,10 +185,22 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         survived=_first_of_each(each for each in known if each.role != "effect" and _is_survived(each, found, known)),
         command=found.command,
         started=started,
+        devices=_other_devices(chosen, findings),
+        begin=found.begin,
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
+        earlier=tuple(map(_diagnosis, found.earlier)),
     )
+
+
+def _other_devices(chosen: Finding | None, findings: Sequence[Finding]) -> tuple[int, ...]:
+    if chosen is None or chosen.rank is not None:
+        return ()
+    same = (each for each in findings if each.message is not None and each.message == chosen.message)
+    figures = [memory_figures(each.error.text) for each in (chosen, *same) if each.rank is None]
+    own, *others = [None if each is None else each.device for each in figures]
+    return tuple(sorted({each for each in others if each is not None} - {own}))
 
 
 def _is_timeout(finding: Finding) -> bool:
@@ -251,16 +278,32 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
         is_later = unknown is not None and unknown.error.line < cause.error.line
         is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
         return unknown if is_elsewhere else _with_frames(cause, findings)
-    if late is not None and _is_timeout(late):
-        # An exception of a rank that did not time out is what the others waited for, wherever its lines stand.
-        waiting = {each.rank for each in findings if _is_timeout(each)}
-        raised = (each for each in findings if each.role == "unknown" and each.rank not in {*waiting, None})
-        unknown = next(raised, unknown)
-        if unknown is not None and unknown.rank not in {*waiting, None}:
-            return unknown
+    if late is not None and _is_timeout(late) and (raised := _raised_elsewhere(findings)) is not None:
+        return raised
     if unknown is not None and late is not None:
         return min(unknown, late, key=attrgetter("error.line"))
     return unknown or late or first["effect"]
+
+
+def _raised_elsewhere(findings: Sequence[Finding]) -> Finding | None:
+    """The exception of a rank that did not time out, which the others waited for, wherever its lines stand. Where the
+    lines do not name the rank, it is one of a file of the user's that no collective operation raised: the watchdog ends
+    its own process without a traceback."""
+    waiting = {each.rank for each in findings if _is_timeout(each)}
+    exceptions = [
+        each
+        for each in findings
+        if each.error.is_exception and each.role in ("unknown", "late") and not _is_timeout(each)
+    ]
+    named = (each for each in exceptions if each.rank not in {*waiting, None})
+    unnamed = (
+        each
+        for each in exceptions
+        if each.rank is None
+        and each.own_frame is not None
+        and not any(_IN_A_COLLECTIVE.search(frame.file) for frame in each.error.frames)
+    )
+    return next(iter((*named, *unnamed)), None)
 
 
 def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:

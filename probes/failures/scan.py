@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
 from pathlib import PurePath
@@ -13,11 +13,15 @@ from typing import BinaryIO, NamedTuple
 
 from .log_command import Ranks, command_in, ranks_in
 from .log_lines import TRIGGERS, LogLine, LogReader
+from .log_runs import RunStarts
 from .logged_steps import count_steps, is_not_finite, step_number
 from .messages import may_be_known
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
+
+_EARLIER = 20
+"""Earlier runs of a log that are kept."""
 
 _FIRST, _LAST = 300, 100
 """Errors that are kept: the first and the last ones of a log with more."""
@@ -152,8 +156,14 @@ class LogError:
     @property
     def lines(self) -> list[NumberedLine]:
         """The lines of the message."""
-        further = takewhile(lambda line: not _ENDS.match(line.text), self.after)
-        return [NumberedLine(self.line, self.head), *further]
+        lines = [NumberedLine(self.line, self.head), *takewhile(lambda line: not _ENDS.match(line.text), self.after)]
+        frame = next((at for at, line in enumerate(lines) if frame_of(line) is not None), 0)
+        if not frame or any(_TRACEBACK.search(line.text) for line in lines):
+            return lines
+        # A traceback of another rank goes on, whose lines are mixed with this one's.
+        while frame > 1 and lines[frame - 1].text.startswith("    "):
+            frame -= 1
+        return lines[:frame]
 
     @property
     def step(self) -> int | None:
@@ -192,7 +202,10 @@ class _Process:
 
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """The errors of a log."""
+    """The errors of a log; of several trainings, one appended to the other, those of the last one."""
+
+    begin: int
+    """Number of its first line."""
 
     errors: Sequence[LogError]
     """In the order of their lines."""
@@ -210,6 +223,8 @@ class Scan:
     """Words of the first command of the log that started a training; none if it shows none."""
     started: Ranks
     """The ranks that launchers and libraries report."""
+    earlier: Sequence[Scan] = ()
+    """The trainings before it in the log."""
 
 
 def frame_of(line: NumberedLine) -> Frame | None:
@@ -229,12 +244,22 @@ def frames_of(traceback: str) -> tuple[str, ...]:
 
 def scan(stream: BinaryIO) -> Scan:
     """Read a log to its end."""
-    return _Scanner(LogReader(stream)).run()
+    reader, starts, earlier = LogReader(stream), RunStarts(), deque[Scan](maxlen=_EARLIER)
+    scanner = _Scanner(reader, begin=1)
+    for line in reader:
+        if starts.begins(line.text) and scanner.is_run:
+            earlier.append(scanner.result())
+            scanner = _Scanner(reader, begin=line.number)
+        scanner.read(line)
+    return replace(scanner.result(), earlier=tuple(earlier))
 
 
 class _Scanner:
-    def __init__(self, reader: LogReader) -> None:
+    """Reads the lines of one training."""
+
+    def __init__(self, reader: LogReader, *, begin: int) -> None:
         self._reader = reader
+        self._begin_line, self._steps_before = begin, reader.steps
         self._processes: OrderedDict[str, _Process] = OrderedDict()
         self._ranks: dict[str, int | None] = {}
         self._first: list[LogError] = []
@@ -248,22 +273,34 @@ class _Scanner:
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
-    def run(self) -> Scan:
-        for line in map(self._joined, self._reader):
-            process = self._process(line)
-            self._command = self._command or command_in(line.text)
-            self._started = self._started.joined(ranks_in(line.text))
-            self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
-            self._read(line, process)
-            process.last.append(line.text)
-            self._recent.append(line.text)
-            self._reader.wants_all = process.frames is not None or bool(process.open)
+    @property
+    def is_run(self) -> bool:
+        """Whether the lines show that a training ran."""
+        return bool(self._first or self._steps or self._ended)
+
+    @property
+    def _steps(self) -> int:
+        return self._reader.steps - self._steps_before
+
+    def read(self, line: LogLine) -> None:
+        line = self._joined(line)
+        process = self._process(line)
+        self._command = self._command or command_in(line.text)
+        self._started = self._started.joined(ranks_in(line.text))
+        self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
+        self._read(line, process)
+        process.last.append(line.text)
+        self._recent.append(line.text)
+        self._reader.wants_all = process.frames is not None or bool(process.open)
+
+    def result(self) -> Scan:
         return Scan(
+            begin=self._begin_line,
             errors=[*self._first, *self._last],
             last_lines={name: tuple(process.last) for name, process in self._processes.items()},
             ranks=self._ranks,
             lines=self._reader.lines,
-            steps=self._reader.steps,
+            steps=self._steps,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
             ended=self._ended,
             command=self._command,
@@ -348,8 +385,8 @@ class _Scanner:
     def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
         own_steps = count_steps(line.text.encode())
         not_finite = not is_exception and bool(own_steps) and is_not_finite(line.text)
-        if not_finite and self._not_finite is not None and self._reader.steps - self._not_finite.until < GAP:
-            self._not_finite.until = self._reader.steps
+        if not_finite and self._not_finite is not None and self._steps - self._not_finite.until < GAP:
+            self._not_finite.until = self._steps
             return
         chain = process.chain
         if not is_exception or process.frames is None:  # not of a traceback
@@ -359,8 +396,8 @@ class _Scanner:
             line=line.number,
             process=line.process,
             rank=line.rank,
-            steps=self._reader.steps - own_steps,
-            until=self._reader.steps,
+            steps=self._steps - own_steps,
+            until=self._steps,
             head=line.text,
             is_exception=is_exception,
             frames=tuple(process.frames or ()),

@@ -73,6 +73,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)",
             "Local rank 2 was killed by SIGBUS (exit code -7).",
         ),
+        (
+            WATCHDOG.replace("8841", "2").removeprefix("[rank0]:"),
+            "Watchdog caught collective operation timeout (SeqNum=2).",
+        ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
             "[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9",
@@ -212,6 +216,17 @@ def test_the_next_command_has_what_the_log_shows(form: str, log: Path, capsys: p
     words = " ".join(_why(capsys, "train.log")[1].replace("\\\n", "").split())
     assert words.endswith(f"ds-advise why train.log --gpus {command}")
     assert ("COMMAND is the one that started the training" in words) == command.endswith("COMMAND")
+
+
+def test_locked_memory_is_no_lack_of_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "n1:12:13 [0] misc/ibvwrap.cc:113 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        "torch.distributed.DistBackendError: NCCL error: unhandled system error\nLast error:\n"
+        "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+    ):
+        log.write_text(f"{line}\n")
+        text = _why(capsys, "train.log")[1]
+        assert "memlock=-1" in text and "Find what fits" not in text and "Offload" not in text
 
 
 def test_no_other_plan_is_looked_for_where_none_would_help(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -731,6 +746,31 @@ def test_a_rank_without_a_line_is_missed(log: Path, capsys: pytest.CaptureFixtur
         assert missed in words if missed else "reported no timeout" not in words
 
 
+def test_the_ranks_without_a_timeout_are_data(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("".join(WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}") for rank in (1, 2)))
+    data = json.loads(_why(capsys, "train.log", "--json")[1])
+    assert data["silent"] == [0] and data["message"]["fix"].startswith("Find what rank 0 did")
+
+
+def test_earlier_trainings_of_a_log_are_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = "[2025-01-01 00:00:12,345] [WARNING] [runner.py:191:fetch_hostfile] Unable to find hostfile\n"
+    log.write_text(start + log.read_text() + start + "{'train_runtime': '6', 'epoch': '1.0'}\n")
+    code, text = _why(capsys, "train.log")
+    assert code == 0 and "The training ended normally." in text and "Survived" not in text
+    assert "the last run of the file, from line 11" in text and "failed at line 10: CUDA out of memory." in text
+    (run,) = json.loads(_why(capsys, "train.log", "--json")[1])["earlier"]
+    assert run == {"begin": 1, "line": 10, "text": "failed at line 10: CUDA out of memory"}
+
+
+def test_a_pod_s_limits_are_in_the_next_command(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(
+        "    State:  Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n"
+        "      memory:          64Gi\n      nvidia.com/gpu:  8\n"
+    )
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "It was 64 GiB." in words and "--gpus 8xSIZEGB --ram 64GiB -- COMMAND" in words
+
+
 def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def waiting(rank: int, operation: str, number: int) -> str:
         line = WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}")
@@ -798,6 +838,22 @@ OF_ACCELERATE = (
             'Traceback (most recent call last):\n  File "/opt/transformers/trainer_pt_utils.py", line 130, in '
             f"nested_concat\n    return torch_pad_and_concatenate(\n{FULL}",
             "Fix: Reduce the logits in preprocess_logits_for_metrics",
+        ),
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of "
+            "191.98 GiB of which 1.10 GiB is free. Of the allocated memory 186.70 GiB is allocated by PyTorch, and "
+            "300.00 MiB is reserved by PyTorch but unallocated.",
+            "or choose other GPUs by HIP_VISIBLE_DEVICES.",
+        ),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 39.43 GiB total capacity; 25.12 GiB "
+            "already allocated; 0.79 GiB free; 37.10 GiB reserved in total by PyTorch) If reserved memory is >> "
+            "allocated memory try setting max_split_size_mb. See documentation for PYTORCH_CUDA_ALLOC_CONF",
+            "Fix: Set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128; or upgrade torch",
+        ),
+        (
+            f"{FRAMES}{FULL}".replace("75.00", "55.00").replace("1.90", "21.90"),
+            "Fix: Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
         ),
     ],
 )
