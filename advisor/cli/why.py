@@ -164,12 +164,18 @@ def _command_advice(
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
-    """The prediction for the configuration of a training whose memory ran out; None if its model is not known."""
+    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs that
+    neither the user nor the file names are those of the log, which the question then has."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
+    from ..command.failed_training import logged_machines
     from ..question.file_question import read_file_question
 
     file = read_file_question(config, question)
+    if "gpus" not in file.asked and (logged := logged_machines(found)):
+        output.say(f"--gpus {logged}, by the log")
+        question["gpus"] = logged
+        file = read_file_question(config, question)
     context = files_context([file], question, say=output.say)
     if context is None:
         return None

@@ -39,6 +39,12 @@ def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
     return f"{f'{several}x' if several > 1 else ''}{ranks or COUNT}x{size}"
 
 
+def logged_machines(found: Diagnosis) -> str:
+    """The value of `--gpus` by the log alone; "" if it does not show number and size."""
+    shown = machines(found, {})
+    return "" if missing(f" {shown}") else shown
+
+
 def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> str:
     """The command that finds the plan that fits the training of a log, with placeholders for what neither it nor the
     user's options show."""

@@ -433,6 +433,15 @@ def test_a_configuration_without_a_model_is_not_predicted(capsys: pytest.Capture
         assert f"ds.json is not predicted: pass its {lacking}.\n" in text
 
 
+def test_the_gpus_of_the_log_are_predicted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the user names others."""
+    log.write_text(f"{_runner(2)}\n{log.read_text()}".replace("79.15", "47.40"))
+    given = ["train.log", "--config", "ds.json", "--model", "Qwen2.5-7B", "--offline"]
+    code, text = _why(capsys, *given)
+    assert code == 0 and "of 47.0 GiB per GPU" in " ".join(text.split())
+    assert "The GPU of the log has 47.4 GiB, and" in " ".join(_why(capsys, *given, "--gpus", "2x80GB")[1].split())
+
+
 def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The need and what there is; the changes need less RAM, and the next commands keep the user's options."""
     offloaded = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
