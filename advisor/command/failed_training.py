@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...ds_configs.launch_commands import COUNTS, shell_line
@@ -45,10 +45,10 @@ def logged_machines(found: Diagnosis) -> str:
     return "" if missing(f" {shown}") else shown
 
 
-def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> str:
+def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> str:
     """The command that finds the plan that fits the training of a log, with placeholders for what neither it nor the
     user's options show."""
-    words = ["ds-advise", "why", log, *(["--config", config] if config else []), "--gpus", machines(found, given)]
+    words = ["ds-advise", "why", *logs, *(["--config", config] if config else []), "--gpus", machines(found, given)]
     others = {name: value for name, value in given.items() if name in ALLOWED and name != "gpus"}
     if found.kind == "host_out_of_memory" and found.first is not None and found.first.memory_limit:
         others = {"ram": found.first.memory_limit} | others

@@ -9,7 +9,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding, Wait
 from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
-from ...probes.failures.scan import Frame, NumberedLine, frame_of
+from ...probes.failures.traceback_frames import Frame, NumberedLine, frame_of
 from ..document import blocks as doc
 from ..text.units import capitalised, counted_noun, numbered, printable, shown_path
 
@@ -38,7 +38,7 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
     after = f", after {steps}" if first.error.steps else ""
     if step is not None:
         after = f", after step {step}" if step else ", before the end of the first step"
-    yield doc.Sentence(f"--> {printable(log)}:{first.deciding}{rank}{after}", "bold")
+    yield doc.Sentence(f"--> {printable(first.error.log or log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)
     if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
         yield doc.Sentence(f"  The last progress bar before it: {bar}.")
@@ -56,7 +56,8 @@ def _others(found: Diagnosis) -> Iterator[doc.Block]:
         yield doc.Sentence(f"  {numbered('GPU', found.devices)} report{'s' * (len(found.devices) == 1)} the same.")
     if not found.timed_out and not found.waits and followers:
         others = capitalised(numbered("rank", followers))
-        first = found.first is not None and found.first.rank is not None
+        # Of two logs it is not known which was written first.
+        first = found.first is not None and found.first.rank is not None and not found.first.error.log
         told = f"It failed first; {numbered('rank', followers)} followed." if first else f"{others} had an error, too."
         yield doc.Sentence(f"  {told}")
     if len(found.waits) != 1:

@@ -46,7 +46,7 @@ def why_document(
     forecast: MemoryForecast | None,
     advice: CommandAdvice | None = None,
     *,
-    log: str = "",
+    logs: Sequence[str] = (),
     config: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
@@ -54,7 +54,7 @@ def why_document(
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
-    log, config: the paths as they were typed, for that command.
+    logs, config: the paths as they were typed, for that command.
     given: the user's options. note: what is missing for a prediction.
     """
     report = why_report(name, found, forecast, advice)
@@ -63,7 +63,7 @@ def why_document(
     tone: doc.Tone = "bad"
     if first is None or message is None:
         verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
-        blocks = [*_unknown(report, found, log)]
+        blocks = [*_unknown(report, found, logs)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -89,7 +89,7 @@ def why_document(
             ),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
-            *([] if advice is not None else _next(found, log or name, config, given)),
+            *([] if advice is not None else _next(found, logs or [name], config, given)),
         ]
     return doc.Document(
         subject=name, verdict=ended(verdict), tone=tone, blocks=[*blocks, *_earlier(found)], data=report
@@ -128,16 +128,20 @@ def _no_cause(found: Diagnosis) -> str:
     return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis, log: str) -> Iterator[doc.Block]:
-    if found.first is None and Path(log).suffix in _OF_CONFIGS and not found.ended and not found.steps:
-        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", log]))
+def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterator[doc.Block]:
+    configs = [log for log in logs if Path(log).suffix in _OF_CONFIGS]
+    if found.first is None and configs and not found.ended and not found.steps:
+        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", *configs]))
         return
     if found.first is None:
         if report.lines:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             if report.survived:
-                places = [f"{each.text} (line {each.line})" for each in report.survived[:_MOST_LISTED]]
+                places = [
+                    f"{each.text} ({each.log and f'{each.log}, '}line {each.line})"
+                    for each in report.survived[:_MOST_LISTED]
+                ]
                 yield doc.Sentence(ended(f"Survived: {'; '.join(places)}"))
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:LONGEST]}")
@@ -328,11 +332,11 @@ def _what_fits(forecast: MemoryForecast) -> str:
     return " ".join(sentences)
 
 
-def _next(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
+def _next(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
     """Yield the command that finds what fits; nothing if no other plan would help."""
     if not found.ran_out_of_memory or found.message is None or found.message.figures:
         return
-    line = next_words(found, log, config, given)
+    line = next_words(found, logs, config, given)
     unknown = missing(line)
     title = "Find what fits, by a run of the command on a simulated GPU"
     yield from next_command(f"{title} ({unknown}):" if unknown else f"{title}:", line)

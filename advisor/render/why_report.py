@@ -19,6 +19,8 @@ from .named_fix import named_fix
 class FirstError:
     """The error that counts."""
 
+    log: str
+    """The name of its log, if there are several; else ""."""
     line: int
     """Number of its line in the log."""
     rank: int | None
@@ -37,6 +39,8 @@ class FirstError:
 class SurvivedError:
     """An error after which the training went on."""
 
+    log: str
+    """The name of its log, if there are several; else ""."""
     line: int
     """Number of the line in the log that says it."""
     text: str
@@ -151,7 +155,9 @@ def why_report(
         silent=found.silent,
         waits=found.waits,
         ended=found.ended,
-        survived=tuple(SurvivedError(line=each.deciding, text=each.headline) for each in found.survived),
+        survived=tuple(
+            SurvivedError(log=each.error.log, line=each.deciding, text=each.headline) for each in found.survived
+        ),
         begin=found.begin,
         earlier=tuple(
             EarlierRun(begin=run.begin, line=run.first.deciding if run.first else None, text=outcome(run))

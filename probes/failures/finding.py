@@ -10,7 +10,8 @@ from typing import Literal
 
 from .logged_steps import count_steps
 from .messages import Message, filled
-from .scan import Frame, LogError
+from .scan import LogError
+from .traceback_frames import Frame
 
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")

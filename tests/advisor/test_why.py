@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -314,6 +315,54 @@ def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFi
         code, text = _why(capsys, *words)
         assert code == 2 and text and "Traceback" not in text, words
     assert "name a file in it, such as cut.gz" in _why(capsys, ".")[1]
+
+
+def _rank_logs(folder: Path, form: str) -> None:
+    """Rank 0 waits; rank 1 ran out of memory in a step that rank 0 logged."""
+    text = {0: 4 * "{'loss': 1.25, 'epoch': 0.1}\n" + WATCHDOG.removeprefix("[rank0]:"), 1: FRAMES + FULL}
+    for rank in text:
+        path = folder / form.format(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text[rank])
+
+
+@pytest.mark.parametrize(
+    ("form", "rank"),
+    [
+        ("none_abc/attempt_0/{}/stderr.log", ", rank 1"),
+        ("20250101120000_rank{}.log", ", rank 1"),
+        ("{}.log", ""),
+    ],
+)
+def test_several_logs_are_one_training_s(form: str, rank: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its own lines and steps. A folder is read where the paths tell the ranks."""
+    _rank_logs(Path("logs"), form)
+    files = [f"logs/{form.format(rank)}" for rank in (0, 1)]
+    code, text = _why(capsys, *files)
+    words = " ".join(text.split())
+    assert code == 0 and f"--> {files[1]}:8{rank} " in words and "Rank 0 waited in ALLREDUCE 8841" in words
+    assert f"ds-advise why {' '.join(files)} --gpus" in words.replace(" \\ ", " ")
+    assert json.loads(_why(capsys, *files, "--json")[1])["error"]["log"] == files[1]
+    code, of_folder = _why(capsys, "logs")
+    if rank:
+        assert code == 0 and f"--> {files[1]}:8{rank} " in " ".join(of_folder.split())
+    else:
+        assert code == 2 and "no name in it is of a rank" in of_folder
+
+
+def test_a_folder_s_older_logs_of_a_rank_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for attempt in (0, 1):
+        _rank_logs(Path("logs"), f"none_abc/attempt_{attempt}/{{}}/stderr.log")
+    for path in Path("logs").glob("none_abc/attempt_0/*/*"):
+        os.utime(path, (1, 1))
+    text = _why(capsys, "logs")[1]
+    assert "--> logs/none_abc/attempt_1/1/stderr.log:8, rank 1" in text and "attempt_0" not in text
+
+
+def test_the_log_of_several_that_cannot_be_read_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cut.log.gz").write_bytes(gzip.compress(log.read_bytes())[:40])
+    code, error = _why(capsys, "train.log", "cut.log.gz")
+    assert code == 2 and "cut.log.gz cannot be read" in error
 
 
 @pytest.mark.parametrize(
