@@ -16,7 +16,8 @@ from ...probes.failures.messages import find_message
 from ...probes.failures.out_of_memory import unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
-from ..text.units import numbered
+from ..text.units import alternatives, numbered
+from .auto_classes import auto_classes
 
 _QUOTED_FILE = re.compile(r"[\"']([^\"']+\.json)[\"']")
 
@@ -180,6 +181,13 @@ def _of_fragments(first: Finding, _fix: str) -> str:
     return f"Set {setting}{upgrade}" if setting else ""
 
 
+def _of_auto_class(first: Finding, _fix: str) -> str:
+    """Name the classes that load the model, by the installed transformers."""
+    tried = first.named.get("auto", "")
+    classes = [name for name in auto_classes(first.named.get("module", "")) if name != tried]
+    return f"Load it by {alternatives(classes)} in place of {tried}" if classes else ""
+
+
 def _of_container(first: Finding, fix: str) -> str:
     """Name the limit."""
     limit = first.memory_limit
@@ -207,6 +215,7 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "unexpected-argument": _of_argument,
     "unused-arguments": _of_words,
     "launcher-argument": _of_launcher,
+    "wrong-auto-class": _of_auto_class,
     "container-memory": _of_container,
     "gpu-fragmented": _of_fragments,
     "gpu-shared": _of_other_processes,

@@ -773,6 +773,16 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
             "FileNotFoundError: [Errno 2] No such file or directory: '/d/a.jsonl'",
             "Fix: Run `ls /d/a.jsonl` on the node",
         ),
+        (
+            "ValueError: Unrecognized configuration class <class 'transformers.models.qwen2_vl.configuration_qwen2_vl."
+            "Qwen2VLConfig'> for this kind of AutoModel: AutoModelForCausalLM.",
+            "Fix: Load it by AutoModelForImageTextToText in place of AutoModelForCausalLM.",
+        ),
+        (
+            "ValueError: Unrecognized configuration class <class 'transformers_modules.x.configuration_x.XConfig'> for "
+            "this kind of AutoModel: AutoModelForCausalLM.",
+            "Fix: Load it by the class that the model's card names in place of AutoModelForCausalLM",
+        ),
         ("ImportError: --deepspeed requires deepspeed: `pip install deepspeed`", "DeepSpeed is not installed in the"),
     ],
 )
