@@ -774,6 +774,12 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
             "Fix: Run `ls /d/a.jsonl` on the node",
         ),
         (
+            "datasets.exceptions.DatasetGenerationCastError: An error occurred while generating the dataset\n\nAll the "
+            "data files must have the same columns, but at some point there are 1 new columns ({'source'}) and 1 "
+            "missing columns ({'id'}).\n\nThis happened while the json dataset builder was generating data using\n\n/d/a.jsonl",
+            "columns: there are 1 new columns ({'source'}) and 1 missing columns ({'id'}).",
+        ),
+        (
             "ValueError: Unrecognized configuration class <class 'transformers.models.qwen2_vl.configuration_qwen2_vl."
             "Qwen2VLConfig'> for this kind of AutoModel: AutoModelForCausalLM.",
             "Fix: Load it by AutoModelForImageTextToText in place of AutoModelForCausalLM.",
