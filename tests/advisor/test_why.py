@@ -776,7 +776,7 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
         (
             "datasets.exceptions.DatasetGenerationCastError: An error occurred while generating the dataset\n\nAll the "
             "data files must have the same columns, but at some point there are 1 new columns ({'source'}) and 1 "
-            "missing columns ({'id'}).\n\nThis happened while the json dataset builder was generating data using\n\n/d/a.jsonl",
+            "missing columns ({'id'}).\n\nThis happened while\n\na.jsonl",
             "columns: there are 1 new columns ({'source'}) and 1 missing columns ({'id'}).",
         ),
         (
