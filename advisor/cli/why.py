@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import zlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...ds_configs.files import CONFIG_NAME
 from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
@@ -39,7 +41,7 @@ _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
 
 
 @click.command(cls=CommandWithUsersCommand)
-@click.argument("log", metavar="LOG", required=False, shell_complete=complete_file)
+@click.argument("logs", metavar="LOG...", nargs=-1, shell_complete=complete_file)
 @click.option(
     "--config", type=PATH, metavar="FILE", help="The training's ds_config.json, to name the change that fits."
 )
@@ -48,17 +50,19 @@ _SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")
 @FORCE
 @output_options
 def why(
-    log: str | None, config: Path | None, listed: bool, force: bool, question: dict[str, Any], output: Output
+    logs: tuple[str, ...], config: Path | None, listed: bool, force: bool, question: dict[str, Any], output: Output
 ) -> int:
     """Name the cause of a failed training and its fix, by the log of any launcher.
 
     LOG is a file (also compressed by gzip), or - for standard input, which Ctrl-C ends. It is read once, whatever its
-    size, with all ranks in it. If memory ran out, the training command behind `--` is run on a simulated GPU, as it is
-    and as it would fit, and the configuration that fits is written: as ds_config.json, or with a number if there is
-    another one, which --force replaces.
+    size, with all ranks in it. Several files are one training's, such as one per rank; a folder is one of torchrun
+    --log-dir, or of files that are named by rank. If memory ran out, the training command behind `--` is run on a
+    simulated GPU, as it is and as it would fit, and the configuration that fits is written: as ds_config.json, or with
+    a number if there is another one, which --force replaces.
 
     \b
     ds-advise why train.log
+    ds-advise why logs/
     ds-advise why slurm-1234.out --config ds_config.json
     ds-advise why train.log --config ds_config.json --model Qwen2.5-7B --gpus 4x48GB
     ds-advise why train.log --gpus 4x48GB -- torchrun train.py --bf16
@@ -67,8 +71,6 @@ def why(
     Exit code: 0 if the cause is known or the training ended normally, 1 if the cause is not known, 2 if the log cannot
     be read or a prediction fails.
     """
-    from ...probes.failures.diagnosis import diagnose
-    from ...probes.failures.log_file import read_log
     from ..render.deliver import show_document
     from ..render.why import message_list, why_document
 
@@ -77,19 +79,16 @@ def why(
 
         print_blocks(message_list(), output.console())
         return 0
-    if log is None:
+    if not logs:
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
     if not words and force:
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
-    with _opened(log) as stream:
-        try:
-            found = diagnose(read_log(stream))
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise _unreadable(log, getattr(error, "strerror", None) or str(error)) from error
-    name = "the input" if log == "-" else Path(log).name
+    files = _files(logs)
+    found = _diagnosed(files)
+    name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
     note, problem = "", None
     try:
@@ -107,7 +106,9 @@ def why(
         problem = error
 
     def document() -> Document:
-        return why_document(name, found, forecast, advice, log=log, config=str(config or ""), given=question, note=note)
+        return why_document(
+            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note
+        )
 
     show_document(document, output)
     if problem is not None:
@@ -115,22 +116,54 @@ def why(
     return 0 if found.message is not None or (found.first is None and found.ended) else 1
 
 
-def _opened(log: str) -> AbstractContextManager[BinaryIO]:
-    """Open a log. Raises ConfigFileError if it cannot be opened."""
-    if log == "-":
-        return nullcontext(sys.stdin.buffer)
-    path = Path(log)
+def _files(logs: Sequence[str]) -> list[str]:
+    """The files of the logs: of a folder those of its ranks. Raises ConfigFileError for a folder whose files are of no
+    rank: they may be of several trainings."""
+    files = list[str]()
+    for log in logs:
+        path = Path(log)
+        if log == "-" or not _is_folder(path):
+            files.append(log)
+            continue
+        ranks = rank_logs(path)
+        files += map(str, ranks)
+        if not ranks:
+            others = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
+            newest = max(others, key=lambda file: file.stat().st_mtime, default=None)
+            fix = "name a file in it"
+            if newest is not None:
+                fix += f", such as {newest}, or all that are of one training: ds-advise why {path}/*{newest.suffix}"
+            why = "it is a folder, and no name in it is of a rank"
+            raise ConfigFileError(f"{log[:200]} cannot be read", why=why, fix=fix)
+    return files
+
+
+def _is_folder(path: Path) -> bool:
     try:
-        return path.open("rb")
-    except (OSError, ValueError) as error:
-        if not path.is_dir():
-            raise _unreadable(log, getattr(error, "strerror", "") or str(error)) from error
-        logs = [file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file()]
-        newest = max(logs, key=lambda file: file.stat().st_mtime, default=None)
-        fix = "name a file in it"
-        if newest is not None:
-            fix += f", such as {newest}, or pipe all of it: cat {path}/*{newest.suffix} | ds-advise why -"
-        raise ConfigFileError(f"{log[:200]} cannot be read", why="it is a folder", fix=fix) from error
+        return path.is_dir()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
+def _diagnosed(files: Sequence[str]) -> Diagnosis:
+    """The cause that the logs of one training show. Raises ConfigFileError if one cannot be read."""
+    from ...probes.failures.diagnosis import diagnose_logs
+    from ...probes.failures.log_file import read_log
+    from ...probes.failures.scan import LogOfRank
+
+    last = ""
+
+    def opened() -> Iterator[LogOfRank]:
+        nonlocal last
+        for last in files:
+            name, rank = (last, rank_of(Path(last))) if len(files) > 1 else ("", None)
+            with nullcontext(sys.stdin.buffer) if last == "-" else Path(last).open("rb") as stream:
+                yield LogOfRank(read_log(stream), name, rank)
+
+    try:
+        return diagnose_logs(opened())
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise _unreadable(last, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _unreadable(log: str, why: str) -> ConfigFileError:
@@ -164,12 +197,18 @@ def _command_advice(
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
-    """The prediction for the configuration of a training whose memory ran out; None if its model is not known."""
+    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs
+    that neither the user nor the file names are those of the log, which the question then has."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
+    from ..command.failed_training import logged_machines
     from ..question.file_question import read_file_question
 
     file = read_file_question(config, question)
+    if "gpus" not in file.asked and (logged := logged_machines(found)):
+        output.say(f"--gpus {logged}, by the log")
+        question["gpus"] = logged
+        file = read_file_question(config, question)
     context = files_context([file], question, say=output.say)
     if context is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...ds_configs.launch_commands import COUNTS, shell_line
@@ -39,11 +39,19 @@ def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
     return f"{f'{several}x' if several > 1 else ''}{ranks or COUNT}x{size}"
 
 
-def next_words(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> str:
+def logged_machines(found: Diagnosis) -> str:
+    """The value of `--gpus` by the log alone; "" if it does not show number and size."""
+    shown = machines(found, {})
+    return "" if missing(f" {shown}") else shown
+
+
+def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> str:
     """The command that finds the plan that fits the training of a log, with placeholders for what neither it nor the
     user's options show."""
-    words = ["ds-advise", "why", log, *(["--config", config] if config else []), "--gpus", machines(found, given)]
+    words = ["ds-advise", "why", *logs, *(["--config", config] if config else []), "--gpus", machines(found, given)]
     others = {name: value for name, value in given.items() if name in ALLOWED and name != "gpus"}
+    if found.kind == "host_out_of_memory" and found.first is not None and found.first.memory_limit:
+        others = {"ram": found.first.memory_limit} | others
     return f"{shell_line([*words, *option_words(others)])} -- {shell_line(found.command) if found.command else COMMAND}"
 
 

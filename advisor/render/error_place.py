@@ -9,10 +9,9 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding, Wait
 from ...probes.failures.logged_steps import spike
 from ...probes.failures.messages import loading_bar
-from ...probes.failures.scan import Frame, NumberedLine, frame_of
+from ...probes.failures.traceback_frames import Frame, NumberedLine, frame_of
 from ..document import blocks as doc
-from ..text.units import capitalised, counted_noun, printable, shown_path
-from .known_cause import ranks
+from ..text.units import capitalised, counted_noun, numbered, printable, shown_path
 
 LONGEST = 400
 """Characters of a log's last line, and of a line beside the deciding one, that are printed."""
@@ -39,7 +38,7 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
     after = f", after {steps}" if first.error.steps else ""
     if step is not None:
         after = f", after step {step}" if step else ", before the end of the first step"
-    yield doc.Sentence(f"--> {printable(log)}:{first.deciding}{rank}{after}", "bold")
+    yield doc.Sentence(f"--> {printable(first.error.log or log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)
     if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
         yield doc.Sentence(f"  The last progress bar before it: {bar}.")
@@ -53,15 +52,21 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
 def _others(found: Diagnosis) -> Iterator[doc.Block]:
     """Yield what the other ranks report."""
     followers = found.followers
+    if found.devices:
+        yield doc.Sentence(f"  {numbered('GPU', found.devices)} report{'s' * (len(found.devices) == 1)} the same.")
     if not found.timed_out and not found.waits and followers:
-        yield doc.Sentence(f"  It failed first; {ranks(followers)} followed.")
+        others = capitalised(numbered("rank", followers))
+        # Of two logs it is not known which was written first.
+        first = found.first is not None and found.first.rank is not None and not found.first.error.log
+        told = f"It failed first; {numbered('rank', followers)} followed." if first else f"{others} had an error, too."
+        yield doc.Sentence(f"  {told}")
     if len(found.waits) != 1:
         return
     wait = found.waits[0]
     if not found.timed_out:
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} waited in {wait} until the timeout.")
+        yield doc.Sentence(f"  {capitalised(numbered('rank', wait.ranks))} waited in {wait} until the timeout.")
     elif len(wait.ranks) > 1 and not found.silent:  # else it is the verdict
-        yield doc.Sentence(f"  {capitalised(ranks(wait.ranks))} {verb(wait)} in {wait}.")
+        yield doc.Sentence(f"  {capitalised(numbered('rank', wait.ranks))} {verb(wait)} in {wait}.")
 
 
 def verb(wait: Wait) -> str:

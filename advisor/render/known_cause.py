@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.messages import Message
@@ -10,9 +10,6 @@ from ...validate.lint.linted_config import ADVISE
 from ..document import blocks as doc
 from ..text.units import ended
 from .named_fix import named_fix
-
-_RANKS = 8
-"""Ranks that are listed."""
 
 
 def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> Iterator[doc.Block]:
@@ -28,21 +25,10 @@ def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> I
     yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
     fix = named_fix(found, config)
     fix = fix.replace(ADVISE, advise) if advise else fix.partition(f"; `{ADVISE}`")[0]
-    if len(found.waits) > 1:
-        fix = fix.replace("the rank in another state", f"what {ranks(found.waits[-1].ranks)} did")
-    elif found.timed_out and found.silent:
-        fix = fix.replace("the rank in another state", f"what {ranks(found.silent)} did")
     yield doc.Sentence(f" {ended(fix)}", mark="Fix:", mark_style="bold")
     if isinstance(explanation, Message) or explanation.source.startswith("https://"):
         # else the phase was read in the code of the frames, which are shown
         yield doc.Sentence(_source(explanation.source), "dim")
-
-
-def ranks(numbers: Sequence[int]) -> str:
-    """Return `rank 3`, `ranks 0, 1`, or the first ones of many."""
-    shown = ", ".join(map(str, numbers[:_RANKS]))
-    more = f" and {len(numbers) - _RANKS} more" if len(numbers) > _RANKS else ""
-    return f"rank{'' if len(numbers) == 1 else 's'} {shown}{more}"
 
 
 def _source(source: str) -> str:

@@ -13,8 +13,11 @@ from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
 from ...probes.failures.messages import find_message
+from ...probes.failures.out_of_memory import unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
+from ..text.units import alternatives, numbered
+from .auto_classes import auto_classes
 
 _QUOTED_FILE = re.compile(r"[\"']([^\"']+\.json)[\"']")
 
@@ -33,6 +36,12 @@ _MISMATCH = re.compile(r"- ds (?P<key>[\w.]+)=(?P<set>\S+) vs hf (?P<name>\w[\w 
 
 _PATH = re.compile(r"\[Errno \d+\] [^:]+: '([^']+)'")
 
+_OF_AMD = {"nvidia-smi": "rocm-smi", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICES"}
+"""Tools and variables of NVIDIA's GPUs, and those of AMD's (ROCm documentation, "GPU isolation techniques")."""
+
+_OTHER_STATE = "the rank in another state"
+"""Words of a fix in whose place the ranks stand that the log names."""
+
 _PROCESS = re.compile(r"Process (?P<number>\d+) has (?P<size>\d[\d.]* \w+) memory in use")
 
 
@@ -47,6 +56,11 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     file = config or _config_of(found)
     precise = _FIXES.get(message.id) or (_on_disk if message.kind == "disk_full" else None)
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
+    if found.first.named.get("device") == "HIP":
+        fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
+    odd = found.waits[-1].ranks if len(found.waits) > 1 else found.silent
+    if found.timed_out and odd:
+        fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', odd)} did")
     return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")
 
 
@@ -154,6 +168,32 @@ def _of_other_processes(first: Finding, fix: str) -> str:
     return f"{fix}. The processes on it: {listed}" if found else ""
 
 
+def _of_fragments(first: Finding, _fix: str) -> str:
+    """Name the variable and the option that the torch of the message knows."""
+    setting = unfragmented(first.error.text)
+    upgrade = (
+        ""
+        if setting.endswith("expandable_segments:True")
+        else (
+            "; or upgrade torch (2.1 or later), and set expandable_segments:True there, which this torch does not know"
+        )
+    )
+    return f"Set {setting}{upgrade}" if setting else ""
+
+
+def _of_auto_class(first: Finding, _fix: str) -> str:
+    """Name the classes that load the model, by the installed transformers."""
+    tried = first.named.get("auto", "")
+    classes = [name for name in auto_classes(first.named.get("module", "")) if name != tried]
+    return f"Load it by {alternatives(classes)} in place of {tried}" if classes else ""
+
+
+def _of_container(first: Finding, fix: str) -> str:
+    """Name the limit."""
+    limit = first.memory_limit
+    return f"{fix}. It was {re.sub('(?=[GMT])', ' ', limit)}" if limit else ""
+
+
 def _near(name: str, *others: str) -> str:
     """Return the argument of TrainingArguments that is like a name; "" for none. others: further lists of names."""
     near = nearest(name, known_names("training-arguments", *others), cutoff=_CLOSE)
@@ -175,5 +215,8 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "unexpected-argument": _of_argument,
     "unused-arguments": _of_words,
     "launcher-argument": _of_launcher,
+    "wrong-auto-class": _of_auto_class,
+    "container-memory": _of_container,
+    "gpu-fragmented": _of_fragments,
     "gpu-shared": _of_other_processes,
 }

@@ -13,18 +13,19 @@ from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
 from ...probes.failures.messages import filled, messages
+from ...probes.failures.out_of_memory import unfragmented
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
 from ..document import blocks as doc
 from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
-from ..text.units import capitalised, counted_noun, ended, gib, printable, rate
+from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
-from .known_cause import cause_and_fix, ranks
+from .known_cause import cause_and_fix
 from .runs import next_command
-from .why_report import WhyReport, why_report
+from .why_report import WhyReport, outcome, why_report
 
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
@@ -45,7 +46,7 @@ def why_document(
     forecast: MemoryForecast | None,
     advice: CommandAdvice | None = None,
     *,
-    log: str = "",
+    logs: Sequence[str] = (),
     config: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
@@ -53,7 +54,7 @@ def why_document(
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
-    log, config: the paths as they were typed, for that command.
+    logs, config: the paths as they were typed, for that command.
     given: the user's options. note: what is missing for a prediction.
     """
     report = why_report(name, found, forecast, advice)
@@ -62,7 +63,7 @@ def why_document(
     tone: doc.Tone = "bad"
     if first is None or message is None:
         verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
-        blocks = [*_unknown(report, found, log)]
+        blocks = [*_unknown(report, found, logs)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -72,7 +73,7 @@ def why_document(
             *cause_and_fix(found, advise, config),
             doc.Gap(),
             *error_place(found, report.log),
-            *_figures(report),
+            *_figures(found, report),
             *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
@@ -88,9 +89,22 @@ def why_document(
             ),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
-            *([] if advice is not None else _next(found, log or name, config, given)),
+            *([] if advice is not None else _next(found, logs or [name], config, given)),
         ]
-    return doc.Document(subject=name, verdict=ended(verdict), tone=tone, blocks=blocks, data=report)
+    return doc.Document(
+        subject=name, verdict=ended(verdict), tone=tone, blocks=[*blocks, *_earlier(found)], data=report
+    )
+
+
+def _earlier(found: Diagnosis) -> Iterator[doc.Block]:
+    """Yield what came of the earlier trainings of the log."""
+    if not found.earlier:
+        return
+    yield doc.Gap()
+    others = counted_noun(len(found.earlier), "earlier run")
+    yield doc.Sentence(f"This is the last run of the file, from line {found.begin}. It has {others}:")
+    for run in found.earlier[-_MOST_LISTED:]:
+        yield doc.Sentence(f"  from line {run.begin}: {ended(outcome(run))}")
 
 
 def _note(note: str) -> Iterator[doc.Block]:
@@ -110,19 +124,24 @@ def _no_cause(found: Diagnosis) -> str:
         return f"{capitalised(failed)}: its error is not in the log" if failed else _ONLY_EFFECTS
     if found.ended:
         return "The training ended normally"
-    return f"No error was found in {counted_noun(found.lines, 'line')}" if found.lines else "The log is empty"
+    lines = found.lines - found.begin + 1
+    return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis, log: str) -> Iterator[doc.Block]:
-    if found.first is None and Path(log).suffix in _OF_CONFIGS and not found.ended and not found.steps:
-        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", log]))
+def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterator[doc.Block]:
+    configs = [log for log in logs if Path(log).suffix in _OF_CONFIGS]
+    if found.first is None and configs and not found.ended and not found.steps:
+        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", *configs]))
         return
     if found.first is None:
         if report.lines:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             if report.survived:
-                places = [f"{each.text} (line {each.line})" for each in report.survived[:_MOST_LISTED]]
+                places = [
+                    f"{each.text} ({each.log and f'{each.log}, '}line {each.line})"
+                    for each in report.survived[:_MOST_LISTED]
+                ]
                 yield doc.Sentence(ended(f"Survived: {'; '.join(places)}"))
             yield doc.Sentence("Its last line:")
             yield doc.Sentence(f"  {printable(report.last_line)[:LONGEST]}")
@@ -141,16 +160,16 @@ def _compared(waits: Sequence[Wait]) -> str:
     if len(waits) < 2:
         return ""
     most, *others = waits
-    listed = ", ".join(f"{ranks(each.ranks)} in {each}" for each in others).replace(
+    listed = ", ".join(f"{numbered('rank', each.ranks)} in {each}" for each in others).replace(
         " in ", f" {verb(others[0])} in ", 1
     )
-    rest = "the others" if len(most.ranks) > 1 else ranks(most.ranks)
+    rest = "the others" if len(most.ranks) > 1 else numbered("rank", most.ranks)
     odd = others[0]
     if len(others) > 1 or odd.group != most.group:
         return f"{listed}, {rest} in {most}"
     is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
     state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
-    return f"{listed}, {rest} in {most}: {ranks(odd.ranks)} {state}"
+    return f"{listed}, {rest} in {most}: {numbered('rank', odd.ranks)} {state}"
 
 
 def _absent(found: Diagnosis) -> str:
@@ -158,7 +177,8 @@ def _absent(found: Diagnosis) -> str:
     if not found.timed_out or len(found.waits) != 1 or not found.silent:
         return ""
     wait = found.waits[0]
-    return f"{ranks(wait.ranks)} waited {wait.minutes:g} minutes in {wait}; {ranks(found.silent)} reported no timeout"
+    waiting, silent = numbered("rank", wait.ranks), numbered("rank", found.silent)
+    return f"{waiting} waited {wait.minutes:g} minutes in {wait}; {silent} reported no timeout"
 
 
 _HELD = {
@@ -170,11 +190,14 @@ _HELD = {
 }
 """What held the GPU's memory, by the ink of its part; what was asked for is drawn last, and may pass the end."""
 
+_HELD_AS_ASSUMED = _HELD | {"optimizer": "probably other processes"}
+"""The same if the message names no process."""
+
 _DRAWN = 0.005
 """Least share of the GPU that is drawn: the message rounds its figures, and a bar has fewer than 100 columns."""
 
 
-def _figures(report: WhyReport) -> Iterator[doc.Block]:
+def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
     memory = report.memory
     if memory is None:
         return
@@ -187,10 +210,11 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
     unused = None if reserved is None or held is None else max(0, reserved - held)
     if total is not None and held is not None:
         sizes = (held, unused, memory.runtime_bytes, memory.other_bytes, asked)
+        names = _HELD_AS_ASSUMED if memory.is_assumed else _HELD
         shown = [(ink, size) for ink, size in zip(_HELD, sizes, strict=True) if size and size >= _DRAWN * total]
-        bar = Bar(label="", parts=tuple(Part(name=_HELD[ink], value=size, ink=ink) for ink, size in shown), note="")
+        bar = Bar(label="", parts=tuple(Part(name=names[ink], value=size, ink=ink) for ink, size in shown), note="")
         limit = Limit(total, f"{gib(total)} GiB")
-        drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=_HELD)
+        drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=names)
         yield doc.Chart(drawing, printed=drawing)
     if report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
         blocks = "the allocator's free blocks"
@@ -199,8 +223,13 @@ def _figures(report: WhyReport) -> Iterator[doc.Block]:
         elif unused >= asked:
             text = f"It is not fragmentation: {blocks} are a small part of the GPU."
         else:
-            text = f"The free memory and {blocks} hold the request together, in pieces: expandable segments may end it."
+            text = f"The free memory and {blocks} hold the request together, in pieces: {_setting(found)} may end it."
         yield doc.Sentence(text)
+
+
+def _setting(found: Diagnosis) -> str:
+    """Return what may end fragmentation, as the torch of the log knows it."""
+    return (found.first and unfragmented(found.first.error.text)) or "expandable segments"
 
 
 def _logged(size_bytes: int) -> str:
@@ -303,11 +332,11 @@ def _what_fits(forecast: MemoryForecast) -> str:
     return " ".join(sentences)
 
 
-def _next(found: Diagnosis, log: str, config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
+def _next(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
     """Yield the command that finds what fits; nothing if no other plan would help."""
     if not found.ran_out_of_memory or found.message is None or found.message.figures:
         return
-    line = next_words(found, log, config, given)
+    line = next_words(found, logs, config, given)
     unknown = missing(line)
     title = "Find what fits, by a run of the command on a simulated GPU"
     yield from next_command(f"{title} ({unknown}):" if unknown else f"{title}:", line)

@@ -19,6 +19,8 @@ from .named_fix import named_fix
 class FirstError:
     """The error that counts."""
 
+    log: str
+    """The name of its log, if there are several; else ""."""
     line: int
     """Number of its line in the log."""
     rank: int | None
@@ -37,10 +39,24 @@ class FirstError:
 class SurvivedError:
     """An error after which the training went on."""
 
+    log: str
+    """The name of its log, if there are several; else ""."""
     line: int
     """Number of the line in the log that says it."""
     text: str
     """What it says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """A training before the last one of a log to which several were appended."""
+
+    begin: int
+    """Number of its first line."""
+    line: int | None
+    """Number of the line that decides its cause; null without an error."""
+    text: str
+    """How it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +110,19 @@ class WhyReport:
     """The other errors of the log."""
     followers: tuple[int, ...]
     """The other ranks that report an error."""
+    devices: tuple[int, ...]
+    """The other GPUs whose allocators report the same, where lines do not name the rank."""
+    silent: tuple[int, ...]
+    """The ranks that reported no timeout, if a collective operation timed out."""
     waits: tuple[Wait, ...]
     """Where the ranks waited, if a collective operation timed out: the operation of most ranks first."""
     ended: bool
     """Whether the Trainer or the launcher reported the end of the training."""
     survived: tuple[SurvivedError, ...]
     """The errors after which the training went on: the first one of each message."""
+    begin: int
+    """Number of the first line of the training: the last one of a log to which several were appended."""
+    earlier: tuple[EarlierRun, ...]
     command: tuple[str, ...]
     """The command that started the training, by the log; empty if it does not show it."""
     forecast: MemoryForecast | None
@@ -128,13 +151,29 @@ def why_report(
         collective=found.collective,
         effects=found.effects,
         followers=found.followers,
+        devices=found.devices,
+        silent=found.silent,
         waits=found.waits,
         ended=found.ended,
-        survived=tuple(SurvivedError(line=each.deciding, text=each.headline) for each in found.survived),
+        survived=tuple(
+            SurvivedError(log=each.error.log, line=each.deciding, text=each.headline) for each in found.survived
+        ),
+        begin=found.begin,
+        earlier=tuple(
+            EarlierRun(begin=run.begin, line=run.first.deciding if run.first else None, text=outcome(run))
+            for run in found.earlier
+        ),
         command=found.command,
         forecast=forecast,
         training=None if advice is None else to_json(advice.to_json()),
     )
+
+
+def outcome(found: Diagnosis) -> str:
+    """Return how a training ended, in words: `failed at line 10: CUDA out of memory`."""
+    if found.first is not None:
+        return f"failed at line {found.first.deciding}: {found.first.headline}"
+    return "ended normally" if found.ended else "no error, and no end"
 
 
 def _fix(found: Diagnosis) -> str:

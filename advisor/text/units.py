@@ -16,6 +16,9 @@ GLUE, FIRM = "\ue000", "\ue001"
 
 _UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
 
+_MOST_NUMBERS = 8
+"""Numbers that are listed."""
+
 
 def glued(text: str, space: str = GLUE) -> str:
     """Return the text with a non-breaking space between a figure and its unit."""
@@ -63,6 +66,13 @@ def count(number: int) -> str:
         if number >= size:
             return f"{number / size:.4g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
     return f"{number:,}"
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0, 1`, or the first ones of many."""
+    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS]))
+    more = f" and {len(numbers) - _MOST_NUMBERS} more" if len(numbers) > _MOST_NUMBERS else ""
+    return f"{noun}{'s' * (len(numbers) != 1)} {shown}{more}"
 
 
 def counted_noun(number: int, noun: str) -> str:

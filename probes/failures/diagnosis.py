@@ -23,7 +23,7 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, LogError, Scan, scan
+from .scan import GAP, LogError, LogOfRank, Scan, joined, scan
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""
@@ -33,6 +33,9 @@ _REPEATS = "launcher-repeats"
 
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
+
+_IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
+"""A file of a frame in which a rank waits for the others."""
 
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
@@ -65,11 +68,18 @@ class Diagnosis:
     """Words of the command that started the training; none if the log does not show it."""
     started: Ranks
     """The number of ranks, as far as the log shows it."""
+    devices: tuple[int, ...]
+    """The other GPUs whose allocators report the same, where lines do not name the rank."""
+    begin: int
+    """Number of the first line of the training."""
     lines: int
+    """Of the whole log."""
     steps: int
     """Training steps that the log shows."""
     last_line: str
     """That is not empty."""
+    earlier: tuple[Diagnosis, ...]
+    """The trainings before it in the log."""
 
     @property
     def message(self) -> Message | None:
@@ -131,18 +141,34 @@ def diagnose_text(text: str) -> Diagnosis:
 
 
 def diagnose(stream: BinaryIO) -> Diagnosis:
-    """The cause of the failure that a log shows.
+    """The cause of the failure that a log shows, as `diagnose_logs` finds it."""
+    return diagnose_logs([LogOfRank(stream)])
+
+
+def diagnose_logs(logs: Iterable[LogOfRank]) -> Diagnosis:
+    """The cause of the failure of one training that several logs show, such as one per rank. They are read in order.
 
     - Of a chain of exceptions, each raised while the one before was handled, the first known one counts.
     - An exception in a process that then trains on, ends normally, or raises another one, has been handled.
     - A warning is no error, except of a launcher on a signal.
     - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
-    - Among what remains, the first cause counts. A lost process or a timeout counts if no exception came before it.
+    - Among what remains, the first cause counts. A lost process counts if no exception came before it; a timeout if no
+      other rank raised an exception.
+    - Of several trainings, one appended to the other in a log, the last one counts.
+    - Which of two logs was written first is not known.
     """
-    found = scan(stream)
-    known = _known(found.errors)
-    findings = [*_findings(found, known)]
-    chosen = _choose(findings) or _waiting(found)
+    scans = list[Scan]()
+    for log in logs:
+        scans.append(scan(log, before=sum(each.lines for each in scans)))
+    return _diagnosis(scans)
+
+
+def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
+    found = joined(scans)
+    sorted_out = [_survivors(each) for each in scans]
+    survived, failed = ([each for part in parts for each in part] for parts in zip(*sorted_out, strict=True))
+    findings = [*_findings(found, failed)]
+    chosen = _choose(findings) or next(filter(None, map(_waiting, scans)), None)
     timeouts = [*filter(_is_timeout, findings)]
     waits = _waits(timeouts)
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
@@ -167,13 +193,25 @@ def diagnose(stream: BinaryIO) -> Diagnosis:
         waits=waits,
         silent=tuple(sorted(silent)),
         ended=bool(found.ended),
-        survived=_first_of_each(each for each in known if each.role != "effect" and _is_survived(each, found, known)),
+        survived=_first_of_each(each for each in survived if each.role != "effect"),
         command=found.command,
         started=started,
+        devices=_other_devices(chosen, findings),
+        begin=found.begin,
         lines=found.lines,
         steps=found.steps,
         last_line=found.last_line,
+        earlier=tuple(_diagnosis([each]) for each in found.earlier),
     )
+
+
+def _other_devices(chosen: Finding | None, findings: Sequence[Finding]) -> tuple[int, ...]:
+    if chosen is None or chosen.rank is not None:
+        return ()
+    same = (each for each in findings if each.message is not None and each.message == chosen.message)
+    figures = [memory_figures(each.error.text) for each in (chosen, *same) if each.rank is None]
+    own, *others = [None if each is None else each.device for each in figures]
+    return tuple(sorted({each for each in others if each is not None} - {own}))
 
 
 def _is_timeout(finding: Finding) -> bool:
@@ -201,6 +239,15 @@ def _known(errors: Sequence[LogError]) -> list[Finding]:
     return [each for each in all_ if each.error.is_exception or (each.message and not each.only_warns)]
 
 
+def _survivors(found: Scan) -> tuple[list[Finding], list[Finding]]:
+    """The errors of a log that the training survived, and the others."""
+    known = _known(found.errors)
+    parts: tuple[list[Finding], list[Finding]] = ([], [])
+    for each in known:
+        parts[not _is_survived(each, found, known)].append(each)
+    return parts
+
+
 def _is_survived(finding: Finding, found: Scan, known: Sequence[Finding]) -> bool:
     """Whether the training went on after an error: with further steps, or to its normal end. It did not end normally if
     all that follows the end is that a launcher reports a failure."""
@@ -217,18 +264,17 @@ def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(first.values())
 
 
-def _findings(found: Scan, known: Sequence[Finding]) -> Iterator[Finding]:
+def _findings(found: Scan, failed: Sequence[Finding]) -> Iterator[Finding]:
     """One finding per chain of exceptions that the training did not survive."""
-    named = [each for each in known if not _is_survived(each, found, known)]
-    named.sort(key=lambda each: each.error.chain)
-    chains = [_of_chain([*chain]) for _, chain in groupby(named, key=lambda each: each.error.chain)]
+    by_chain = attrgetter("error.log", "error.chain")
+    chains = [_of_chain([*chain]) for _, chain in groupby(sorted(failed, key=by_chain), key=by_chain)]
     last = {
-        each.error.process: each.error.line for each in chains if each.error.is_exception and not each.error.ignored
+        each.error.process: each.error.order for each in chains if each.error.is_exception and not each.error.ignored
     }
-    for each in sorted(chains, key=lambda each: each.error.line):
+    for each in sorted(chains, key=lambda each: each.error.order):
         # A process ends with its last exception; without the launcher's words, processes are not told apart.
         handled = each.error.is_exception and found.ranks.get(each.error.process) is not None
-        if not (handled and each.error.line < last.get(each.error.process, 0)):
+        if not (handled and each.error.order < last.get(each.error.process, 0)):
             yield each
 
 
@@ -248,25 +294,43 @@ def _choose(findings: Sequence[Finding]) -> Finding | None:
     cause, unknown, late = _earliest(first["cause"], findings), first["unknown"], _earliest(first["late"], findings)
     if cause is not None:
         # An unknown exception of another process that came first is the cause, and this one its effect.
-        is_later = unknown is not None and unknown.error.line < cause.error.line
+        is_later = (
+            unknown is not None and unknown.error.log == cause.error.log and unknown.error.order < cause.error.order
+        )
         is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
         return unknown if is_elsewhere else _with_frames(cause, findings)
-    if late is not None and _is_timeout(late):
-        # An exception of a rank that did not time out is what the others waited for, wherever its lines stand.
-        waiting = {each.rank for each in findings if _is_timeout(each)}
-        raised = (each for each in findings if each.role == "unknown" and each.rank not in {*waiting, None})
-        unknown = next(raised, unknown)
-        if unknown is not None and unknown.rank not in {*waiting, None}:
-            return unknown
-    if unknown is not None and late is not None:
-        return min(unknown, late, key=attrgetter("error.line"))
+    if late is not None and _is_timeout(late) and (raised := _raised_elsewhere(findings)) is not None:
+        return raised
+    if unknown is not None and late is not None and unknown.error.log == late.error.log:
+        return min(unknown, late, key=attrgetter("error.order"))
     return unknown or late or first["effect"]
+
+
+def _raised_elsewhere(findings: Sequence[Finding]) -> Finding | None:
+    """The exception of a rank that did not time out, which the others waited for, wherever its lines stand. Where the
+    lines do not name the rank, it is one of a file of the user's that no collective operation raised: the watchdog ends
+    its own process without a traceback."""
+    waiting = {each.rank for each in findings if _is_timeout(each)}
+    exceptions = [
+        each
+        for each in findings
+        if each.error.is_exception and each.role in ("unknown", "late") and not _is_timeout(each)
+    ]
+    named = (each for each in exceptions if each.rank not in {*waiting, None})
+    unnamed = (
+        each
+        for each in exceptions
+        if each.rank is None
+        and each.own_frame is not None
+        and not any(_IN_A_COLLECTIVE.search(frame.file) for frame in each.error.frames)
+    )
+    return next(iter((*named, *unnamed)), None)
 
 
 def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
     """The cause with its traceback, in front of which a logger may have printed the message alone."""
     error = cause.error
-    near = (each for each in findings if 0 <= each.error.line - error.line < _NEAR)
+    near = (each for each in findings if 0 <= each.error.order - error.order < _NEAR)
     same = (each for each in near if each.message == cause.message and each.error.process == error.process)
     return next((each for each in same if each.error.frames), cause)
 
@@ -284,7 +348,13 @@ def _waiting(found: Scan) -> Finding | None:
         last = next((line for line in reversed(lines) if line.strip()), "")
         if message := waiting_message(last):
             error = LogError(
-                line=found.lines, process=process, rank=found.ranks.get(process), steps=found.steps, head=last
+                log=found.log.name,
+                line=found.lines,
+                order=found.lines,
+                process=process,
+                rank=found.ranks.get(process),
+                steps=found.steps,
+                head=last,
             )
             return Finding(error=error, message=message)
     return None

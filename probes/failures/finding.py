@@ -10,7 +10,8 @@ from typing import Literal
 
 from .logged_steps import count_steps
 from .messages import Message, filled
-from .scan import Frame, LogError
+from .scan import LogError
+from .traceback_frames import Frame
 
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")
 _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpType=(\w+), Timeout\(ms\)=(\d+)")
@@ -22,6 +23,18 @@ _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
 _FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
 """The elastic agent's word on a rank."""
+
+_OF_SLURM = re.compile(r"^(?:slurmstepd|srun): ")
+"""What a line of Slurm on a task or a step begins with, whatever rank's output it is in."""
+
+_VICTIM = re.compile(
+    r"Killed process (?P<process>\d+ \([^)]+\))(?:[^\n]{0,200}?anon-rss:(?P<kib>\d+)kB)?|"
+    r"error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): Out Of Memory"
+)
+"""The process that ran out of memory, as Linux (mm/oom_kill.c) and Slurm (srun) name it."""
+
+_LIMIT = re.compile(r"Limits:\s[^:]*(?:\S+: +\d+\s+)*?memory: +(\d+)([GMT])i\b")
+"""The memory of a pod's container (`kubectl describe pod`)."""
 
 _WARNING = re.compile(r"^\W*(?:\d[\d\-:., T]*)?\W*(?:[\w.]+: )?\[?WARN(?:ING)?\b")
 """What a line of the level of warnings begins with: alone, or after the time and the logger's name."""
@@ -79,6 +92,8 @@ class Finding:
     @property
     def rank(self) -> int | None:
         """The rank: by what the launcher wrote in front of the line, or by the message."""
+        if _OF_SLURM.match(self.error.head):
+            return None
         found = _RANK.search(self.error.head)
         return self.error.rank if self.error.rank is not None or found is None else int(found[1])
 
@@ -92,7 +107,8 @@ class Finding:
         """Number of the line in which the known message ends; of the error's first line without one."""
         lines = self.error.lines
         ends = accumulate(len(line.text.strip()) + 1 for line in lines)
-        found = self.message and self.message.pattern.search(" ".join(line.text.strip() for line in lines))
+        text = " ".join(line.text.strip() for line in lines)
+        found = self._victim or (self.message and self.message.pattern.search(text))
         numbered = zip(lines, ends, strict=True)
         return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
 
@@ -107,11 +123,27 @@ class Finding:
         return next(filter(None, map(self.message.names, (error.head, error.text, further))), {})
 
     @property
+    def _victim(self) -> re.Match[str] | None:
+        """The process that the kernel ended because memory ran out; None if the message does not name it."""
+        is_out = self.message is not None and self.message.kind == "host_out_of_memory"
+        return _VICTIM.search(self.error.text) if is_out else None
+
+    @property
+    def memory_limit(self) -> str:
+        """The RAM that the container was allowed, as `--ram` takes it; "" if the log does not show it."""
+        found = _LIMIT.search("\n".join(self.error.around))
+        return "" if found is None else f"{found[1]}{found[2]}iB"
+
+    @property
     def headline(self) -> str:
         """What the message says: the table's sentence, or the signal that ended the process, or the parts of the title
         that the log has, or the log's own words."""
         text, message = self.error.text, self.message
         if message is not None:
+            if victim := self._victim:
+                who = f"process {victim['process']}" if victim["process"] else f"{victim['task']} on {victim['node']}"
+                held = f", which held {int(victim['kib']) / 2**20:.1f} GiB," if victim["kib"] else ""
+                return f"the kernel ended {who}{held} because memory ran out"
             if message.headline and (self.named or "{" not in message.headline):
                 return filled(message.headline, self.named)
             if killed := _KILLED.search(text):
@@ -141,7 +173,8 @@ def _says(text: str, title: str) -> bool:
     placeholders."""
     words = re.sub(r"\(.*?\)|\b[A-Z]+\b|\.\.\.", " ", title).casefold().split()
     words = [word for word in (each.strip(_AROUND) for each in words) if word]
-    return bool(words) and all(re.search(rf"(?<![^\W_]){re.escape(word)}", text.casefold()) for word in words)
+    form = r"(?<![^\W_]){}(?!(?<=\d)\d)"  # a number is whole, a word may have an ending
+    return bool(words) and all(re.search(form.format(re.escape(word)), text.casefold()) for word in words)
 
 
 def _filled(title: str, text: str) -> str:

@@ -13,15 +13,26 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from ...ds_configs.launch_commands import COUNTS
+from .log_runs import START_WORDS
 
-_RANK_WORDS = ("orld_size", "WORLD_SIZE", "num_local_procs", "nproc_per_node", "Num processes", ", MEMBER: ")
+_RANK_WORDS = (
+    "orld_size",
+    "WORLD_SIZE",
+    "num_local_procs",
+    "nproc_per_node",
+    "Num processes",
+    ", MEMBER: ",
+    "nvidia.com/gpu",
+)
 """Every line with a number of ranks has one of them."""
 
 COMMAND_WORDS = (
     *(b"cmd = ", b"spawned with command", b"torchrun ", b"accelerate launch ", b"deepspeed --"),
     *map(str.encode, _RANK_WORDS),
+    *START_WORDS,
 )
-"""Every line with a command or a number of ranks has one of them, or one of a message's triggers."""
+"""Every line with a command, a launcher's start or a number of ranks has one of them, or one of a message's
+triggers."""
 
 _TOTAL = re.compile(
     r"\b(?:dist_world_size|world_size|WORLD_SIZE)['\"]?(?: \.{3,})?(?: ?[=:] ?| )(\d+)\b(?! ?(?:!=|\*))|"
@@ -29,8 +40,9 @@ _TOTAL = re.compile(
 )
 """DeepSpeed's launcher and comm, accelerate's state, Lightning."""
 _ON_A_NODE = re.compile(
-    r"\b(?:num_local_procs|nproc_per_node|local_world_size|LOCAL_WORLD_SIZE)['\"]?\s*[=:]\s*(\d+)\b"
+    r"\b(?:num_local_procs|nproc_per_node|local_world_size|LOCAL_WORLD_SIZE|nvidia\.com/gpu)['\"]?\s*[=:]\s*(\d+)\b"
 )
+"""The last one is of a pod (`kubectl describe`)."""
 
 MOST_ON_A_NODE = 8
 """Most ranks that are taken to be on one node where the log does not show it."""

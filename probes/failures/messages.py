@@ -62,7 +62,7 @@ class Message:
     """Found in the traceback or the lines around the message; None if the message alone decides."""
     not_near: re.Pattern[str] | None = None
     """Not found there."""
-    figures: Literal["", "shared", "fragmented"] = ""
+    figures: Literal["", "shared", "outside", "fragmented"] = ""
     """What the allocator's figures in the message show; "" if they do not matter."""
     replaced: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What took the place of each value of the group `argument`, as `replacement`; the message is none of other values.
@@ -167,7 +167,9 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
 
 def _shows(text: str, what: str) -> bool:
     found = memory_figures(text)
-    return found is not None and (found.is_shared if what == "shared" else found.is_fragmented)
+    if found is None or what == "fragmented":
+        return found is not None and found.is_fragmented
+    return found.is_shared and found.is_assumed == (what == "outside")
 
 
 @cache

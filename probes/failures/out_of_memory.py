@@ -31,6 +31,8 @@ _DEVICE = re.compile(r"\bGPU (\d+)\b|on device (\d+)")
 
 _LISTED = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
+_VARIABLE = re.compile(r"\bPYTORCH_(?:[A-Z]+_)?ALLOC_CONF\b")
+
 _CONTEXT_BYTES = 2 * 2**30
 """Most that the CUDA context and NCCL's buffers of one process take (benchmarks/data/failure_logs.jsonl has 2.1 GiB of
 full GPUs that nobody shares); figures before torch 2.2 do not include them."""
@@ -61,6 +63,8 @@ class MemoryFigures:
     """CUDA context and NCCL: process - reserved. Before torch 2.2: total - free - reserved, at most 2 GiB."""
     other_bytes: int | None
     """Other processes on the GPU: total - free - reserved - runtime."""
+    is_assumed: bool
+    """Whether runtime and other processes are told apart by an assumption: the message names no process."""
     is_fragmented: bool
     """Whether the allocator's free blocks would hold the request if they were one block, and are a notable part of the
     GPU."""
@@ -88,9 +92,11 @@ def memory_figures(text: str) -> MemoryFigures | None:
     allocated, reserved, process = found["allocated_bytes"], found["reserved_bytes"], found["process_bytes"] or None
     if reserved is None and allocated is not None and unallocated is not None:
         reserved = allocated + unallocated
-    if process is None and (listed := [_bytes_of(match) for match in _LISTED.finditer(text)]):
-        # In a container torch does not know its own number among the GPU's processes: it is the one with the blocks.
-        process = max(listed) if max(listed) >= (reserved or 0) else None
+    listed = [_bytes_of(match) for match in _LISTED.finditer(text)]
+    if process is None:
+        # In a container torch does not know its own number among the GPU's processes. It is one that can hold the
+        # blocks, and the rest of it is small: the context and NCCL.
+        process = min((each for each in listed if each >= (reserved or 0)), default=None)
     outside, runtime = _minus(_minus(total, free), reserved), _minus(process, reserved)
     if process is None and outside is not None:
         runtime = min(_CONTEXT_BYTES, outside)
@@ -101,8 +107,21 @@ def memory_figures(text: str) -> MemoryFigures | None:
         **found | {"reserved_bytes": reserved, "process_bytes": process},
         runtime_bytes=runtime,
         other_bytes=_minus(_minus(total, free), process) if process is not None else _minus(outside, runtime),
+        is_assumed=process is None and not listed and outside is not None,
         is_fragmented=asked is not None and unused is not None and unused >= least,
     )
+
+
+def unfragmented(text: str) -> str:
+    """The setting against fragmentation that the torch of a message has, by the message; "" if it names no variable.
+
+    torch 2.0 and older write `N total capacity` and end with an error on `expandable_segments`. Of the newer ones each
+    names the variable that it reads: 2.9 reads PYTORCH_ALLOC_CONF in part only (pytorch issue 183387)."""
+    variable = _VARIABLE.search(text)
+    if variable is None:
+        return ""
+    is_old = re.search(_FORMS["total_bytes"][0], text) is not None
+    return f"{variable[0]}={'max_split_size_mb:128' if is_old else 'expandable_segments:True'}"
 
 
 def _minus(first: int | None, second: int | None) -> int | None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import pairwise, takewhile
-from pathlib import PurePath
-from typing import BinaryIO, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from itertools import takewhile
+from typing import BinaryIO
 
 from .log_command import Ranks, command_in, ranks_in
 from .log_lines import TRIGGERS, LogLine, LogReader
+from .log_runs import RunStarts
 from .logged_steps import count_steps, is_not_finite, step_number
 from .messages import may_be_known
+from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, frame_of, read_box
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
+
+_EARLIER = 20
+"""Earlier runs of a log that are kept."""
 
 _FIRST, _LAST = 300, 100
 """Errors that are kept: the first and the last ones of a log with more."""
@@ -32,27 +37,13 @@ _QUIET = 100
 """Lines without a frame after which a traceback has no exception any more: its end is missing, or it was none."""
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FRAME = re.compile(r'^>?\s*File\s*"(?P<file>[^"]+)",\s*line\s*(?P<line>\d+)(?:,\s*in\s*(?P<name>\S+)|$)')
-"""A frame; that of a file that Python could not compile is in no function."""
 _CUT_FRAME = re.compile(r'^>?\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
 """A frame that a terminal, or a logger of its width, broke into lines."""
 _NO_REST = re.compile(r"^\s+(?!\d*,?\s*in\s)\S|^\s*$")
 """What follows a whole frame without a function: its code."""
 _WHOLE_FRAME = re.compile(r'"[^"]+", line \d+$')
-_TEST_FRAME = re.compile(r"^(?P<file>\S+\.py):(?P<line>\d+): in (?P<name>\w+)$")
-"""A frame of pytest."""
-_RAY_FRAME = re.compile(r"(?P<file>ray)::(?:\w+\.)*(?P<name>\w+)\(\) \(pid=")
-"""The method of Ray's actor, in front of the traceback of its process."""
-_RICH_FRAME = re.compile(r"(?:^|(?P<file>\S+?):(?P<line>\d*)\s?|^\d+ )in(?: (?P<name>[\w<>.]+))?$")
-_NAME = re.compile(r"^[\w<>.]+$")
-_BOX = ("╭", "│", "╰")
-"""What a line of rich's traceback begins with."""
-_CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::(?P<line>\d+))?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
-"""A frame of IPython's traceback."""
 _NO_CODE = re.compile(r"^[\s^~]+$|^ +\d+(?: |$)")
 """The marks under a frame's code, and the lines around the code in a notebook."""
-_CELL_CODE = re.compile(r"^-+> \d+ ")
-_FRAMES_OF = (_FRAME, _TEST_FRAME, _RAY_FRAME, _CELL_FRAME)
 _BEGINS = re.compile(
     r'^>?\s*File\s*"[^"]+",\s*line\s*\d|^\S+\.py:\d+: in \w+$|'
     r"^\s*│ |^(?:File )?[~/]\S+,? in [\w.<>]+\("
@@ -76,61 +67,21 @@ GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
 
-_LIBRARY = re.compile(
-    r"(?:^|[/\\])(?:(?:site|dist)-packages|python\d[\d.]*|torch|deepspeed|transformers|accelerate|trl|peft|ray|bin|"
-    r"lightning|pytorch_lightning)[/\\]|^<|^(?:ray|)$"
-)
-"""Found in the file of a frame that is not the user's: an installed package, Python's library, or a launcher."""
-
-_LONGEST_CODE = 400
-
 _WORDS = tuple(word.decode() for word in TRIGGERS)
 
 _NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
-
-
-class NumberedLine(NamedTuple):
-    """A line of the log without what launchers put in front of it, and its number."""
-
-    number: int
-    text: str
-
-
-class Frame(NamedTuple):
-    """A frame of a traceback. number: of its line in the log. place: the line of the file, "" if it is not known."""
-
-    number: int
-    file: str
-    place: str
-    name: str
-    code: str = ""
-
-    def __str__(self) -> str:
-        """`file:function code`."""
-        return f"{self.file}:{self.name} {self.code}".rstrip()
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the file is the user's, not a library's."""
-        return not _LIBRARY.search(self.file)
-
-    @property
-    def short_file(self) -> str:
-        """The path of a library's file from the folder of the packages; the whole path of the user's."""
-        parts = PurePath(self.file).parts
-        begin = next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
-        return self.file if self.is_own else str(PurePath(*parts[begin or -3 :]))
-
-    def with_code(self, code: str) -> Frame:
-        return self._replace(code=f"{self.code} {code.strip()}".strip()[:_LONGEST_CODE])
 
 
 @dataclass(slots=True, kw_only=True)
 class LogError:
     """One error of a log."""
 
+    log: str = ""
+    """The name of its log, if there are several."""
     line: int
-    """Number of its line."""
+    """Number of its line in its log."""
+    order: int
+    """Number of its line in all logs, one behind the other."""
     process: str
     rank: int | None
     steps: int
@@ -152,8 +103,14 @@ class LogError:
     @property
     def lines(self) -> list[NumberedLine]:
         """The lines of the message."""
-        further = takewhile(lambda line: not _ENDS.match(line.text), self.after)
-        return [NumberedLine(self.line, self.head), *further]
+        lines = [NumberedLine(self.line, self.head), *takewhile(lambda line: not _ENDS.match(line.text), self.after)]
+        frame = next((at for at, line in enumerate(lines) if frame_of(line) is not None), 0)
+        if not frame or any(_TRACEBACK.search(line.text) for line in lines):
+            return lines
+        # A traceback of another rank goes on, whose lines are mixed with this one's.
+        while frame > 1 and lines[frame - 1].text.startswith("    "):
+            frame -= 1
+        return lines[:frame]
 
     @property
     def step(self) -> int | None:
@@ -190,9 +147,24 @@ class _Process:
     ignored: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LogOfRank:
+    """A log of several."""
+
+    stream: BinaryIO
+    name: str = ""
+    """"" for the only one."""
+    rank: int | None = None
+    """The rank that wrote it; None if that is not known, or if there are several in it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """The errors of a log."""
+    """The errors of a log; of several trainings, one appended to the other, those of the last one."""
+
+    begin: int
+    """Number of its first line in the log."""
+    log: LogOfRank
 
     errors: Sequence[LogError]
     """In the order of their lines."""
@@ -210,31 +182,52 @@ class Scan:
     """Words of the first command of the log that started a training; none if it shows none."""
     started: Ranks
     """The ranks that launchers and libraries report."""
+    earlier: Sequence[Scan] = ()
+    """The trainings before it in the log."""
 
 
-def frame_of(line: NumberedLine) -> Frame | None:
-    """The frame of Python's traceback in a line; None for any other line."""
-    found = _FRAME.match(line.text.strip())
-    return None if found is None else Frame(line.number, found["file"], found["line"], found["name"] or "")
-
-
-def frames_of(traceback: str) -> tuple[str, ...]:
-    """The frames of Python's traceback, `file:function code`, the outermost first."""
-    return tuple(
-        f"{found['file']}:{found['name'] or ''} {code.strip()}"
-        for found, code in ((_FRAME.match(line), after) for line, after in pairwise([*traceback.splitlines(), ""]))
-        if found is not None
+def joined(scans: Sequence[Scan]) -> Scan:
+    """What the logs of one training show together, besides their errors."""
+    if len(scans) == 1:
+        return scans[0]
+    return Scan(
+        errors=(),
+        begin=1,
+        log=LogOfRank(io.BytesIO()),
+        last_lines={},
+        ranks={name: rank for each in scans for name, rank in each.ranks.items()},
+        lines=sum(each.lines for each in scans),
+        steps=max(each.steps for each in scans),  # every rank may log the same ones
+        last_line=next((each.last_line for each in reversed(scans) if each.last_line), ""),
+        ended=max(each.ended for each in scans),
+        command=next((each.command for each in scans if each.command), ()),
+        started=reduce(Ranks.joined, (each.started for each in scans)),
     )
 
 
-def scan(stream: BinaryIO) -> Scan:
-    """Read a log to its end."""
-    return _Scanner(LogReader(stream)).run()
+def scan(log: LogOfRank, before: int = 0) -> Scan:
+    """Read a log to its end. before: the lines of the logs before it."""
+    reader, starts, earlier = LogReader(log.stream), RunStarts(), deque[Scan](maxlen=_EARLIER)
+    scanner = _Scanner(reader, log, begin=1, before=before)
+    for line in reader:
+        if log.name:
+            line = line._replace(
+                process=f"{log.name}:{line.process}", rank=log.rank if line.rank is None else line.rank
+            )
+        if starts.begins(line.text) and scanner.is_run:
+            earlier.append(scanner.result())
+            scanner = _Scanner(reader, log, begin=line.number, before=before)
+        scanner.read(line)
+    return replace(scanner.result(), earlier=tuple(earlier))
 
 
 class _Scanner:
-    def __init__(self, reader: LogReader) -> None:
+    """Reads the lines of one training."""
+
+    def __init__(self, reader: LogReader, log: LogOfRank, *, begin: int, before: int) -> None:
         self._reader = reader
+        self._log, self._before = log, before
+        self._begin_line, self._steps_before = begin, reader.steps
         self._processes: OrderedDict[str, _Process] = OrderedDict()
         self._ranks: dict[str, int | None] = {}
         self._first: list[LogError] = []
@@ -248,22 +241,40 @@ class _Scanner:
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
-    def run(self) -> Scan:
-        for line in map(self._joined, self._reader):
-            process = self._process(line)
-            self._command = self._command or command_in(line.text)
-            self._started = self._started.joined(ranks_in(line.text))
-            self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
-            self._read(line, process)
-            process.last.append(line.text)
-            self._recent.append(line.text)
-            self._reader.wants_all = process.frames is not None or bool(process.open)
+    @property
+    def is_run(self) -> bool:
+        """Whether the lines show that a training ran."""
+        return bool(self._first or self._steps or self._ended)
+
+    @property
+    def _unnamed(self) -> str:
+        """The process of lines in front of which the launcher wrote nothing."""
+        return f"{self._log.name}:" if self._log.name else ""
+
+    @property
+    def _steps(self) -> int:
+        return self._reader.steps - self._steps_before
+
+    def read(self, line: LogLine) -> None:
+        line = self._joined(line)
+        process = self._process(line)
+        self._command = self._command or command_in(line.text)
+        self._started = self._started.joined(ranks_in(line.text))
+        self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
+        self._read(line, process)
+        process.last.append(line.text)
+        self._recent.append(line.text)
+        self._reader.wants_all = process.frames is not None or bool(process.open)
+
+    def result(self) -> Scan:
         return Scan(
+            begin=self._begin_line,
+            log=self._log,
             errors=[*self._first, *self._last],
             last_lines={name: tuple(process.last) for name, process in self._processes.items()},
             ranks=self._ranks,
             lines=self._reader.lines,
-            steps=self._reader.steps,
+            steps=self._steps,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
             ended=self._ended,
             command=self._command,
@@ -275,7 +286,7 @@ class _Scanner:
         cut, self._cut = self._cut, None
         if cut is not None and _WHOLE_FRAME.search(cut.text) and _NO_REST.match(line.text):
             return line
-        if cut is not None and line.process in ("", cut.process):
+        if cut is not None and line.process in (self._unnamed, cut.process):
             line = cut._replace(number=line.number, text=cut.text + line.text.strip())
         if "File" in line.text and _CUT_FRAME.match(line.text) and len(line.text) < _LONGEST_FRAME:
             self._cut = line
@@ -305,7 +316,7 @@ class _Scanner:
             self._begin(process, has_head=True)
         elif process.frames is not None:
             self._in_traceback(line, process, process.frames)
-        elif _BEGINS.match(text) or ("ray::" in text and _RAY_FRAME.search(text)):
+        elif _BEGINS.match(text) or ("ray::" in text and RAY_FRAME.search(text)):
             # The first line is missing: the log is the end of one, or ranks are mixed.
             self._begin(process, has_head=False)
             assert process.frames is not None
@@ -324,13 +335,13 @@ class _Scanner:
 
     def _in_traceback(self, line: LogLine, process: _Process, frames: deque[Frame]) -> None:
         text, process.quiet = line.text, process.quiet + 1
-        if text.lstrip().startswith(_BOX):
-            _in_box(line._replace(text=text.strip("╭│╰ ")), frames)
+        if text.lstrip().startswith(BOX):
+            read_box(line._replace(text=text.strip("╭│╰ ")), frames)
             process.quiet = 0
-        elif found := next(filter(None, (form.search(text) for form in _FRAMES_OF)), None):
-            frames.append(_frame(line, found))
+        elif found := next(filter(None, (form.search(text) for form in FORMS)), None):
+            frames.append(frame_in(line, found))
             process.quiet = 0
-        elif frames and (found := _CELL_CODE.match(text)):
+        elif frames and (found := CELL_CODE.match(text)):
             frames[-1] = frames[-1].with_code(text[found.end() :])
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not _NO_CODE.match(text):
@@ -348,46 +359,31 @@ class _Scanner:
     def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
         own_steps = count_steps(line.text.encode())
         not_finite = not is_exception and bool(own_steps) and is_not_finite(line.text)
-        if not_finite and self._not_finite is not None and self._reader.steps - self._not_finite.until < GAP:
-            self._not_finite.until = self._reader.steps
+        if not_finite and self._not_finite is not None and self._steps - self._not_finite.until < GAP:
+            self._not_finite.until = self._steps
             return
         chain = process.chain
         if not is_exception or process.frames is None:  # not of a traceback
             self._chains += 1
             chain = self._chains
         error = LogError(
+            log=self._log.name,
             line=line.number,
+            order=self._before + line.number,
             process=line.process,
             rank=line.rank,
-            steps=self._reader.steps - own_steps,
-            until=self._reader.steps,
+            steps=self._steps - own_steps,
+            until=self._steps,
             head=line.text,
             is_exception=is_exception,
             frames=tuple(process.frames or ()),
-            before=tuple(self._recent) + tuple(process.last if line.process else ()),
+            before=tuple(self._recent) + tuple(process.last if line.process != self._unnamed else ()),
             chain=chain,
             ignored=process.ignored,
         )
         self._not_finite = error if not_finite else self._not_finite
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)
-
-
-def _frame(line: LogLine, found: re.Match[str]) -> Frame:
-    place = found.groupdict().get("line") or ""
-    return Frame(line.number, found["file"] or "", place, found["name"] or "")
-
-
-def _in_box(line: LogLine, frames: deque[Frame]) -> None:
-    """Add a line of rich's traceback to the frames: a place, whose name may follow in the next line, or its code."""
-    inner = line.text
-    if found := _RICH_FRAME.search(inner):
-        frames.append(_frame(line, found))
-    elif inner.startswith("❱"):
-        frame = frames.pop() if frames else Frame(line.number, "", "", "")
-        frames.append(frame.with_code(inner.lstrip("❱ 0123456789│")))
-    elif frames and not frames[-1].name and not frames[-1].code and _NAME.match(inner):
-        frames[-1] = frames[-1]._replace(name=inner)
 
 
 def _is_known(text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..failures.messages import ErrorKind, MemoryPhase, Message, find_message, memory_phase
-from ..failures.scan import frames_of
+from ..failures.traceback_frames import frames_of
 
 _KINDS_BY_ERRNO: dict[int | None, ErrorKind] = {
     errno.ENOSPC: "disk_full",

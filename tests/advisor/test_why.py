@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -72,6 +73,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         (
             "ERROR:api:failed (exitcode: -7) local_rank: 2 (pid: 94)",
             "Local rank 2 was killed by SIGBUS (exit code -7).",
+        ),
+        (
+            WATCHDOG.replace("8841", "2").removeprefix("[rank0]:"),
+            "Watchdog caught collective operation timeout (SeqNum=2).",
         ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
@@ -214,6 +219,17 @@ def test_the_next_command_has_what_the_log_shows(form: str, log: Path, capsys: p
     assert ("COMMAND is the one that started the training" in words) == command.endswith("COMMAND")
 
 
+def test_locked_memory_is_no_lack_of_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "n1:12:13 [0] misc/ibvwrap.cc:113 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        "torch.distributed.DistBackendError: NCCL error: unhandled system error\nLast error:\n"
+        "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+    ):
+        log.write_text(f"{line}\n")
+        text = _why(capsys, "train.log")[1]
+        assert "memlock=-1" in text and "Find what fits" not in text and "Offload" not in text
+
+
 def test_no_other_plan_is_looked_for_where_none_would_help(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another process holds the memory."""
     log.write_text(FRAMES + FULL.replace("77.90", "40.00").replace("75.00", "38.00"))
@@ -299,6 +315,54 @@ def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFi
         code, text = _why(capsys, *words)
         assert code == 2 and text and "Traceback" not in text, words
     assert "name a file in it, such as cut.gz" in _why(capsys, ".")[1]
+
+
+def _rank_logs(folder: Path, form: str) -> None:
+    """Rank 0 waits; rank 1 ran out of memory in a step that rank 0 logged."""
+    text = {0: 4 * "{'loss': 1.25, 'epoch': 0.1}\n" + WATCHDOG.removeprefix("[rank0]:"), 1: FRAMES + FULL}
+    for rank in text:
+        path = folder / form.format(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text[rank])
+
+
+@pytest.mark.parametrize(
+    ("form", "rank"),
+    [
+        ("none_abc/attempt_0/{}/stderr.log", ", rank 1"),
+        ("20250101120000_rank{}.log", ", rank 1"),
+        ("{}.log", ""),
+    ],
+)
+def test_several_logs_are_one_training_s(form: str, rank: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its own lines and steps. A folder is read where the paths tell the ranks."""
+    _rank_logs(Path("logs"), form)
+    files = [f"logs/{form.format(rank)}" for rank in (0, 1)]
+    code, text = _why(capsys, *files)
+    words = " ".join(text.split())
+    assert code == 0 and f"--> {files[1]}:8{rank} " in words and "Rank 0 waited in ALLREDUCE 8841" in words
+    assert f"ds-advise why {' '.join(files)} --gpus" in words.replace(" \\ ", " ")
+    assert json.loads(_why(capsys, *files, "--json")[1])["error"]["log"] == files[1]
+    code, of_folder = _why(capsys, "logs")
+    if rank:
+        assert code == 0 and f"--> {files[1]}:8{rank} " in " ".join(of_folder.split())
+    else:
+        assert code == 2 and "no name in it is of a rank" in of_folder
+
+
+def test_a_folder_s_older_logs_of_a_rank_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for attempt in (0, 1):
+        _rank_logs(Path("logs"), f"none_abc/attempt_{attempt}/{{}}/stderr.log")
+    for path in Path("logs").glob("none_abc/attempt_0/*/*"):
+        os.utime(path, (1, 1))
+    text = _why(capsys, "logs")[1]
+    assert "--> logs/none_abc/attempt_1/1/stderr.log:8, rank 1" in text and "attempt_0" not in text
+
+
+def test_the_log_of_several_that_cannot_be_read_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cut.log.gz").write_bytes(gzip.compress(log.read_bytes())[:40])
+    code, error = _why(capsys, "train.log", "cut.log.gz")
+    assert code == 2 and "cut.log.gz cannot be read" in error
 
 
 @pytest.mark.parametrize(
@@ -416,6 +480,15 @@ def test_a_configuration_without_a_model_is_not_predicted(capsys: pytest.Capture
     for given, lacking in (([], "--model and --gpus"), (["--gpus", "2x80GB"], "--model")):
         text = _why(capsys, "train.log", "--config", "ds.json", "--offline", *given)[1]
         assert f"ds.json is not predicted: pass its {lacking}.\n" in text
+
+
+def test_the_gpus_of_the_log_are_predicted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the user names others."""
+    log.write_text(f"{_runner(2)}\n{log.read_text()}".replace("79.15", "47.40"))
+    given = ["train.log", "--config", "ds.json", "--model", "Qwen2.5-7B", "--offline"]
+    code, text = _why(capsys, *given)
+    assert code == 0 and "of 47.0 GiB per GPU" in " ".join(text.split())
+    assert "The GPU of the log has 47.4 GiB, and" in " ".join(_why(capsys, *given, "--gpus", "2x80GB")[1].split())
 
 
 def test_a_lack_of_ram_is_compared_with_the_ram(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -700,6 +773,22 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
             "FileNotFoundError: [Errno 2] No such file or directory: '/d/a.jsonl'",
             "Fix: Run `ls /d/a.jsonl` on the node",
         ),
+        (
+            "datasets.exceptions.DatasetGenerationCastError: An error occurred while generating the dataset\n\nAll the "
+            "data files must have the same columns, but at some point there are 1 new columns ({'source'}) and 1 "
+            "missing columns ({'id'}).\n\nThis happened while\n\na.jsonl",
+            "columns: there are 1 new columns ({'source'}) and 1 missing columns ({'id'}).",
+        ),
+        (
+            "ValueError: Unrecognized configuration class <class 'transformers.models.qwen2_vl.configuration_qwen2_vl."
+            "Qwen2VLConfig'> for this kind of AutoModel: AutoModelForCausalLM.",
+            "Fix: Load it by AutoModelForImageTextToText in place of AutoModelForCausalLM.",
+        ),
+        (
+            "ValueError: Unrecognized configuration class <class 'transformers_modules.x.configuration_x.XConfig'> for "
+            "this kind of AutoModel: AutoModelForCausalLM.",
+            "Fix: Load it by the class that the model's card names in place of AutoModelForCausalLM",
+        ),
         ("ImportError: --deepspeed requires deepspeed: `pip install deepspeed`", "DeepSpeed is not installed in the"),
     ],
 )
@@ -729,6 +818,31 @@ def test_a_rank_without_a_line_is_missed(log: Path, capsys: pytest.CaptureFixtur
         log.write_text(text)
         words = " ".join(_why(capsys, "train.log")[1].split())
         assert missed in words if missed else "reported no timeout" not in words
+
+
+def test_the_ranks_without_a_timeout_are_data(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("".join(WATCHDOG.replace("ank0", f"ank{rank}").replace("Rank 0", f"Rank {rank}") for rank in (1, 2)))
+    data = json.loads(_why(capsys, "train.log", "--json")[1])
+    assert data["silent"] == [0] and data["message"]["fix"].startswith("Find what rank 0 did")
+
+
+def test_earlier_trainings_of_a_log_are_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = "[2025-01-01 00:00:12,345] [WARNING] [runner.py:191:fetch_hostfile] Unable to find hostfile\n"
+    log.write_text(start + log.read_text() + start + "{'train_runtime': '6', 'epoch': '1.0'}\n")
+    code, text = _why(capsys, "train.log")
+    assert code == 0 and "The training ended normally." in text and "Survived" not in text
+    assert "the last run of the file, from line 11" in text and "failed at line 10: CUDA out of memory." in text
+    (run,) = json.loads(_why(capsys, "train.log", "--json")[1])["earlier"]
+    assert run == {"begin": 1, "line": 10, "text": "failed at line 10: CUDA out of memory"}
+
+
+def test_a_pod_s_limits_are_in_the_next_command(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(
+        "    State:  Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n"
+        "      memory:          64Gi\n      nvidia.com/gpu:  8\n"
+    )
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "It was 64 GiB." in words and "--gpus 8xSIZEGB --ram 64GiB -- COMMAND" in words
 
 
 def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -798,6 +912,22 @@ OF_ACCELERATE = (
             'Traceback (most recent call last):\n  File "/opt/transformers/trainer_pt_utils.py", line 130, in '
             f"nested_concat\n    return torch_pad_and_concatenate(\n{FULL}",
             "Fix: Reduce the logits in preprocess_logits_for_metrics",
+        ),
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of "
+            "191.98 GiB of which 1.10 GiB is free. Of the allocated memory 186.70 GiB is allocated by PyTorch, and "
+            "300.00 MiB is reserved by PyTorch but unallocated.",
+            "or choose other GPUs by HIP_VISIBLE_DEVICES.",
+        ),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 39.43 GiB total capacity; 25.12 GiB "
+            "already allocated; 0.79 GiB free; 37.10 GiB reserved in total by PyTorch) If reserved memory is >> "
+            "allocated memory try setting max_split_size_mb. See documentation for PYTORCH_CUDA_ALLOC_CONF",
+            "Fix: Set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128; or upgrade torch",
+        ),
+        (
+            f"{FRAMES}{FULL}".replace("75.00", "55.00").replace("1.90", "21.90"),
+            "Fix: Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
         ),
     ],
 )

@@ -95,7 +95,7 @@ ELSEWHERE = {
     "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--html FILE] [--plot FILE] [--json]": SYNOPSIS,  # noqa: E501
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": SYNOPSIS,
     "ds-advise checkpoint DIR [--to-hf OUT] [--dtype auto|bf16|fp16|fp32] [--force] [--json]": SYNOPSIS,
-    "ds-advise why LOG [--config FILE] [--model MODEL --gpus SPEC] [--json] [-- COMMAND]": SYNOPSIS,
+    "ds-advise why LOG... [--config FILE] [--model MODEL --gpus SPEC] [--json] [-- COMMAND]": SYNOPSIS,
     "ds-advise why train.log --gpus 4x48GB -- torchrun --nproc_per_node 4 train.py ...": "test_command_advice.py",
     "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--json]": SYNOPSIS,
     "ds-advise lint configs/*.json": "test_lint_command.py runs it on several files",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from ds_advise.probes.failures.diagnosis import Diagnosis, diagnose, diagnose_text
-from ds_advise.probes.failures.out_of_memory import memory_figures
+from ds_advise.probes.failures.out_of_memory import memory_figures, unfragmented
 
 GiB = 2**30
 MiB = 2**20
@@ -341,11 +341,53 @@ def test_the_own_process_is_not_taken_for_another_one() -> None:
     assert found(FRAMES + IN_A_CONTAINER.format("")) == "gpu-memory"
     shared = IN_A_CONTAINER.format("Process 98 has 20.00 GiB memory in use. ").replace("79.33", "99.33")
     assert found(FRAMES + shared) == "gpu-shared"
+    larger = memory_figures(
+        IN_A_CONTAINER.format("Process 98 has 120.00 GiB memory in use. ").replace("79.33", "199.33")
+    )
+    assert larger is not None and larger.process_bytes == pytest.approx(78.40 * GiB, abs=2)
+    assert larger.other_bytes == pytest.approx(120.15 * GiB, rel=1e-3)
     before = (
         "RuntimeError: CUDA out of memory. Tried to allocate 164.00 MiB (GPU 2; 79.35 GiB total capacity; 77.10 GiB "
         "already allocated; 146.19 MiB free; 77.11 GiB reserved in total by PyTorch)"
     )
     assert found(FRAMES + before) == "gpu-memory"
+
+
+def test_another_process_that_no_message_names_is_an_inference() -> None:
+    """The runtime of the own process is assumed to be 2 GiB."""
+    text = (
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 191.98 "
+        "GiB of which 1.10 GiB is free. Of the allocated memory 186.70 GiB is allocated by PyTorch, and 300.00 MiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    diagnosis = diagnose_text(FRAMES + text)
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-outside" and not diagnosis.message.certain
+    assert diagnosis.memory is not None and diagnosis.memory.is_assumed and diagnosis.memory.is_shared
+    named = memory_figures(FULL)
+    assert named is not None and not named.is_assumed
+
+
+@pytest.mark.parametrize(
+    ("torch", "setting"),
+    [
+        ("1.13", "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"),
+        ("2.1", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("2.10", "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    ],
+)
+def test_the_setting_against_fragmentation_is_one_of_the_own_torch(torch: str, setting: str) -> None:
+    """torch 2.0 and older end with an error on `expandable_segments`."""
+    message = {
+        "1.13": "(GPU 0; 39.43 GiB total capacity; 25.12 GiB already allocated) If reserved memory is >> allocated "
+        "memory try setting max_split_size_mb. See documentation for Memory Management and "
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "2.1": "GPU 0 has a total capacty of 39.43 GiB. If reserved but unallocated memory is large try setting "
+        "max_split_size_mb. See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF",
+        "2.10": "GPU 0 has a total capacity of 39.43 GiB. If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+    }
+    assert unfragmented(message[torch]) == setting
+    assert unfragmented("CUDA out of memory.") == ""
 
 
 def test_the_free_blocks_of_a_full_allocator_are_no_fragmentation() -> None:
@@ -449,6 +491,94 @@ def test_the_exception_of_a_rank_is_what_the_others_waited_for(order: str) -> No
     assert diagnosis.first is not None and diagnosis.first.headline == "KeyError: 'labels'"
     assert diagnosis.first.rank == 3 and diagnosis.waits[0].ranks == (0, 1, 2)
     assert diagnosis.effects == ("Watchdog caught collective operation timeout",)
+
+
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/data/tokens.npy'\n"
+
+
+@pytest.mark.parametrize("number", ["2", "8841"])
+@pytest.mark.parametrize("prefix", ["[rank3]: ", ""])
+def test_a_known_exception_of_a_rank_is_what_the_others_waited_for(prefix: str, number: str) -> None:
+    """Also where its lines do not name the rank, and in one of the first operations."""
+    raised = "".join(with_prefix(FRAMES + MISSING, prefix))
+    assert found(WATCHDOG.replace("8841", number) + raised) == "missing-file"
+
+
+def test_an_exception_of_a_collective_operation_is_of_a_rank_that_waited() -> None:
+    frames = FRAMES + '  File "/opt/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n'
+    assert found(WATCHDOG + frames + "ValueError: closed\n") == "timeout"
+    assert found(WATCHDOG + FRAMES + "ValueError: closed\n") == ""
+
+
+LAUNCH = "[2025-01-01 00:00:12,345] [WARNING] [runner.py:191:fetch_hostfile] Unable to find hostfile\n"
+TORCHRUN = "W0712 {}:00:00.123000 51200 torch/distributed/run.py:766] *****************************************\n"
+FAILED = "E0712 09:40:05.400000 51200 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1)\n"
+EXITED = "[INFO] [launch.py:351:main] Process 3141 exits successfully.\n"
+
+
+def test_of_appended_trainings_the_last_one_counts() -> None:
+    failed = FRAMES + FULL
+    after = diagnose_text(LAUNCH + 3 * LOSS + EXITED + LAUNCH + LOSS + failed)
+    assert after.first is not None and after.first.error.steps == 1 and after.begin == 6
+    assert [(run.begin, run.ended, run.first) for run in after.earlier] == [(1, True, None)]
+    before = diagnose_text(LAUNCH + LOSS + failed + LAUNCH + 5 * LOSS + EXITED)
+    assert before.first is None and before.ended and not before.survived and before.steps == 5
+    assert [run.message and run.message.id for run in before.earlier] == ["gpu-memory"]
+    assert not diagnose_text(LAUNCH + LAUNCH + LOSS + failed).earlier  # one start has several lines
+
+
+@pytest.mark.parametrize(("hour", "runs"), [("09", 0), ("10", 1)])
+def test_torchrun_starts_on_every_node_of_a_training(hour: str, runs: int) -> None:
+    """Logs of nodes may be joined; a later start is another training."""
+    log = TORCHRUN.format("09") + LOSS + FRAMES + FULL + FAILED + TORCHRUN.format(hour) + LOSS
+    assert len(diagnose_text(log).earlier) == runs
+
+
+def test_frames_of_another_rank_are_no_part_of_a_message() -> None:
+    """Ranks without a prefix are mixed; the GPUs are told apart by the allocator's message."""
+    other = '    loss = model(x)\n  File "/opt/torch/nn/modules/module.py", line 3, in forward\n    return x\n'
+    diagnosis = diagnose_text(
+        FRAMES + FULL + other + FULL.replace("GPU 1", "GPU 2") + other + FULL.replace("GPU 1", "GPU 3")
+    )
+    assert diagnosis.first is not None and len(diagnosis.first.error.lines) == 1
+    assert diagnosis.devices == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("log", "message", "headline", "line"),
+    [
+        (
+            "slurmstepd: error: Detected 2 oom_kill events in StepId=9.0. Some of the step tasks have been OOM Killed"
+            "\n"
+            "srun: error: node17: task 3: Out Of Memory\n"
+            "0: slurmstepd: error: *** STEP 991.0 ON node17 CANCELLED AT 2025-05-05T11:22:33 ***\n",
+            "kernel-oom-killer",
+            "the kernel ended task 3 on node17 because memory ran out",
+            2,
+        ),
+        (
+            "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0\n"
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python,pid=40123,uid=0\n"
+            "Memory cgroup out of memory: Killed process 40123 (python) total-vm:180234234kB, anon-rss:66234232kB\n",
+            "container-memory",
+            "the kernel ended process 40123 (python), which held 63.2 GiB, because memory ran out",
+            3,
+        ),
+        (
+            "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python,pid=40123,uid=0\n"
+            "Out of memory: Killed process 40123 (python) total-vm:180234234kB, anon-rss:66234232kB\n",
+            "kernel-oom-killer",
+            "the kernel ended process 40123 (python), which held 63.2 GiB, because memory ran out",
+            2,
+        ),
+    ],
+)
+def test_the_process_that_the_kernel_ended_is_named(log: str, message: str, headline: str, line: int) -> None:
+    """By Slurm's task, which is no rank's output, or by the kernel's line."""
+    diagnosis = diagnose_text(log)
+    first = diagnosis.first
+    assert first is not None and first.message is not None and first.message.id == message
+    assert (first.headline, first.deciding, first.rank, diagnosis.followers) == (headline, line, None, ())
 
 
 def test_code_in_a_traceback_is_not_the_message() -> None:
