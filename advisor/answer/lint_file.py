@@ -123,7 +123,7 @@ def lint_file(
 
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
-    file = read_config_file(path)
+    file = read_config_file(path, as_meant=True)
     question = file_question(file.document, given, name=shown_name(path))
     question.tell(say)
     known = lint_settings(question.config, model=question.model, **question.options)

@@ -12,7 +12,8 @@ from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
 from .config_file import Edit, Remove, Replace, apply, can_be_made, comment_in_the_way
-from .document import Document, KeyPath, read_document
+from .document import Document, KeyPath
+from .document_reader import read_document
 from .facts import DeepSpeedFacts
 from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
 from .rule import REMOVAL, Rule, Severity, Violation
@@ -186,7 +187,7 @@ def _without_harmful_edits(
     judged so already."""
 
     def errors_after(*edits: Edit) -> Counter[tuple[str, KeyPath]]:
-        corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file")
+        corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file", as_meant=True)
         return _errors(_judged(written, corrected)[1])
 
     before = _errors(found)

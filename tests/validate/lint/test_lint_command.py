@@ -64,14 +64,14 @@ def test_for_a_folder_its_json_files_are_named(capsys: pytest.CaptureFixture[str
 
 def test_several_files_have_one_summary_and_the_worst_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """All are judged, also after one that cannot be read, which has the place of its error."""
-    Path("no.json").write_text('{"bf16": {"enabled": True}}')
+    Path("no.json").write_text('{"bf16": {"enabled" true}}')
     assert run(["lint", "good.json", "bad.json"]) == 1
     out = capsys.readouterr().out
     assert " good.json: nothing found." in out and " bad.json:7:9 " in out
     assert out.endswith("\n 2 files: 2 errors, 2 warnings, 1 piece of advice.\n")
     assert run(["lint", "no.json", "good.json"]) == 2
     out = capsys.readouterr().out
-    assert "True is Python (line 1, column 22).\n   1 | {" in out and "Fix: write true" in out
+    assert "not JSON: a colon is missing after the key (line 1, column 21).\n   1 | {" in out and "Fix: write it" in out
     assert " good.json: nothing found." in out and out.endswith("\n 2 files: nothing found, 1 not read.\n")
     assert run(["lint", "bad.json", "no.json", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)

@@ -35,7 +35,7 @@ def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
     assert rule.code not in codes(good) and not codes(good, "error"), [finding.what for finding in good.findings]
     if edits := tuple(edit for finding in found for edit in finding.edits):
         text = example.bad if isinstance(example.bad, str) else json.dumps(example.bad, indent=2)
-        corrected, made = apply(read_document(text.encode(), name="x"), edits)
+        corrected, made = apply(read_document(text.encode(), name="x", as_meant=True), edits)
         after = judged(corrected, known, **options)
         assert made and rule.code not in codes(after) and codes(after, "error") <= codes(bad, "error")
 
@@ -424,3 +424,19 @@ def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: py
     assert found.origin == "bundled" and found.block("zero_optimization") is not None
     report = judged({"train_batch_size": 8, "comet": {"enabled": True}}, found)
     assert "DS858" in codes(report, "advice"), "the training's packages are unknown where no DeepSpeed is"
+
+
+@pytest.mark.parametrize(("framework", "text", "is_corrected"), [
+    ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False, "memory_breakdown": None}', True),
+    ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"memory_breakdown": false}', False),
+    ("hf", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"zero_optimization": {"stage": 2}}', True),
+])  # fmt: skip
+def test_a_mistake_is_corrected_if_its_reader_rejects_the_file(framework: str, text: str, is_corrected: bool) -> None:
+    """Hjson reads `False,` at the end of a line as text, which is true. The other findings are of what is meant."""
+    found = judged(text, framework=framework).findings
+    mistakes = [each for each in found if each.code == "DS006"]
+    assert mistakes[0].sentence == "False is Python" and mistakes[0].path == ("wall_clock_breakdown",)
+    assert all(bool(each.edits) == is_corrected for each in mistakes)
+    corrected = apply(judged(text, framework=framework).document, mistakes[0].edits)[0]
+    assert ("False" not in corrected) == is_corrected and ("None" in corrected) == ("None" in text)
+    assert not {"DS020", "DS022", "DS023"} & {each.code for each in found}
