@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...probes.run import Run
     from ..answer.comparison import ComparisonContext
     from ..answer.dry_run_answer import DryRunAnswer
-    from ..answer.lint_file import Correction
+    from ..answer.lint_file import Correction, LintAnswer, UnreadFile
     from ..answer.requirements import CheckResult
     from ..document.blocks import Document
 
@@ -129,9 +129,18 @@ def lint(
         answer = lint_file(Path(config_files[0]), **options)
         show_document(lambda: lint_document(answer), output)
         return answer.exit_code
-    answers = lint_files([*map(Path, config_files)], **options)
+    answers = [_with_other_reader(each) for each in lint_files([*map(Path, config_files)], **options)]
     show_document(lambda: lint_files_document(answers), output)
     return max(each.exit_code if isinstance(each, LintAnswer) else each.error.exit_code for each in answers)
+
+
+def _with_other_reader(answer: LintAnswer | UnreadFile) -> LintAnswer | UnreadFile:
+    """The answer; for a file of another tool with the command that reads it."""
+    from ..answer.lint_file import UnreadFile
+    from .mistaken_files import other_reader
+
+    found = other_reader(answer.error, ["lint", str(answer.path)]) if isinstance(answer, UnreadFile) else None
+    return answer if found is None else UnreadFile(path=answer.path, error=ConfigFileError(found[0], fix=found[1]))
 
 
 def _show_rules(code: str | None, output: Output) -> int:

@@ -263,3 +263,22 @@ def test_fix_takes_the_byte_order_mark_away(micro_batch: str, code: int, capsys:
     assert run(["lint", "marked.json", "--fix"]) == 0
     assert "Corrected 1 finding;" in capsys.readouterr().out
     assert Path("marked.json").read_bytes() == text
+
+
+def test_for_a_file_of_another_tool_the_deepspeed_file_that_it_names_is_proposed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The number of GPUs is the file's, and a model is asked for if it has none; also as one of several files."""
+    Path("named.yml").write_text("stage: sft\nmodel_name_or_path: gpt2\nfinetuning_type: full\ndeepspeed: good.json\n")
+    of_own = "write ds-advise from own.yaml --model MODEL --gpus 24GB"
+    of_named = "write ds-advise lint good.json, or ds-advise from named.yml --gpus 2x24GB"
+    Path("own.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 4\n"
+        "deepspeed_config:\n  zero_stage: 2\n"
+    )
+    for name, fix in (("own.yaml", of_own), ("named.yml", of_named)):
+        assert run(["lint", name]) == 2
+        assert capsys.readouterr().err.endswith(f"; {fix}\n")
+        assert run(["lint", name, "good.json", "--json"]) == 2
+        (unread,) = json.loads(capsys.readouterr().out)["unread"]
+        assert unread["problem"].endswith(f"; {fix}") and "not JSON" not in unread["problem"]
