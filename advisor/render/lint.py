@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...ds_configs.secrets import hide_secrets
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
@@ -15,7 +16,6 @@ from ..answer.lint_file import LintAnswer, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.labels import device_label
-from ..text.secrets import hide_secrets
 from ..text.units import counted_noun, ended, gib, printable, rate
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ds_configs.record import without_record
+from ...ds_configs.secrets import is_secret
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
@@ -28,6 +29,7 @@ from .rules_precision import PRECISION_RULES
 from .rules_resources import PROPOSALS, RESOURCE_RULES
 from .rules_types import TYPE_RULES
 from .rules_zero import ZERO_RULES
+from .values import json_text
 
 RULES: tuple[Rule, ...] = (
     *(*FILE_RULES, *KEY_RULES, *TYPE_RULES, *BATCH_RULES, *TRAINER_RULES, *PRECISION_RULES, *ZERO_RULES),
@@ -145,7 +147,7 @@ def lint(
     shown = [_with_possible_edits(document, each) for each in found[:MAX_FINDINGS]]
     return LintReport(
         document=document,
-        findings=(*_without_harmful_edits(written, shown, found), *found[MAX_FINDINGS:]),
+        findings=(*_with_effect_of_edits(written, shown, found), *found[MAX_FINDINGS:]),
         facts=facts,
         framework=written.framework,
         framework_is_assumed=framework is None,
@@ -180,22 +182,25 @@ def _with_possible_edits(document: Document, finding: LintFinding) -> LintFindin
     return replace(finding, fix=fix, edits=edits if can_be_made(document, edits) else ())
 
 
-def _without_harmful_edits(
+def _with_effect_of_edits(
     written: LintedConfig, shown: Sequence[LintFinding], found: Sequence[LintFinding]
 ) -> list[LintFinding]:
-    """The findings, without new values after which the file has more errors than before. Renamed and removed keys are
-    judged so already."""
+    """The findings, without advice that does not hold after the new values of the others, and without new values after
+    which the file has more errors than before. Renamed and removed keys are judged so already."""
 
-    def errors_after(*edits: Edit) -> Counter[tuple[str, KeyPath]]:
+    def after(*edits: Edit) -> list[LintFinding]:
         corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file", as_meant=True)
-        return _errors(_judged(written, corrected)[1])
+        return _judged(written, corrected)[1]
 
     before = _errors(found)
     values = [each for each in shown if any(isinstance(edit, Replace) for edit in each.edits)]
-    every = (edit for each in values for edit in each.edits)
-    if not values or not errors_after(*every) - before:
+    if not values:
         return [*shown]
-    harmful = (each in values and errors_after(*each.edits).total() > before.total() for each in shown)
+    left = after(*(edit for each in values for edit in each.edits))
+    if not _errors(left) - before:
+        still = {(each.code, each.path) for each in left}
+        return [each for each in shown if each.edits or each.severity != "advice" or (each.code, each.path) in still]
+    harmful = (each in values and _errors(after(*each.edits)).total() > before.total() for each in shown)
     return [replace(each, edits=()) if is_harmful else each for each, is_harmful in zip(shown, harmful, strict=True)]
 
 
@@ -235,7 +240,10 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
             start, end = member.start, member.end
     start, end = violation.span or (start, end)
     line, column = written.place(start)
-    fix = violation.fix or rule.fix
+    what, fix = violation.what, violation.fix or rule.fix
+    if violation.path and is_secret(violation.path[-1]):
+        value = json_text(config.get(".".join(violation.path)))
+        what, fix = what.replace(value, "a secret"), fix.replace(value, "it as text")
     return LintFinding(
         code=rule.code,
         severity=violation.severity or rule.severity,
@@ -244,7 +252,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         line=line,
         column=column,
         length=end - start,
-        what=violation.what,
+        what=what,
         why=violation.why or rule.why,
         fix=fix,
         versions=rule.versions,

@@ -224,6 +224,9 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert "\x1b" not in out and "\x07" not in out
 
 
+WRONG_TYPES = ('["%s"]', '["", "%s"]', '{"key": "%s"}', '{"keys": ["%s"]}')
+
+
 @pytest.mark.parametrize("options", [[], ["--json"], ["--diff"], ["--fix"]])
 @pytest.mark.parametrize("columns", ["60", "200"])
 def test_a_secret_is_never_shown(
@@ -240,6 +243,8 @@ def test_a_secret_is_never_shown(
         text.replace("true,", "True,"),
         text.replace("}\n}", "}"),
         text.replace(",\n", ",\n?,", 1),
+        *(text.replace(f'"{secret}"', form % secret).replace("wandb", "comet") for form in WRONG_TYPES),
+        text.replace(f'"{secret}"', secret),
     ):
         Path("secret.json").write_text(content)
         run(["lint", "secret.json", *options])

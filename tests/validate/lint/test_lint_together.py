@@ -188,3 +188,11 @@ def test_without_a_model_only_a_bucket_that_holds_no_matrix_is_found() -> None:
         for size in (1000, 10_000_000)
     }
     assert found == {1000: ["a bucket holds 1,000 elements: every larger gradient is reduced alone"], 10_000_000: []}
+
+
+def test_advice_that_a_correction_makes_needless_is_left_out() -> None:
+    """bf16 is not proposed next to fp16, which the correction of its value enables."""
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}}
+    assert codes(judged(config)) == {"DS203"}
+    assert codes(judged(config | {"fp16": True})) == {"DS020"}
+    assert codes(judged(config | {"fp16": False})) == {"DS020", "DS203"}
