@@ -287,3 +287,32 @@ def test_for_a_file_of_another_tool_the_deepspeed_file_that_it_names_is_proposed
         assert run(["lint", name, "good.json", "--json"]) == 2
         (unread,) = json.loads(capsys.readouterr().out)["unread"]
         assert unread["problem"].endswith(f"; {fix}") and "not JSON" not in unread["problem"]
+
+
+def test_only_changed_lines_are_shown_with_their_keys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is cut on the right, and on the left up to its key if the change is too far to the right."""
+    text = """{
+  "train_batch_size": 8, # of all
+  "zero_optimization": {
+    "stage": 2,
+    "allgather_bucket_size": "500000000",
+  }
+}"""
+    Path("lines.json").write_text(text)
+    monkeypatch.setenv("COLUMNS", "40")
+    run(["lint", "lines.json", "--framework", "hf"])
+    assert [line for line in capsys.readouterr().out.splitlines() if line[4:7] in (" - ", " + ")] == [
+        '   2 -   "train_batch_size": 8, # of all',
+        '   2 +   "train_batch_size": 8,',
+        '   5 - ..."allgather_bucket_size": "5...',
+        '   5 + ..."allgather_bucket_size": "5...',
+        '   5 - ..."allgather_bucket_size": "5...',
+        '   5 + ..."allgather_bucket_size": 50...',
+    ]
+    Path("line.json").write_text(json.dumps(json.loads(BAD)))
+    run(["lint", "line.json"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("   1 - ", "   1 + "))]
+    assert all(any(key in row for row in rows) for key in ('"stage"', '"cpu_offload"', '"overlap_com"'))
+    assert '   1 - ..."stage": "2", "cpu_offload"...' in rows
