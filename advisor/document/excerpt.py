@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 from textwrap import wrap
 from typing import Literal, NamedTuple
 from unicodedata import east_asian_width
@@ -24,7 +24,7 @@ _MOST_CHANGED = 6
 """Most lines at the start of a change that are shown, and as many at its end: the removal of a block may have
 hundreds."""
 
-_MOST_COMPARED = 2_000
+_MOST_COMPARED = 500
 """Most lines in which equal ones between changes are looked for, which takes quadratic time."""
 
 _KEY = re.compile(r'"(?:[^"\\]|\\.)*"[ \t]*:')
@@ -124,27 +124,29 @@ _Numbered = Sequence[tuple[int, str]]
 
 def _hunks(removed: _Numbered, added: _Numbered) -> Iterator[tuple[_Numbered, _Numbered]]:
     """Yield the lines of each change: the old ones and the new ones."""
-    texts = [[text for _, text in lines] for lines in (removed, added)]
-    if max(map(len, texts)) > _MOST_COMPARED:
+    if max(len(removed), len(added)) > _MOST_COMPARED:
         yield removed, added
         return
-    for tag, start, end, new_start, new_end in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+    before, after = ([text for _, text in lines] for lines in (removed, added))
+    for tag, start, end, new_start, new_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
             yield removed[start:end], added[new_start:new_end]
 
 
 def _changed_lines(removed: _Numbered, added: _Numbered) -> Iterator[ExcerptLine]:
-    changes = [None if len(removed) != len(added) else _change(*pair) for pair in zip_longest(removed, added)]
-    for sign, lines in (("-", removed), ("+", added)):
-        each = [ExcerptLine(*line, sign=sign, change=change) for line, change in zip(lines, changes, strict=False)]
-        yield from _ends(each, _MOST_CHANGED)
+    old, new = [ExcerptLine(*line, "-") for line in removed], [ExcerptLine(*line, "+") for line in added]
+    if len(old) == len(new):
+        changes = [_change(*pair) for pair in zip(old, new, strict=True)]
+        old, new = (
+            [each._replace(change=how) for each, how in zip(lines, changes, strict=True)] for lines in (old, new)
+        )
+    yield from (*_ends(old, _MOST_CHANGED), *_ends(new, _MOST_CHANGED))
 
 
-def _change(old: tuple[int, str], new: tuple[int, str]) -> Change:
-    texts = old[1], new[1]
-    column = _common(*texts)
-    keys = [key.start() for text in texts for key in _KEY.finditer(text) if key.start() <= column]
-    return Change(max(keys, default=column), column, max(map(len, texts)))
+def _change(old: ExcerptLine, new: ExcerptLine) -> Change:
+    column = _common(old.text, new.text)
+    keys = [key.start() for line in (old, new) for key in _KEY.finditer(line.text) if key.start() <= column]
+    return Change(max(keys, default=column), column, max(len(old.text), len(new.text)))
 
 
 def _ends(lines: Sequence[ExcerptLine], most: int) -> list[ExcerptLine]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,6 +121,7 @@ def lint(
     workload: Workload | None = None,
     batch: FilledBatch = NOTHING_FILLED,
     advise: str = ADVISE,
+    ignored: Collection[str] = (),
 ) -> LintReport:
     """Check a configuration.
 
@@ -129,6 +130,7 @@ def lint(
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
     advise:    the command that finds a plan for this model and these GPUs.
+    ignored:   codes of rules whose findings are left out.
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     written = LintedConfig(
@@ -144,6 +146,7 @@ def lint(
         framework_is_assumed=framework is None,
     )
     config, found = _judged(written, document)
+    found = [each for each in found if each.code not in ignored]
     shown = [_with_possible_edits(document, each) for each in found[:MAX_FINDINGS]]
     return LintReport(
         document=document,
