@@ -38,11 +38,13 @@ def with_right_names(config: LintedConfig) -> LintedConfig:
 
 
 def _without_wrapper(config: LintedConfig) -> LintedConfig:
-    """The configuration with the keys of an unknown block, all of them keys of the top level, in its place."""
+    """The configuration with the keys of an unknown block, all of them keys of the top level, in its place, if the top
+    level itself has none."""
     for path, block, _ in _unknown(config):
         inner = config.block(path[0]) if not block.path else {}
         rest = {name: value for name, value in config.values.items() if name != path[0]}
-        if inner and inner.keys() <= {*block.names()} and not inner.keys() & rest.keys():
+        known = {*block.names()}
+        if inner and inner.keys() <= known and not rest.keys() & known:
             member = config.document.member(path)
             assert member is not None, "the file has the key"
             wrong = Misspelled(path, (), (member.start, member.end))
@@ -114,7 +116,7 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
         if parent is None or parent.strict or wrong.is_misplaced:
             continue
         if not right:
-            yield _wrapper(config, wrong, _no_such_key(path, parent))
+            yield _wrapper(wrong, _no_such_key(path, parent))
             continue
         effect, is_serious = _without_block(config, ".".join(right))
         is_refused = right == ("zero_optimization",) and config.framework == "hf"
@@ -129,17 +131,14 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-def _wrapper(config: LintedConfig, wrong: Misspelled, what: str) -> Violation:
-    assert config.written is not None, "the misspelled keys are its"
-    has_batch = config.written.has("train_batch_size") or config.written.has("train_micro_batch_size_per_gpu")
-    effect = "" if has_batch else ", so DeepSpeed finds no batch size, and raises an error"
+def _wrapper(wrong: Misspelled, what: str) -> Violation:
     return Violation(
         path=wrong.path,
-        what=f"{what}: the whole block is ignored{effect}",
+        what=f"{what}: the whole block is ignored, so DeepSpeed finds no batch size, and raises an error",
         why="DeepSpeed reads all its keys from the top level, and has no message for another one",
         fix="move its keys to the top level, unless the training script passes this block to DeepSpeed; the other "
         "findings and the figures are those of the moved keys",
-        severity="error" if not has_batch or config.stage or config.model_type != "fp32" else None,
+        severity="error",
         span=wrong.span,
     )
 

@@ -191,7 +191,7 @@ def test_without_a_model_only_a_bucket_that_holds_no_matrix_is_found() -> None:
 
 
 def test_the_findings_of_a_block_around_the_whole_are_those_of_its_keys() -> None:
-    """Its own is an error if DeepSpeed finds no batch size, and the script may pass it on its own."""
+    """A block next to keys that DeepSpeed reads is the script's."""
     whole = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_com": True}}
     found = judged({"deepspeed": whole}).findings
     assert [(each.code, each.severity, each.path[-1]) for each in found[:2]] == [
@@ -203,8 +203,8 @@ def test_the_findings_of_a_block_around_the_whole_are_those_of_its_keys() -> Non
     assert not any(each.edits for each in found)
     (scripts,) = [each for each in judged(whole | {"mine": {"seed": 1, "wandb": {}}}).findings if each.code == "DS011"]
     assert scripts.fix == "remove it, unless the training script reads it"
-    partly = judged({"train_batch_size": 8, "extra": {"steps_per_print": 5}}).findings
-    assert {each.severity for each in partly if each.code == "DS011"} == {"warning"}
+    partly = judged(whole | {"log": {"steps_per_print": 5}}).findings
+    assert {(each.severity, each.fix) for each in partly if each.code == "DS011"} == {("warning", scripts.fix)}
 
 
 def test_advice_that_a_correction_makes_needless_is_left_out() -> None:
