@@ -77,11 +77,14 @@ class LintAnswer:
     """Copy of the original file; None if nothing was corrected."""
     corrected: int
     """Number of findings that were corrected."""
+    is_strict: bool = False
+    """Whether warnings fail as errors do."""
 
     @property
     def exit_code(self) -> int:
-        """1 with errors, and if "diff" shows changes; else 0."""
-        return int(self.report.count("error") > 0 or (self.correction == "diff" and self.text != self.old_text))
+        """1 with errors, with warnings if strict, and if "diff" shows changes; else 0."""
+        fails = self.report.count("error") > 0 or (self.is_strict and self.report.count("warning") > 0)
+        return int(fails or (self.correction == "diff" and self.text != self.old_text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +117,26 @@ def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
 
 
 def lint_file(
-    path: Path, *, correction: Correction = "none", say: Callable[[str], None] = lambda _: None, **given: Any
+    path: Path,
+    *,
+    correction: Correction = "none",
+    ignored: Sequence[str] = (),
+    is_strict: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    **given: Any,
 ) -> LintAnswer:
     """Lint a configuration file; `-` reads standard input.
 
     correction: "fix" writes the corrections that cannot change the training; "diff" only shows them.
+    ignored: codes of rules without findings. is_strict: whether warnings fail as errors do.
     given: arguments of `lint_settings`; others are those that the file records.
 
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
-    file = read_config_file(path)
+    file = read_config_file(path, as_meant=True)
     question = file_question(file.document, given, name=shown_name(path))
     question.tell(say)
-    known = lint_settings(question.config, model=question.model, **question.options)
+    known = lint_settings(question.config, model=question.model, **question.options) | {"ignored": ignored}
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
     fixable = report.fixable
@@ -157,4 +167,5 @@ def lint_file(
         text=text,
         copy=copy,
         corrected=0 if copy is None else fixable,
+        is_strict=is_strict,
     )

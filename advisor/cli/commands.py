@@ -24,7 +24,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "checkpoint": ("machine:checkpoint", "Inspect a checkpoint, and export its weights as a model."),
     },
     "Check a file": {
-        "lint": ("config_files:lint", "Check a ds_config for refused, ignored and slow settings."),
+        "lint": ("lint:lint", "Check a ds_config for refused, ignored and slow settings."),
         "check": ("config_files:check", "Check configurations against requirements, one line each (CI)."),
         "from": ("config_files:from_file", "Check another tool's configuration, and write a better one."),
     },

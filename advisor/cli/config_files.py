@@ -1,4 +1,4 @@
-"""Commands about configuration files: `lint`, `check`, `compare` and `from`."""
+"""Commands about configuration files: `check`, `compare` and `from`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ...probes.run import Run
     from ..answer.comparison import ComparisonContext
     from ..answer.dry_run_answer import DryRunAnswer
-    from ..answer.lint_file import Correction
     from ..answer.requirements import CheckResult
     from ..document.blocks import Document
 
@@ -81,76 +80,6 @@ def file_options(*, extra: Sequence[Decorator] = (), default_gpus: str = "auto")
 
 
 _JOB = ("data", "samples", "tokens", "epochs", "packing", "eval_split", "price")
-
-
-@click.command(cls=GroupedCommand)
-@click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, shell_complete=complete_file)
-@file_options(
-    extra=[model_option("Model, to also check memory and speed."), ACCUMULATION],
-    default_gpus="none",
-)
-@click.option("--fix", is_flag=True, help="Correct everything that does not change the training; keep DS_CONFIG.bak.")
-@click.option("--diff", is_flag=True, help="Show what --fix would correct; write nothing.")
-@click.option("--list", "listed", is_flag=True, help="List the rules.")
-@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101.")
-@output_options
-def lint(
-    config_files: tuple[str, ...],
-    question: dict[str, Any],
-    fix: bool,
-    diff: bool,
-    listed: bool,
-    explained: str | None,
-    output: Output,
-) -> int:
-    """Check DeepSpeed configuration files.
-
-    \b
-    ds-advise lint ds_config.json
-    ds-advise lint configs/*.json
-    ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB
-    ds-advise lint ds_config.json --fix
-    python make_config.py | ds-advise lint -
-
-    Exit code: 0 without errors, 1 with errors (for --diff also if it would correct something), 2 if a file cannot be
-    read.
-    """
-    if listed or explained:
-        return _show_rules(explained, output)
-    if not config_files:
-        raise click.UsageError("missing argument 'DS_CONFIG'")
-    from ..answer.lint_file import LintAnswer, lint_file, lint_files
-    from ..render.deliver import show_document
-    from ..render.lint import lint_document, lint_files_document
-
-    correction: Correction = "diff" if diff else "fix" if fix else "none"
-    options: dict[str, Any] = {"correction": correction, "say": output.say, **question}
-    if len(config_files) == 1:
-        answer = lint_file(Path(config_files[0]), **options)
-        show_document(lambda: lint_document(answer), output)
-        return answer.exit_code
-    answers = lint_files([*map(Path, config_files)], **options)
-    show_document(lambda: lint_files_document(answers), output)
-    return max(each.exit_code if isinstance(each, LintAnswer) else each.error.exit_code for each in answers)
-
-
-def _show_rules(code: str | None, output: Output) -> int:
-    from ...validate.lint import RULES
-    from ..document.terminal import print_blocks
-    from ..render.lint import rule_blocks, rule_list
-
-    if code is None:
-        print_blocks(rule_list(RULES), output.console())
-        return 0
-    rule = next((rule for rule in RULES if rule.code == code.upper()), None)
-    if rule is None:
-        from ..answer.explained_key import is_key
-
-        if is_key(code):
-            raise click.UsageError(f"{code} is a key, not a rule; write ds-advise explain {code}")
-        raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    print_blocks(rule_blocks(rule), output.console())
-    return 0
 
 
 _compared = _file_question(

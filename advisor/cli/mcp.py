@@ -38,7 +38,8 @@ _WRITES = ("destination", "html", "plot", "to_hf")
 
 _WITHHELD = frozenset(
     (
-        *("as_json", "quiet", "debug", "no_write", "details", "markdown", "language", "report"),  # forms of the answer
+        # Forms of the answer.
+        *("as_json", "quiet", "debug", "no_write", "details", "markdown", "language", "report", "form"),
         *("force", "fix"),  # these would replace a file of the user's
         *("probe", "advise budget"),  # a run on this machine's GPUs
     )

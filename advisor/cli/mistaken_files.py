@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
@@ -13,6 +15,9 @@ from ..question.gpu_text import meant_gpus
 from ..question.other_names import meant_choice
 from .model_argument import is_model
 from .typed_line import GPUS, STARTERS, divided_words, line, typed_words, value_of
+
+if TYPE_CHECKING:
+    from ..importers.imported_run import ImportedRun
 
 
 def other_command(name: str) -> str:
@@ -32,11 +37,26 @@ def other_command(name: str) -> str:
         return f"ds-advise --gpus {gpus} -- torchrun {name}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
+    if path.suffix.lower() in _OF_TOOLS and (run := _run_of_tool(path)) is not None:
+        if run.gpus_per_node is not None and not value_of("--gpus", typed):
+            gpus = gpus.rpartition("x")[2]  # the file has their number
+        name += f" --model {model}" * (run.model is None)
     return _READERS.get(path.suffix.lower(), "").format(name=name, gpus=gpus)
 
 
+def _run_of_tool(path: Path) -> ImportedRun | None:
+    """Return the training in a file of a training tool; None if it is not understood."""
+    from ..importers.answer import detect_format  # imported here: it is slow
+
+    with suppress(DsAdviseError):
+        source, form = detect_format(path)
+        return form.read(source)
+    return None
+
+
+_OF_TOOLS = (".yaml", ".yml", ".toml")
 _READERS: Mapping[str, str] = {
-    **dict.fromkeys((".yaml", ".yml", ".toml"), "ds-advise from {name} --gpus {gpus}"),
+    **dict.fromkeys(_OF_TOOLS, "ds-advise from {name} --gpus {gpus}"),
     **dict.fromkeys((".log", ".txt", ".out", ".err"), "ds-advise why {name}"),
     **dict.fromkeys((".jsonl", ".csv", ".parquet"), "ds-advise MODEL --gpus {gpus} --data {name}"),
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
@@ -74,6 +94,11 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in args else ""
         starter = "" if users.split()[0] in STARTERS else "torchrun "
         return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
+    run = _run_of_tool(Path(name)) if command and Path(name).suffix.lower() in _OF_TOOLS else None
+    if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
+        part = str(run.deepspeed.path)
+        same = line([part if word == name else word for word in args])
+        return f"{what}, but names one, {part}", f"write {same}, or {command}"
     return (what, f"write {command}") if command else None
 
 

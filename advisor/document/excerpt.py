@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from itertools import takewhile
 from textwrap import wrap
 from typing import Literal, NamedTuple
@@ -15,10 +17,26 @@ _ELLIPSIS = "..."
 """Stands where a line is cut; ASCII, as the rest of the frame, for any terminal."""
 
 _LEAST_LEFT = 12
-"""Characters after a cut on the left below which a line of the context is left out."""
+"""Characters after a cut on the left below which a line of the context is left out, and from a change to the end of the
+row below which its line is cut on the left."""
 
 _MOST_CHANGED = 6
-"""Most lines of a change that are shown before and as many after it: the removal of a block may have hundreds."""
+"""Most lines at the start of a change that are shown, and as many at its end: the removal of a block may have
+hundreds."""
+
+_MOST_COMPARED = 500
+"""Most lines in which equal ones between changes are looked for, which takes quadratic time."""
+
+_KEY = re.compile(r'"(?:[^"\\]|\\.)*"[ \t]*:')
+
+
+class Change(NamedTuple):
+    """The characters, from 0, of a changed line at which its key and its change begin, and the length of the longer one
+    of the line and its replacement."""
+
+    key: int
+    column: int
+    longest: int
 
 
 class ExcerptLine(NamedTuple):
@@ -29,6 +47,7 @@ class ExcerptLine(NamedTuple):
     text: str
     sign: Literal["|", "-", "+", ">", "/"] = "|"
     marked: int = 0
+    change: Change | None = None
 
 
 class ExcerptRow(NamedTuple):
@@ -50,9 +69,10 @@ class Excerpt(NamedTuple):
         """Yield the rows within a number of columns, with an ellipsis where a line is cut."""
         width = max((len(str(line.number)) for line in self.lines), default=1)
         room = columns - width - len(" | ")
-        longest = max((len(line.text) for line in self.lines if line.marked or line.sign in "+-"), default=0)
-        begin = max(0, min(self.column - room // 3, longest - room))
+        longest = max((len(line.text) for line in self.lines if line.marked), default=0)
+        around = max(0, min(self.column - room // 3, longest - room))
         for line in self.lines:
+            begin = _begin(line.change, room) if line.sign in "+-" else around
             if line.sign == ">":
                 for at, part in enumerate(wrap(line.text, room, break_on_hyphens=False)):
                     yield ExcerptRow(f"{'' if at else line.number or '':>{width}} {'|' if at else '>'} ", part, ">")
@@ -82,23 +102,58 @@ def marked_excerpt(text: str, line: int, column: int, length: int, level: Level)
     return Excerpt([each for each in shown if each.text or each.marked], column - 1, level)
 
 
+def _begin(change: Change | None, room: int) -> int:
+    """The first character of a changed line that is shown: its key, if the change is too far to the right."""
+    if change is None or change.column + _LEAST_LEFT <= room:
+        return 0
+    return max(0, min(change.key - len(_ELLIPSIS), change.longest - room))
+
+
 def changed_excerpt(old: str, new: str) -> Excerpt:
-    """Return the lines of a text that a change replaces, and their replacements."""
+    """Return the lines of a text that a change replaces, and their replacements, without the lines between them."""
     before, after = ([*map(_printable, text.split("\n"))] for text in (old, new))
     first = _common(before, after)
     last = _common(before[first:][::-1], after[first:][::-1])
     removed, added = ([*enumerate(lines[first : len(lines) - last], first + 1)] for lines in (before, after))
-    lines = [ExcerptLine(*line, sign="-") for line in _ends(removed)]
-    lines += [ExcerptLine(*line, sign="+") for line in _ends(added)]
-    column = _common(removed[0][1], added[0][1]) if removed and added else 0
-    return Excerpt(lines, column)
+    lines = [line for pair in _hunks(removed, added) for line in _changed_lines(*pair)]
+    return Excerpt(_ends(lines, 2 * _MOST_CHANGED))
 
 
-def _ends(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the first and the last of many lines."""
-    if len(lines) <= 2 * _MOST_CHANGED:
+_Numbered = Sequence[tuple[int, str]]
+
+
+def _hunks(removed: _Numbered, added: _Numbered) -> Iterator[tuple[_Numbered, _Numbered]]:
+    """Yield the lines of each change: the old ones and the new ones."""
+    if max(len(removed), len(added)) > _MOST_COMPARED:
+        yield removed, added
+        return
+    before, after = ([text for _, text in lines] for lines in (removed, added))
+    for tag, start, end, new_start, new_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield removed[start:end], added[new_start:new_end]
+
+
+def _changed_lines(removed: _Numbered, added: _Numbered) -> Iterator[ExcerptLine]:
+    old, new = [ExcerptLine(*line, "-") for line in removed], [ExcerptLine(*line, "+") for line in added]
+    if len(old) == len(new):
+        changes = [_change(*pair) for pair in zip(old, new, strict=True)]
+        old, new = (
+            [each._replace(change=how) for each, how in zip(lines, changes, strict=True)] for lines in (old, new)
+        )
+    yield from (*_ends(old, _MOST_CHANGED), *_ends(new, _MOST_CHANGED))
+
+
+def _change(old: ExcerptLine, new: ExcerptLine) -> Change:
+    column = _common(old.text, new.text)
+    keys = [key.start() for line in (old, new) for key in _KEY.finditer(line.text) if key.start() <= column]
+    return Change(max(keys, default=column), column, max(len(old.text), len(new.text)))
+
+
+def _ends(lines: Sequence[ExcerptLine], most: int) -> list[ExcerptLine]:
+    """Return the first and the last of many lines. most: their number at each end."""
+    if len(lines) <= 2 * most:
         return [*lines]
-    return [*lines[:_MOST_CHANGED], (lines[_MOST_CHANGED][0], _ELLIPSIS), *lines[-_MOST_CHANGED:]]
+    return [*lines[:most], lines[most]._replace(text=_ELLIPSIS, change=None), *lines[-most:]]
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

@@ -15,7 +15,8 @@ from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, W
 from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
 from ...validate.lint.config_file import read_config_file
-from ...validate.lint.document import Document, read_document
+from ...validate.lint.document import Document
+from ...validate.lint.document_reader import read_document
 from ..question.cluster import parse_cluster
 from ..question.gpu_text import counts_in
 from ..question.model_source import load_model

@@ -11,7 +11,7 @@ import yaml
 
 from ...estimators.errors import ConfigFileError
 from ...validate.lint.config_file import Remove, Replace, apply
-from ...validate.lint.document import read_document
+from ...validate.lint.document_reader import read_document
 from .imported_run import Value
 
 

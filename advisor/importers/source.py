@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
 from ...probes.command.words import is_training, shell_lines
-from ...validate.lint.document import MAX_BYTES, read_document
+from ...validate.lint.document_reader import MAX_BYTES, read_document
 from ..question.run import read_ds_config
 from .file_text import edit_json, edit_yaml, read_yaml
 from .imported_run import DeepSpeedPart, Value

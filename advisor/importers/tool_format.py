@@ -15,7 +15,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
-from ...validate.lint.document import read_document
+from ...validate.lint.document_reader import read_document
 from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import ScriptArguments, rollout_options

@@ -170,7 +170,7 @@ def _linted(text: str, state: State | None) -> LintReport:
     from ...validate.lint import lint, load_facts, read_document
     from ..answer.lint_file import lint_settings
 
-    document = read_document(text.encode(), name="the pasted text")
+    document = read_document(text.encode(), name="the pasted text", as_meant=True)
     settings: dict[str, Any] = {}
     if state is not None:
         length = state.get("seq-len", "")

@@ -20,7 +20,8 @@ from ...estimators.objectives import OBJECTIVES
 from ...estimators.plan import Plan
 from ...estimators.rollouts import Rollouts
 from ...validate.lint.config_file import read_config_file, shown_name
-from ...validate.lint.document import FIX, Document
+from ...validate.lint.document import Document
+from ...validate.lint.document_reader import FIX
 from .cluster import build_cluster, gpus_argument, machine_arguments, parse_cluster
 from .model_source import is_user_module, load_model
 from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...ds_configs.secrets import hide_secrets
 from ...ds_configs.training_script import python_source, training_arguments
 from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
@@ -25,7 +26,6 @@ from ..importers.rewrite import changed_keys
 from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
 from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
-from ..text.secrets import hide_secrets
 from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...ds_configs.secrets import hide_secrets
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
@@ -15,7 +16,6 @@ from ..answer.lint_file import LintAnswer, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.labels import device_label
-from ..text.secrets import hide_secrets
 from ..text.units import counted_noun, ended, gib, printable, rate
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
@@ -184,7 +184,6 @@ def error_excerpt(error: DsAdviseError) -> list[doc.Block]:
 
 def lint_files_document(answers: Sequence[LintAnswer | UnreadFile]) -> doc.Document:
     """Return the findings of every file, or why it was not linted, and their number in all files."""
-    figures = lint_files_figures(answers)
     blocks: list[doc.Block] = []
     for each in answers:
         if isinstance(each, LintAnswer):
@@ -195,12 +194,18 @@ def lint_files_document(answers: Sequence[LintAnswer | UnreadFile]) -> doc.Docum
         if each.error.fix:
             blocks.append(_fix(each.error.fix))
         blocks.append(doc.Gap())
+    blocks.append(doc.Sentence(counted_findings(answers), "bold"))
+    files, figures = counted_noun(len(answers), "file"), lint_files_figures(answers)
+    return doc.Document(subject=files, verdict="", tone=None, blocks=blocks, data=figures)
+
+
+def counted_findings(answers: Sequence[LintAnswer | UnreadFile]) -> str:
+    """Return the number of findings in all files, as a sentence."""
+    figures = lint_files_figures(answers)
     found = [*_counts(figures.errors, figures.warnings, figures.advice)] or ["nothing found"]
     if figures.unread:
         found.append(f"{len(figures.unread)} not read")
-    files = counted_noun(len(answers), "file")
-    blocks.append(doc.Sentence(f"{files}: {', '.join(found)}.", "bold"))
-    return doc.Document(subject=files, verdict="", tone=None, blocks=blocks, data=figures)
+    return f"{counted_noun(len(answers), 'file')}: {', '.join(found)}."
 
 
 def _not_corrected(findings: int) -> str:

@@ -17,7 +17,7 @@ from ...probes.command.request import CommandRequest
 from ...probes.command.run import dry_run_command
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
-from ...validate.lint.document import read_document
+from ...validate.lint.document_reader import read_document
 from ...validate.lint.installed_facts import load_facts
 from ...validate.lint.lint import lint
 from ...validate.lint.rules_keys import IGNORED_KEYS

@@ -6,7 +6,8 @@ report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config
 """
 
 from .config_file import apply
-from .document import Document, read_document
+from .document import Document
+from .document_reader import read_document
 from .facts import DeepSpeedFacts
 from .installed_facts import load_facts
 from .lint import RULES, LintFinding, LintReport, lint

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.files import read_file, replace_file
 from ...estimators.errors import ConfigFileError
-from .document import COMMENT, FIX, MAX_BYTES, Document, Extension, KeyPath, Member, read_document
+from .document import COMMENT, Document, Extension, KeyPath, Member
+from .document_reader import FIX, MAX_BYTES, read_document
 
 STANDARD_INPUT = Path("-")
 
@@ -41,14 +42,20 @@ class Replace(NamedTuple):
 
 
 class WritePlainJson(NamedTuple):
-    """Without a byte order mark too, which no text of a document has."""
+    """Without a byte order mark too, which no text of a document has. Mistakes stay."""
 
     path: KeyPath = ()
 
 
-Edit = Remove | Rename | Replace | WritePlainJson
-"""A change of a key: remove it, give it another name in its place, or replace its value; or, of the whole text, JSON
-without the extensions of Hjson."""
+class CorrectSyntax(NamedTuple):
+    """The mistakes between a key and the next one."""
+
+    path: KeyPath
+
+
+Edit = Remove | Rename | Replace | WritePlainJson | CorrectSyntax
+"""A change of a key: remove it, give it another name in its place, replace its value, or correct its syntax; or, of the
+whole text, JSON without the extensions of Hjson."""
 
 
 def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
@@ -59,7 +66,7 @@ def apply(document: Document, edits: Sequence[Edit]) -> tuple[str, int]:
     made, text = 0, document.text
     for edit in edits:
         if text != document.text:  # reading takes the most time, so the last text is not read
-            document = read_document(text.encode(), name="the corrected file")
+            document = read_document(text.encode(), name="the corrected file", as_meant=True)
         if (span := _span(document, edit)) is not None:
             start, end, replacement = span
             text = text[:start] + replacement + text[end:]
@@ -82,7 +89,10 @@ def comment_in_the_way(document: Document, edits: Sequence[Edit]) -> Extension |
 def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     """(start, end, new text) of an edit."""
     if isinstance(edit, WritePlainJson):
-        return 0, len(document.text), document.plain_text()
+        return 0, len(document.text), document.plain_text(each for each in document.extensions if not each.mistake)
+    if isinstance(edit, CorrectSyntax):
+        wrong = (each for each in document.mistakes if document.key_before(each.start) == edit.path)
+        return 0, len(document.text), document.plain_text(wrong)
     member, owner = document.member(edit.path), edit.path[:-1]
     if member is None:
         return None
@@ -120,14 +130,15 @@ class ConfigFile:
     document: Document
 
 
-def read_config_file(path: Path) -> ConfigFile:
-    """Read the configuration in a file, `-` for standard input. Raises ConfigFileError if there is none."""
+def read_config_file(path: Path, *, as_meant: bool = False) -> ConfigFile:
+    """Read the configuration in a file, `-` for standard input. as_meant: as in `read_document`. Raises ConfigFileError
+    if there is none."""
     with suppress(OSError, ValueError):  # reading it reports them
         if path.is_dir():
             found = [str(each) for each in islice(sorted(path.glob("*.json")), _MOST_NAMES)]
             raise ConfigFileError(f"{path}: a folder", fix=f"name its file: {' or '.join(found)}" if found else FIX)
     raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES, fix=FIX)
-    return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path)))
+    return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path), as_meant=as_meant))
 
 
 def shown_name(path: Path) -> str:
@@ -161,7 +172,7 @@ def correct(file: ConfigFile, edits: Sequence[Edit]) -> tuple[ConfigFile, Path] 
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem
     raw = text.encode()
-    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path))), copy
+    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path), as_meant=True)), copy
 
 
 def _copy(target: Path, old: bytes) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ds_configs.record import without_record
+from ...ds_configs.secrets import is_secret
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
 from .config_file import Edit, Remove, Replace, apply, can_be_made, comment_in_the_way
-from .document import Document, KeyPath, read_document
+from .document import Document, KeyPath
+from .document_reader import read_document
 from .facts import DeepSpeedFacts
 from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
 from .rule import REMOVAL, Rule, Severity, Violation
@@ -27,6 +29,7 @@ from .rules_precision import PRECISION_RULES
 from .rules_resources import PROPOSALS, RESOURCE_RULES
 from .rules_types import TYPE_RULES
 from .rules_zero import ZERO_RULES
+from .values import json_text
 
 RULES: tuple[Rule, ...] = (
     *(*FILE_RULES, *KEY_RULES, *TYPE_RULES, *BATCH_RULES, *TRAINER_RULES, *PRECISION_RULES, *ZERO_RULES),
@@ -118,6 +121,7 @@ def lint(
     workload: Workload | None = None,
     batch: FilledBatch = NOTHING_FILLED,
     advise: str = ADVISE,
+    ignored: Collection[str] = (),
 ) -> LintReport:
     """Check a configuration.
 
@@ -126,6 +130,7 @@ def lint(
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
     advise:    the command that finds a plan for this model and these GPUs.
+    ignored:   codes of rules whose findings are left out.
     """
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     written = LintedConfig(
@@ -141,10 +146,11 @@ def lint(
         framework_is_assumed=framework is None,
     )
     config, found = _judged(written, document)
+    found = [each for each in found if each.code not in ignored]
     shown = [_with_possible_edits(document, each) for each in found[:MAX_FINDINGS]]
     return LintReport(
         document=document,
-        findings=(*_without_harmful_edits(written, shown, found), *found[MAX_FINDINGS:]),
+        findings=(*_with_effect_of_edits(written, shown, found), *found[MAX_FINDINGS:]),
         facts=facts,
         framework=written.framework,
         framework_is_assumed=framework is None,
@@ -179,22 +185,25 @@ def _with_possible_edits(document: Document, finding: LintFinding) -> LintFindin
     return replace(finding, fix=fix, edits=edits if can_be_made(document, edits) else ())
 
 
-def _without_harmful_edits(
+def _with_effect_of_edits(
     written: LintedConfig, shown: Sequence[LintFinding], found: Sequence[LintFinding]
 ) -> list[LintFinding]:
-    """The findings, without new values after which the file has more errors than before. Renamed and removed keys are
-    judged so already."""
+    """The findings, without advice that does not hold after the new values of the others, and without new values after
+    which the file has more errors than before. Renamed and removed keys are judged so already."""
 
-    def errors_after(*edits: Edit) -> Counter[tuple[str, KeyPath]]:
-        corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file")
-        return _errors(_judged(written, corrected)[1])
+    def after(*edits: Edit) -> list[LintFinding]:
+        corrected = read_document(apply(written.document, edits)[0].encode(), name="the corrected file", as_meant=True)
+        return _judged(written, corrected)[1]
 
     before = _errors(found)
     values = [each for each in shown if any(isinstance(edit, Replace) for edit in each.edits)]
-    every = (edit for each in values for edit in each.edits)
-    if not values or not errors_after(*every) - before:
+    if not values:
         return [*shown]
-    harmful = (each in values and errors_after(*each.edits).total() > before.total() for each in shown)
+    left = after(*(edit for each in values for edit in each.edits))
+    if not _errors(left) - before:
+        still = {(each.code, each.path) for each in left}
+        return [each for each in shown if each.edits or each.severity != "advice" or (each.code, each.path) in still]
+    harmful = (each in values and _errors(after(*each.edits)).total() > before.total() for each in shown)
     return [replace(each, edits=()) if is_harmful else each for each, is_harmful in zip(shown, harmful, strict=True)]
 
 
@@ -234,7 +243,10 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
             start, end = member.start, member.end
     start, end = violation.span or (start, end)
     line, column = written.place(start)
-    fix = violation.fix or rule.fix
+    what, fix = violation.what, violation.fix or rule.fix
+    if violation.path and is_secret(violation.path[-1]):
+        value = json_text(config.get(".".join(violation.path)))
+        what, fix = what.replace(value, "a secret"), fix.replace(value, "it as text")
     return LintFinding(
         code=rule.code,
         severity=violation.severity or rule.severity,
@@ -243,7 +255,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         line=line,
         column=column,
         length=end - start,
-        what=violation.what,
+        what=what,
         why=violation.why or rule.why,
         fix=fix,
         versions=rule.versions,

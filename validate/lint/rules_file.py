@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .config_file import WritePlainJson
+from .config_file import CorrectSyntax, WritePlainJson
 from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, error_rule, section
@@ -13,13 +13,13 @@ _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
-    extensions = [found for found in config.document.extensions if found.kind not in NON_FINITE]
+    found_in_text = (found for found in config.document.extensions if not found.mistake)
+    extensions = [found for found in found_in_text if found.kind not in NON_FINITE]
     by_trainer = config.framework == "hf"
     if not extensions or not (by_trainer or config.framework_is_assumed):
         return
     first = extensions[0]
     kinds = [*dict.fromkeys(found.kind for found in extensions)]
-    before = [member.path for member in config.document.members if member.start <= first.start]
     edits: tuple[WritePlainJson, ...] = (WritePlainJson(),)
     fix = "write plain JSON"
     if kinds == [BYTE_ORDER_MARK]:
@@ -29,7 +29,7 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     elif COMMENT in kinds:
         edits, fix = (), "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
     yield Violation(
-        path=before[-1] if before else (),
+        path=config.document.key_before(first.start),
         what=f"the file is not plain JSON: it has {' and '.join(kinds)}",
         why="" if by_trainer else "DeepSpeed reads it, but the Trainer and accelerate, which use Python's json, do not",
         fix=fix,
@@ -37,6 +37,29 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
         edits=edits,
         span=(first.start, first.end),
     )
+
+
+def _mistakes(config: LintedConfig) -> Iterator[Violation]:
+    """Hjson may read a text with a mistake, so only the Trainer, or DeepSpeed if hjson does not, rejects the file."""
+    document, by_trainer = config.document, config.framework == "hf"
+    is_rejected = by_trainer or not document.is_hjson
+    for found in document.mistakes:
+        path = document.key_before(found.start)
+        yield Violation(
+            path=path,
+            what=found.mistake,
+            why=_PYTHONS_JSON if by_trainer else _UP_TO_THE_END,
+            fix=found.fix,
+            edits=(CorrectSyntax(path),) if is_rejected else (),
+            span=(found.start, max(found.end, found.start + 1)),
+        )
+
+
+_PYTHONS_JSON = "the Trainer and accelerate read the file with Python's json, which raises an error"
+_UP_TO_THE_END = (
+    "DeepSpeed reads Hjson: a value without quotes that is no JSON is text up to the end of the line, with its commas "
+    "and brackets"
+)
 
 
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
@@ -68,5 +91,11 @@ FILE_RULES = section(
         why=f"{_REJECTS_REPEATED}; {_TAKE_THE_LAST}",
         fix="remove one of them",
         source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
+    ),
+    error_rule(
+        "DS006 a mistake in the syntax",
+        _mistakes,
+        why=f"{_UP_TO_THE_END}; {_PYTHONS_JSON}",
+        source="hjson/decoder.py scantfnns; accelerate/utils/deepspeed.py HfDeepSpeedConfig",
     ),
 )

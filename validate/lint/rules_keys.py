@@ -23,18 +23,34 @@ TOP_LEVEL = "the top level"
 
 def with_right_names(config: LintedConfig) -> LintedConfig:
     """The configuration in which misspelled and misplaced keys have their right paths, so that the other rules judge
-    what is meant.
+    what is meant, without a block around the whole.
 
     They are keys of blocks that DeepSpeed validates, for which it rejects the file, and whole blocks, which it ignores.
     A single key that it ignores stays ignored: without it the file may lack a value that it needs.
     """
-    found = config
+    found = _without_wrapper(config)
     while wrong := next(_misspelled(found), None):
         values, (path, right, _) = deepcopy(found.values), wrong
         _block_at(values, right[:-1])[right[-1]] = _block_at(values, path[:-1]).pop(path[-1])
         document = found.document.moved(path, right)
         found = replace(found, values=values, document=document, misspelled=(*found.misspelled, wrong), written=config)
     return found
+
+
+def _without_wrapper(config: LintedConfig) -> LintedConfig:
+    """The configuration with the keys of an unknown block, all of them keys of the top level, in its place, if the top
+    level itself has none."""
+    for path, block, _ in _unknown(config):
+        inner = config.block(path[0]) if not block.path else {}
+        rest = {name: value for name, value in config.values.items() if name != path[0]}
+        known = {*block.names()}
+        if inner and inner.keys() <= known and not rest.keys() & known:
+            member = config.document.member(path)
+            assert member is not None, "the file has the key"
+            wrong = Misspelled(path, (), (member.start, member.end))
+            document = config.document.moved(path, ())
+            return replace(config, values=rest | inner, document=document, misspelled=(wrong,), written=config)
+    return config
 
 
 def _block_at(values: Any, path: KeyPath) -> Any:
@@ -80,11 +96,11 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
             )
             yield replace(found, severity="warning") if dropped else found
     for wrong in config.misspelled:
-        path, (*_, name), span = wrong
+        path, right, span = wrong
         parent = config.facts.block(".".join(path[:-1]))
         if parent is not None and parent.strict and not wrong.is_misplaced:
-            what, edit = _no_such_key(path, parent), Rename(path, name)
-            yield Violation(path=path, what=what, fix=f"rename it to {name}", edits=(edit,), span=span)
+            what, edit = _no_such_key(path, parent), Rename(path, right[-1])
+            yield Violation(path=path, what=what, fix=f"rename it to {right[-1]}", edits=(edit,), span=span)
 
 
 def _ignored(config: LintedConfig) -> Iterator[Violation]:
@@ -99,6 +115,9 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
         parent = config.facts.block(".".join(path[:-1]))
         if parent is None or parent.strict or wrong.is_misplaced:
             continue
+        if not right:
+            yield _wrapper(wrong, _no_such_key(path, parent))
+            continue
         effect, is_serious = _without_block(config, ".".join(right))
         is_refused = right == ("zero_optimization",) and config.framework == "hf"
         refused = "accelerate rejects a configuration without zero_optimization"
@@ -110,6 +129,18 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
             severity="error" if is_refused or is_serious else None,
             span=span,
         )
+
+
+def _wrapper(wrong: Misspelled, what: str) -> Violation:
+    return Violation(
+        path=wrong.path,
+        what=f"{what}: the whole block is ignored, so DeepSpeed finds no batch size, and raises an error",
+        why="DeepSpeed reads all its keys from the top level, and has no message for another one",
+        fix="move its keys to the top level, unless the training script passes this block to DeepSpeed; the other "
+        "findings and the figures are those of the moved keys",
+        severity="error",
+        span=wrong.span,
+    )
 
 
 _JUDGED_AS = "; the other findings and the figures are those of the {} block"

@@ -12,7 +12,7 @@ from .facts import Parameter
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
 from .rule_conditions import at, that
-from .unknown_names import unknown_name
+from .unknown_names import meant_by, unknown_name
 from .values import json_text, nearest
 
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
@@ -41,6 +41,8 @@ def _unknown(config: LintedConfig) -> Iterator[Violation]:
         is_typo = is_alike and _DIGITS.findall(kind) == _DIGITS.findall(near)
         if near:
             fix = f"write {json_text(near)}"
+            if block == "scheduler" and not is_typo:
+                fix += _other_arguments(config, near)
             if block == "optimizer" and not is_typo:
                 allowed = ', set "zero_allow_untested_optimizer": true,' * bool(config.stage)
                 fix += f", or remove the block{allowed} and create {json_text(kind)} in the script"
@@ -66,6 +68,37 @@ def _meant_type(config: LintedConfig, block: str, kind: str) -> str:
     return nearest(kind, names, cutoff=0.8) or nearest(kind, alike, cutoff=0.0) or nearest(kind, names) or only
 
 
+def _other_arguments(config: LintedConfig, scheduler: str) -> str:
+    """What else must be changed in the arguments for another scheduler."""
+    taken = _scheduler_parameters(config, scheduler) or ()
+    given, names = config.block("scheduler.params"), [each.name for each in taken]
+    changes = []
+    if missing := _missing(config, taken):
+        changes.append(f"add {missing}{_filled(config)}")
+    for name in given:
+        meant = meant_by(("scheduler", "params", name), names).names if name not in names else ()
+        if len(meant) == 1 and meant[0] not in given:
+            changes.append(f"rename {name[:40]} to {meant[0]}")
+        elif name not in names:
+            changes.append(f"remove {name[:40]}")
+    return f", and in its params {', '.join(changes)}" if changes else ""
+
+
+def _missing(config: LintedConfig, taken: Sequence[Parameter]) -> str:
+    """The scheduler's required arguments that the file lacks."""
+    given = config.block("scheduler.params")
+    return ", ".join(each.name for each in taken if each.required and each.name not in given)
+
+
+def _filled(config: LintedConfig) -> str:
+    return ' (the Trainer replaces "auto")' * (config.framework == "hf")
+
+
+def _scheduler_parameters(config: LintedConfig, scheduler: str) -> tuple[Parameter, ...] | None:
+    """The arguments of a scheduler; None if unknown."""
+    return config.facts.schedulers.get(scheduler) or config.facts.torch_schedulers.get(scheduler)
+
+
 def _words(name: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(name)}
 
@@ -78,14 +111,14 @@ _wraps_optimizer = when.stages(1, 2, 3) | when.fp16 | when.bf16
 
 
 def _as_proposed(config: LintedConfig) -> LintedConfig:
-    """The configuration with the names that `_unknown` proposes, whose arguments are then known. An optimizer that is
-    no typing error keeps its name: its arguments are the script's."""
+    """The configuration with the corrected names of `_unknown`, whose arguments are then known. A name that is no
+    typing error stays: its arguments are those of another class."""
     values = config.values
     for found in _unknown(config):
         block, *_ = found.path
-        if found.edits or block == "scheduler":
+        if found.edits:
             meant = _meant_type(config, block, config.text(f"{block}.type"))
-            values = {**values, block: {**values[block], "type": meant or config.text(f"{block}.type")}}
+            values = {**values, block: {**values[block], "type": meant}}
     return replace(config, values=values)
 
 
@@ -93,11 +126,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
     config = _as_proposed(config)
     for block, kind, taken in (
         ("optimizer", config.optimizer, _optimizer_parameters(config)),
-        (
-            "scheduler",
-            config.scheduler,
-            config.facts.schedulers.get(config.scheduler) or config.facts.torch_schedulers.get(config.scheduler),
-        ),
+        ("scheduler", config.scheduler, _scheduler_parameters(config, config.scheduler)),
     ):
         path = f"{block}.params"
         params, names = config.block(path), [parameter.name for parameter in taken or ()]
@@ -121,14 +150,10 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
                 fix = "remove it, or correct its name"
                 yield unknown_name(config, (block, "params", name), what, names, fix=fix, is_safe=True)
         if block == "scheduler" and taken is not None:
-            missing = ", ".join(known.name for known in taken if known.required and known.name not in params)
-            fix = f"add {missing}"
             if not isinstance(config.get(path), dict):
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
-            elif missing:
-                if config.framework == "hf":
-                    fix += ' (the Trainer replaces "auto")'
-                yield violation(path, f"{kind} needs {missing}", fix=fix)
+            elif missing := _missing(config, taken):
+                yield violation(path, f"{kind} needs {missing}", fix=f"add {missing}{_filled(config)}")
 
 
 def _separate_betas(config: LintedConfig, known: Sequence[str]) -> tuple[str, ...]:

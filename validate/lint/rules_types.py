@@ -229,9 +229,25 @@ def _converted_text(config: LintedConfig) -> Iterator[Violation]:
         if by_class and plain is not None and find_problem(kind, value) is None:
             edit = Replace(tuple(path.split(".")), plain)
             what = f"{key_name(path)} is the text {json_text(value)}"
-            meant = "is not true" if plain is True else "is true" if plain is False else f"is not {json_text(plain)}"
-            why = f"DeepSpeed converts it; to the Trainer and accelerate, which do not, the text {meant}"
+            why = f"{_CONVERTS}; {_effect_of_text(path, plain)}"
             yield violation(path, what, why=why, fix=f"write {json_text(plain)}", edits=(edit,))
+
+
+_CONVERTS = "DeepSpeed converts it"
+
+
+def _effect_of_text(path: str, meant: Any) -> str:
+    """What a reader that does not convert a text makes of it.
+
+    Source: accelerate/utils/deepspeed.py is_zero2, is_zero3; transformers/integrations/deepspeed.py fill_match.
+    """
+    if path == "zero_optimization.stage" and meant in (2, 3):
+        compare = f"transformers and accelerate compare with the number {meant}"
+        return f"{compare}, so they do not treat it as ZeRO-{meant}"
+    block, _, key = path.partition(".")
+    if block in ("fp16", "bf16") and key == "enabled":
+        return f"the Trainer compares it with its argument {block}, from which any text differs, and raises an error"
+    return "other readers of the file get the text"
 
 
 def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
@@ -260,8 +276,10 @@ TYPE_RULES = section(
     warning_rule(
         "DS022 a number or truth value written as text",
         _converted_text,
-        why='DeepSpeed converts it; the Trainer and accelerate do not: a stage "3" is not stage 3 to them',
-        source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
+        why=f"{_CONVERTS}; transformers and accelerate do not: they compare the stage with the number 3, and the "
+        "Trainer compares the precision with its argument",
+        source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py is_zero3; "
+        "transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig.fill_match",
     ),
     warning_rule(
         "DS023 text as a flag that no class converts",

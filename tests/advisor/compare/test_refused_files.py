@@ -80,7 +80,7 @@ def test_no_file_that_lint_calls_an_error_is_compared(tmp_path: Path) -> None:
     for code, example in examples.items():
         bad = example["bad"]
         file.write_text(bad if isinstance(bad, str) else json.dumps(bad))
-        report = lint(read_config_file(file).document, facts=facts, cluster=known.question.cluster)
+        report = lint(read_config_file(file, as_meant=True).document, facts=facts, cluster=known.question.cluster)
         if report.count("error"):
             refused.add(code)
             with pytest.raises(DsAdviseError):

@@ -67,7 +67,7 @@ def facts_for(rule: Rule) -> DeepSpeedFacts:
 def judged(config: Mapping[str, Any] | str, known: DeepSpeedFacts | None = None, **options: Any) -> LintReport:
     """The report on a configuration, given as a dict or as the file's text, with the command's options."""
     text = config if isinstance(config, str) else json.dumps(config, indent=2)
-    document = read_document(text.encode(), name="ds_config.json")
+    document = read_document(text.encode(), name="ds_config.json", as_meant=True)
     given = {"framework": None, "model": None, "gpus": None, "ram": None, "seq_len": None, "offline": True, **options}
     return lint(document, facts=known or facts(), **lint_settings(document.value, **given))
 

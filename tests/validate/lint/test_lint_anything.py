@@ -29,7 +29,7 @@ JSON = st.recursive(
 def judged(raw: bytes) -> None:
     """Lint it and apply its fixes, on its own and for a model on GPUs."""
     try:
-        document = read_document(raw, name="x")
+        document = read_document(raw, name="x", as_meant=True)
     except ConfigFileError:  # no JSON, a lone surrogate, a number of hundreds of digits
         return
     report = lint(document, facts=facts())

@@ -64,14 +64,14 @@ def test_for_a_folder_its_json_files_are_named(capsys: pytest.CaptureFixture[str
 
 def test_several_files_have_one_summary_and_the_worst_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """All are judged, also after one that cannot be read, which has the place of its error."""
-    Path("no.json").write_text('{"bf16": {"enabled": True}}')
+    Path("no.json").write_text('{"bf16": {"enabled" true}}')
     assert run(["lint", "good.json", "bad.json"]) == 1
     out = capsys.readouterr().out
     assert " good.json: nothing found." in out and " bad.json:7:9 " in out
     assert out.endswith("\n 2 files: 2 errors, 2 warnings, 1 piece of advice.\n")
     assert run(["lint", "no.json", "good.json"]) == 2
     out = capsys.readouterr().out
-    assert "True is Python (line 1, column 22).\n   1 | {" in out and "Fix: write true" in out
+    assert "not JSON: a colon is missing after the key (line 1, column 21).\n   1 | {" in out and "Fix: write it" in out
     assert " good.json: nothing found." in out and out.endswith("\n 2 files: nothing found, 1 not read.\n")
     assert run(["lint", "bad.json", "no.json", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
@@ -224,6 +224,9 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
     assert "\x1b" not in out and "\x07" not in out
 
 
+WRONG_TYPES = ('["%s"]', '["", "%s"]', '{"key": "%s"}', '{"keys": ["%s"]}')
+
+
 @pytest.mark.parametrize("options", [[], ["--json"], ["--diff"], ["--fix"]])
 @pytest.mark.parametrize("columns", ["60", "200"])
 def test_a_secret_is_never_shown(
@@ -240,6 +243,8 @@ def test_a_secret_is_never_shown(
         text.replace("true,", "True,"),
         text.replace("}\n}", "}"),
         text.replace(",\n", ",\n?,", 1),
+        *(text.replace(f'"{secret}"', form % secret).replace("wandb", "comet") for form in WRONG_TYPES),
+        text.replace(f'"{secret}"', secret),
     ):
         Path("secret.json").write_text(content)
         run(["lint", "secret.json", *options])
@@ -263,3 +268,51 @@ def test_fix_takes_the_byte_order_mark_away(micro_batch: str, code: int, capsys:
     assert run(["lint", "marked.json", "--fix"]) == 0
     assert "Corrected 1 finding;" in capsys.readouterr().out
     assert Path("marked.json").read_bytes() == text
+
+
+def test_for_a_file_of_another_tool_the_deepspeed_file_that_it_names_is_proposed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The number of GPUs is the file's, and a model is asked for if it has none; also as one of several files."""
+    Path("named.yml").write_text("stage: sft\nmodel_name_or_path: gpt2\nfinetuning_type: full\ndeepspeed: good.json\n")
+    of_own = "write ds-advise from own.yaml --model MODEL --gpus 24GB"
+    of_named = "write ds-advise lint good.json, or ds-advise from named.yml --gpus 2x24GB"
+    Path("own.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 4\n"
+        "deepspeed_config:\n  zero_stage: 2\n"
+    )
+    for name, fix in (("own.yaml", of_own), ("named.yml", of_named)):
+        assert run(["lint", name]) == 2
+        assert capsys.readouterr().err.endswith(f"; {fix}\n")
+        assert run(["lint", name, "good.json", "--json"]) == 2
+        (unread,) = json.loads(capsys.readouterr().out)["unread"]
+        assert unread["problem"].endswith(f"; {fix}") and "not JSON" not in unread["problem"]
+
+
+def test_only_changed_lines_are_shown_with_their_keys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is cut on the right, and on the left up to its key if the change is too far to the right."""
+    text = """{
+  "train_batch_size": 8, # of all
+  "zero_optimization": {
+    "stage": 2,
+    "allgather_bucket_size": "500000000",
+  }
+}"""
+    Path("lines.json").write_text(text)
+    monkeypatch.setenv("COLUMNS", "40")
+    run(["lint", "lines.json", "--framework", "hf"])
+    assert [line for line in capsys.readouterr().out.splitlines() if line[4:7] in (" - ", " + ")] == [
+        '   2 -   "train_batch_size": 8, # of all',
+        '   2 +   "train_batch_size": 8,',
+        '   5 - ..."allgather_bucket_size": "5...',
+        '   5 + ..."allgather_bucket_size": "5...',
+        '   5 - ..."allgather_bucket_size": "5...',
+        '   5 + ..."allgather_bucket_size": 50...',
+    ]
+    Path("line.json").write_text(json.dumps(json.loads(BAD)))
+    run(["lint", "line.json"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("   1 - ", "   1 + "))]
+    assert all(any(key in row for row in rows) for key in ('"stage"', '"cpu_offload"', '"overlap_com"'))
+    assert '   1 - ..."stage": "2", "cpu_offload"...' in rows

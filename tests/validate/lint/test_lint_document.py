@@ -4,13 +4,14 @@ rest."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import apply, read_document
 from ds_advise.validate.lint.config_file import Edit, Remove, Rename, Replace
-from ds_advise.validate.lint.document import MAX_BYTES
+from ds_advise.validate.lint.document_reader import MAX_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,9 @@ HJSON = [
     '{"a": 1,}',
     '{"a": 1\n "b": 2}',
     '{"a": [1\n 2]}',
+    '{"a": "x" "b": [1] "c": 2}',
+    "{a: some words, more\n b: 1}",
+    "{a: True\n b: 1}",
     "{a: some words\n b: 1}",
     "{a: 1 2\n}",
     "{a: null # none\n}",
@@ -91,7 +95,8 @@ def _is_json(text: str) -> bool:
     ("raw", "message"),
     [
         (b"", "empty"),
-        (b"[]", "begin with {"),
+        (b"[1, 2]", "a list, not an object"),
+        (b'"{}"', "a single value, not an object"),
         (b"ds_config = {'train_batch_size': 8}", "begin with {"),
         (b"{'bf16': {'enabled': True},\n}", "True is Python"),
         (b"{", "closing }"),
@@ -102,7 +107,9 @@ def _is_json(text: str) -> bool:
         (b'{"a": "\n"}', "line break"),
         (b'{"a": "\\q"}', "backslash"),
         (b"{} x", "follows"),
-        (b'{"a": 1 "b": 2}', ""),
+        (b'{"a": 1 "b": 2}', 'a comma is missing before "b" (line 1, column 8)'),
+        (b'{"a": 500_000}', "500_000 is not a JSON number (line 1, column 7)"),
+        (b'{"a": "b" ?}', "a comma or } is missing"),
         (b"{,}", "key is missing"),
         (b"{/*", "comment"),
         (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"),
@@ -120,6 +127,30 @@ def test_a_file_without_a_configuration_is_one_line(raw: bytes, message: str) ->
         read_document(raw, name="ds_config.json")
     assert error.value.what.startswith("ds_config.json: ") and message in error.value.what
     assert "\n" not in str(error.value) and error.value.fix
+
+
+MISTAKES = {
+    '{"a": 8 "b": {"c": [1 true]}}': '{"a": 8, "b": {"c": [1, true]}}',
+    '{"a": {"b": True}, "c": [None]}': '{"a": {"b": true}, "c": [null]}',
+    '{"a": 500_000_000, "b": .5}': '{"a": 500000000, "b": 0.5}',
+    '{"type": AdamW, "path": /local/nvme}': '{"type": "AdamW", "path": "/local/nvme"}',
+    '{"a": True, # a remark\n "b": 1}': '{"a": true, # a remark\n "b": 1}',
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_value_that_hjson_takes_for_text_is_read_as_it_is_meant(text: str) -> None:
+    """What replaces the mistakes is read by hjson with these values, which it did not have before."""
+    hjson = pytest.importorskip("hjson")
+    document = read_document(text.encode(), name="x", as_meant=True)
+    assert document.plain_text(document.mistakes) == MISTAKES[text]
+    assert document.value == hjson.loads(MISTAKES[text])
+    try:
+        assert hjson.loads(text) != document.value and document.is_hjson
+    except hjson.HjsonDecodeError:
+        assert not document.is_hjson
+    with pytest.raises(ConfigFileError, match=re.escape(document.mistakes[0].mistake)):
+        read_document(text.encode(), name="x")
 
 
 def test_duplicates_are_found_at_every_depth() -> None:

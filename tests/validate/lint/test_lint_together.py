@@ -188,3 +188,28 @@ def test_without_a_model_only_a_bucket_that_holds_no_matrix_is_found() -> None:
         for size in (1000, 10_000_000)
     }
     assert found == {1000: ["a bucket holds 1,000 elements: every larger gradient is reduced alone"], 10_000_000: []}
+
+
+def test_the_findings_of_a_block_around_the_whole_are_those_of_its_keys() -> None:
+    """A block next to keys that DeepSpeed reads is the script's."""
+    whole = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_com": True}}
+    found = judged({"deepspeed": whole}).findings
+    assert [(each.code, each.severity, each.path[-1]) for each in found[:2]] == [
+        ("DS011", "error", "deepspeed"),
+        ("DS010", "error", "overlap_com"),
+    ]
+    assert "finds no batch size" in found[0].what and found[0].fix.startswith("move its keys to the top level, unless")
+    assert codes(judged({"deepspeed": whole})) == codes(judged(whole)) | {"DS011"}
+    assert not any(each.edits for each in found)
+    (scripts,) = [each for each in judged(whole | {"mine": {"seed": 1, "wandb": {}}}).findings if each.code == "DS011"]
+    assert scripts.fix == "remove it, unless the training script reads it"
+    partly = judged(whole | {"log": {"steps_per_print": 5}}).findings
+    assert {(each.severity, each.fix) for each in partly if each.code == "DS011"} == {("warning", scripts.fix)}
+
+
+def test_advice_that_a_correction_makes_needless_is_left_out() -> None:
+    """bf16 is not proposed next to fp16, which the correction of its value enables."""
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}}
+    assert codes(judged(config)) == {"DS203"}
+    assert codes(judged(config | {"fp16": True})) == {"DS020"}
+    assert codes(judged(config | {"fp16": False})) == {"DS020", "DS203"}
