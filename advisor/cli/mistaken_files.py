@@ -9,8 +9,8 @@ from pathlib import Path
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
 from ...estimators.plan import PLANS
-from ..question.gpu_text import meant_gpus
-from ..question.other_names import meant_choice
+from ..question.gpu_text import meant_gpus, near_gpus
+from ..question.other_names import meant_plan
 from .model_argument import is_model
 from .typed_line import GPUS, STARTERS, divided_words, line, typed_words, value_of
 
@@ -107,7 +107,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         if is_folder:
             fix = "name the folder that has the model's config.json"
             raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
-        if gpus := meant_gpus(name):
+        if gpus := meant_gpus(name) or next(iter(near_gpus(name)), ""):
             fix = f"write {_with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
@@ -127,6 +127,6 @@ def refuse_unknown_side(name: str) -> None:
     """Raise ConfigFileError for a side of a comparison that is neither a strategy nor like the name of a file."""
     if name in PLANS or is_there(Path(name)) or not re.fullmatch(r"\w[\w-]*", name):
         return
-    near = meant_choice(name, PLANS)
+    near = meant_plan(name)
     fix = f"write {near}" if near else f"write one of {', '.join(PLANS)}, or the path of a file"
     raise ConfigFileError(f"no strategy or file {name[:40]!r}", fix=fix)
