@@ -39,8 +39,8 @@ def read_file(path: Path, max_bytes: int, *, fix: str, error: type[DsAdviseError
         raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
-def nearest_file(path: Path) -> str:
-    """The path of the file in the same folder whose name is nearly the same; "" without one."""
+def nearest_file(path: Path, *, folders: bool = False) -> str:
+    """The path of the file, or of the folder, in the same folder whose name is nearly the same; "" without one."""
     from difflib import get_close_matches  # imported here: only mistakes need it
 
     try:
@@ -48,7 +48,7 @@ def nearest_file(path: Path) -> str:
     except (OSError, ValueError):
         return ""
     near = (path.with_name(name) for name in get_close_matches(path.name[:100], names, cutoff=0.8))
-    return next((str(each) for each in near if each.is_file()), "")
+    return next((str(each) for each in near if (each.is_dir() if folders else each.is_file())), "")
 
 
 def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:

@@ -11,8 +11,9 @@ from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelErr
 from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import meant_plan
+from .commands import COMMANDS, command_named
 from .model_argument import is_model
-from .typed_line import GPUS, STARTERS, divided_words, line, typed_words, value_of
+from .typed_line import GPUS, STARTERS, divided_words, line, question_for, typed_words, value_of
 
 
 def other_command(name: str) -> str:
@@ -42,6 +43,17 @@ _READERS: Mapping[str, str] = {
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "ds-advise FOLDER, with its config.json"),
 }
 """Suffix of a file -> the command that reads it."""
+
+
+def folder_instead(path: Path) -> str:
+    """Return what to do in place of naming a file, or no file at all, as the folder of a checkpoint."""
+    if path.suffix in (".pt", ".pth", ".safetensors", ".bin") and is_there(path):
+        step = path.parent
+        return f"write ds-advise checkpoint {step.parent if step.name.startswith('global_step') else step}"
+    if command := other_command(str(path)):
+        return f"write {command}"
+    near = "" if is_there(path) else nearest_file(path, folders=True)
+    return f"write {near}" if near else "name the folder of a checkpoint, such as output/checkpoint-500"
 
 
 def _begins_object(path: Path) -> bool:
@@ -81,6 +93,14 @@ _RUNNING = ("dry-run", "probe", "launch")
 """Commands that run the user's command."""
 
 
+def swapped(name: str) -> str:
+    """Return the typed line with a word that is in the place of the model behind the model; "" without a model."""
+    typed = typed_words()
+    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else None
+    model, *options = ["MODEL"] if command is None else question_for(command, typed, command)
+    return line([typed[0], model, *options, name]) if is_model(model) else ""
+
+
 def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
     what to write, in place of the nearest models."""
@@ -110,6 +130,8 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         if gpus := meant_gpus(name) or next(iter(near_gpus(name)), ""):
             fix = f"write {_with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
+        if what and not fix and (typed := swapped(name)):  # a part in front of the model
+            fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,14 +25,21 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
         others = [own[each] for each in places if place is None or each != place + 1]
         if place is not None and not others:
             own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
-        elif place is not None and not _has_option(command):
-            raise click.UsageError(f"two models: {others[0]} and --model")
+        elif place is not None and (not _has_option(command) or _is_only_model(others[0])):
+            model = " ".join(own[place : place + 2])
+            raise click.UsageError(f"two models: {others[0]} and {model}; leave one out")
         elif place is None and len(others) > 1 and _has_option(command) and not is_model(others[0]):
             # A key or a file, and its model.
             own = _as_option(own, [each for each in places if is_model(own[each])])
     elif _has_option(command) and "--model" not in own:
         own = _as_option(own, [place for place in places if is_model(own[place])])
     return own + users
+
+
+def _is_only_model(word: str) -> bool:
+    """Whether a word is a model, also a hub id that is not in the catalogue, and no file."""
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", word) is not None
+    return is_model(word) or (is_id and not Path(word).suffix and not Path(word).exists())
 
 
 def _as_option(args: list[str], models: Sequence[int]) -> list[str]:

@@ -204,10 +204,15 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            from difflib import get_close_matches  # imported here: only mistakes need it
+            from difflib import get_close_matches  # imported here: only mistakes need them
 
-            near = get_close_matches(field[:100], types)
+            from .other_names import meant_option
+
+            own = field.removeprefix("zero_optimization.")
+            near = [own] if own in types else get_close_matches(own[:100], types)
             fix = f"did you mean {', '.join(near)}?" if near else f"set one of {', '.join(types)}"
+            if passed := meant_option(own.replace(".", "_"), str(value)):
+                fix = f"pass {passed}"
             raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=fix)
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
@@ -247,7 +252,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return tuple(map(int, (major, minor or 0, *with_patch)))
     elif value in choices:
         return value
-    wanted = wanted or f"one of {', '.join(map(str, choices))}"
+    named = ", ".join(str(choice) for choice in choices if choice != "")
+    wanted = wanted or (f"one of {named}" if "," in named else named)
     raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {wanted}")
 
 
