@@ -15,7 +15,7 @@ from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import Meant, meant_by, names_of
 from ...validate.lint.values import describe_type, json_text, nearest
-from ..question.other_names import meant_option
+from ..question.workload import meant_option
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested

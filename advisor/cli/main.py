@@ -145,7 +145,7 @@ def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | No
     beginning of a name of the catalogue unless a second word follows, which only commands take."""
     from ..question.gpu_text import meant_gpus  # imported here: most first words are commands or models
 
-    word = args[0].rstrip(",;:.")
+    word = args[0].lower()
     close = get_close_matches(word, COMMANDS, n=1, cutoff=_SIMILAR)
     if not close or "." in word or Path(args[0]).exists():
         return None
@@ -202,7 +202,7 @@ def run(args: list[str]) -> int:
     except DsAdviseError as error:
         from .mistaken_files import other_reader  # imported here: an answer does not need it
 
-        what, fix = other_reader(error, args) or (error.what, error.fix)
+        what, fix = other_reader(error, args) or (error.what, _pasted_line(args) or error.fix)
         why = error.why if what == error.what else ""
         if (raised := getattr(error, "script_traceback", "")) and sys.stderr.isatty():
             from ..render.script_error import print_script_error  # as above
@@ -214,7 +214,9 @@ def run(args: list[str]) -> int:
             _show_place(error)
         return error.exit_code
     except click.UsageError as error:
-        _report(*_usage_error(error, args))
+        what, why, fix = _usage_error(error, args)
+        plain = _pasted_line(args)
+        _report(*((what.partition("; ")[0], "", plain) if plain else (what, why, fix)))
     except (click.Abort, KeyboardInterrupt):
         _report("interrupted")
         return INTERRUPTED
@@ -245,6 +247,14 @@ def run(args: list[str]) -> int:
         fault = f"this is an error of ds-advise itself ({type(error).__name__}: {error})"
         _report(fault, fix="run it again with --debug and report the output")
     return UNANSWERED
+
+
+def _pasted_line(args: Sequence[str]) -> str:
+    """What to type in place of a pasted line; "" for a typed one."""
+    from .typed_line import line, plain_words  # imported here: an answer does not need it
+
+    plain = plain_words(args)
+    return "" if plain == [*args] else f"write {line(plain)}"
 
 
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:

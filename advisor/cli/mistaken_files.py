@@ -101,6 +101,13 @@ def swapped(name: str) -> str:
     return line([typed[0], model, *options, name]) if is_model(model) else ""
 
 
+def _with_strategy(plan: str) -> str:
+    """Return the line that explains a plan for the typed question."""
+    explain, typed = command_named("explain"), typed_words()
+    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else command_named("advise")
+    return line(["explain", *question_for(explain, typed, command), "--strategy", plan])
+
+
 def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
     what to write, in place of the nearest models."""
@@ -130,7 +137,9 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         if gpus := meant_gpus(name) or next(iter(near_gpus(name)), ""):
             fix = f"write {_with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
-        if what and not fix and (typed := swapped(name)):  # a part in front of the model
+        if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
+            fix = f"write {_with_strategy(plan)}"
+        elif what and not fix and (typed := swapped(name)):  # a part in front of the model
             fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 

@@ -72,7 +72,21 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         choices = choices_of(known[near])
         if value := meant_choice(value, choices) if choices else value:
             return f"write {near} {value}"
-    return f"did you mean {near}?" if near else ""
+    return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
+
+
+_FILE = ("f", "file", "i", "input", "path")
+"""Names that other tools have for an option with a file."""
+
+
+def _as_argument(option: str, value: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the line with the value of an option as the argument that it names; "" if it names none."""
+    name = option.lstrip("-").lower()
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    named = [each.name or "" for each in arguments]
+    if not value or not (name in named or (name in _FILE and {*named} & {"log", "file", "config_file", "source"})):
+        return ""
+    return f"write {line([*without((option,), args, command), value])}"
 
 
 def typed_option(option: str, args: Sequence[str]) -> str:
@@ -169,7 +183,8 @@ def _described_gpus(args: Sequence[str]) -> str:
 
 def _plain(word: str) -> str:
     """Return the name of an option as `OTHER_NAMES` has it."""
-    return word.partition("=")[0].lstrip("-").replace("-", "_").lower()
+    name = re.sub(r"[-.]", "_", word.partition("=")[0].lstrip("-")).lower()
+    return name.removeprefix("zero_optimization_")
 
 
 def _filled(written: str, value: str, choices: Sequence[str]) -> str:
@@ -190,6 +205,8 @@ def divided_command(args: Sequence[str], command: click.Command) -> str:
 
 def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of words that a command does not take."""
+    from ..question.file_question import is_ds_config  # imported here: names need none of it
+
     known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
     own = list(args[1:] if args[:1] == [command.name] else args)
     typed = [own[place] for place in positional_places(command, own)]
@@ -207,10 +224,15 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
     if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word) or ", ".join(near_gpus(word))):
         return f"write --gpus {found}"
+    if linking := [each for each in typed if each.lower() in ("vs", "vs.", "versus", "and", "with")]:
+        return f"write {line([each for each in args if each not in linking])}"
+    models = [each for each in typed if is_model(each)]
+    file = next((each for each in typed if is_ds_config(Path(each))), "")
+    if file and own == args and len(models) == 1:
+        return f"write {line(['explain', file, '--model', *question_for(command_named('explain'), args, command)])}"
     first = next(iter(typed), word)
     if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
         return f"write {whole}"
-    models = [each for each in typed if is_model(each)]
     if len(models) > 1:
         return f"write one model: {' or '.join(models)}"
     if not is_model(word):

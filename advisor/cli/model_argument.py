@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+
+from .commands import COMMANDS
 
 
 def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
@@ -26,6 +29,11 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
         if place is not None and not others:
             own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
         elif place is not None and (not _has_option(command) or _is_only_model(others[0])):
+            if others[0] in COMMANDS:
+                rest = [word for word in args if word != others[0]]
+                raise click.UsageError(
+                    f"a command is the first word; write {shlex.join(['ds-advise', others[0], *rest])}"
+                )
             model = " ".join(own[place : place + 2])
             raise click.UsageError(f"two models: {others[0]} and {model}; leave one out")
         elif place is None and len(others) > 1 and _has_option(command) and not is_model(others[0]):

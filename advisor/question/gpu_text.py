@@ -66,6 +66,9 @@ _LONGEST = 100
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
 """Words that other tools have for the GPUs of this machine."""
 
+_IDS = re.compile(r"\d(?:\s*,\s*\d){1,15}", re.ASCII)
+"""GPUs as CUDA_VISIBLE_DEVICES numbers them."""
+
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 Counts = tuple[str, ...]
@@ -282,6 +285,10 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
     if not kind:
         fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR
         return ClusterError(f"{shown} has no kind of GPU", why="memory and speed depend on it", fix=fix)
+    if _IDS.fullmatch(kind):
+        many = len(kind.split(","))
+        fix = f"write --gpus {many}x24GB for {many} GPUs of 24 GB, or --gpus auto for those of this machine"
+        return ClusterError(f"{shown} are numbers of GPUs, which say nothing about them", fix=fix)
     if kind.strip().lower() in _THIS_MACHINE:
         return ClusterError(f"{shown} names no GPU", fix="write --gpus auto for those of this machine")
     listed = _listed(text)

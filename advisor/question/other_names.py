@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from ...estimators.errors import WorkloadError
 from ...estimators.plan import PLANS, PlainPyTorch, Strategy
-from .options import OPTIONS
 
 _LAYERS = (
     "leave it out: ZeRO keeps layers whole; ds-advise explain MODEL --strategy zero1 --set autotp_size={N} splits them"
@@ -160,15 +159,6 @@ def meant_strategy(given: Mapping[str, str]) -> str:
     least = "zero2" if kinds == {"optimizer"} else "zero3"
     ending = "offload-param" if kinds == {"param"} else "offload"
     return next(each for each in (f"{plan}-{ending}", f"{least}-{ending}") if each in PLANS)
-
-
-def meant_option(name: str, value: str) -> str:
-    """Return the option of a question, with its value, for a setting that is none of a plan: `--strategy zero3` for a
-    stage of 3, `--micro-batch 4`; "" for any other name."""
-    if "{STRATEGY}" in advice_for(name):
-        return f"--strategy {meant_strategy({name: value})}"
-    written = OPTIONS[name].flag + " {N}" if name in OPTIONS else other_name(name)
-    return re.sub(r"\{.+\}", lambda _: value[:40], written)
 
 
 def meant_plan(name: str) -> str:

@@ -204,9 +204,7 @@ def plan_settings(
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
         if field not in types:
-            from difflib import get_close_matches  # imported here: only mistakes need them
-
-            from .other_names import meant_option
+            from difflib import get_close_matches  # imported here: only mistakes need it
 
             own = field.removeprefix("zero_optimization.")
             near = [own] if own in types else get_close_matches(own[:100], types)
@@ -222,6 +220,17 @@ def named_settings(text: str) -> dict[str, str]:
     """The values by name of a text such as `a=1,b`, in which a name alone means yes."""
     words = [word.partition("=") for word in text.split(",") if word.strip()]
     return {name.strip(): value.strip() or "yes" for name, _, value in words}
+
+
+def meant_option(name: str, value: str) -> str:
+    """Return the option of a question, with its value, for a setting that is none of a plan: `--strategy zero3` for a
+    stage of 3, `--micro-batch 4`; "" for any other name."""
+    from .other_names import advice_for, meant_strategy, other_name  # imported here: few questions have settings
+
+    if "{STRATEGY}" in advice_for(name):
+        return f"--strategy {meant_strategy({name: value})}"
+    written = OPTIONS[name].flag + " {N}" if name in OPTIONS else other_name(name)
+    return re.sub(r"\{.+\}", lambda _: value[:40], written)
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

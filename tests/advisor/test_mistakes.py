@@ -145,6 +145,27 @@ LINES = {
     "explain gpt2 --gpus 24GB --set grad_accum_dtype=bf16": "--set grad_accum_dtype is 'bf16'; pass fp32\n",
     "explain gpt2 --gpus 24GB --set communication_data_type=fp": "pass one of bf16, fp16, fp32\n",
     "explain gpt2 --gpus 24GB --set offload_optimizer=yes": "pass one of none, cpu, nvme\n",
+    "gpt2 \u2014gpus 24GB": "write ds-advise gpt2 --gpus 24GB\n",
+    "gpt2 \u2013-gpus 24GB": "write ds-advise gpt2 --gpus 24GB\n",
+    "gpt2 --gpus \u201c24GB\u201d": "write ds-advise gpt2 --gpus 24GB\n",
+    "gpt2 --gpus=\u201c24GB\u201d": "write ds-advise gpt2 --gpus=24GB\n",
+    "gpt2 --gpus: 24GB": "write ds-advise gpt2 --gpus 24GB\n",
+    "gpt2 --gpus 24GB, --seq-len 512": "write ds-advise gpt2 --gpus 24GB --seq-len 512\n",
+    "gpt2 --gpus=2 x 32GB": "write --gpus 2x32GB\n",
+    "$ ds-advise gpt2": "write ds-advise gpt2\n",
+    "ds-advise explain gpt2": "write ds-advise explain gpt2\n",
+    "EXPLAIN gpt2": "write ds-advise explain gpt2\n",
+    "--model gpt2 explain --gpus 24GB": "write ds-advise explain --model gpt2 --gpus 24GB\n",
+    "gpt2 --gpus 0,1,2,3": "write --gpus 4x24GB for 4 GPUs of 24 GB, or --gpus auto for those of this machine\n",
+    "gpt2 --gpus 24GB --zero_optimization.stage 2": "explain gpt2 --gpus 24GB --strategy zero2 shows one\n",
+    "gpt2 --gpus 24GB ds.json": "write ds-advise explain ds.json --model gpt2 --gpus 24GB\n",
+    "ds.json gpt2 --gpus 24GB": "write ds-advise explain ds.json --model gpt2 --gpus 24GB\n",
+    "gpt2 --gpus 24GB -- train.py": "the command behind -- has its own model; leave gpt2 out\n",
+    "why --log run.log": "write ds-advise why run.log\n",
+    "why -f run.log": "write ds-advise why run.log\n",
+    "compare zero2 vs zero3 gpt2": "write ds-advise compare zero2 zero3 gpt2\n",
+    "explain gpt2 --part time": "write ds-advise explain gpt2 time\n",
+    "explain ZeRO-3 --gpus 24GB": "write ds-advise explain MODEL --gpus 24GB --strategy zero3\n",
     "8xh1oo": "write ds-advise MODEL --gpus 8xH100-SXM5\n",
     "explain gpt2 8xh1oo": "write --gpus 8xH100-SXM5, 8xH100-NVL, 8xH800-SXM5\n",
     "Qwen2.5-8B --gpus 24GB": "write Qwen2.5-7B,",
@@ -265,6 +286,13 @@ def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert (LINES.get(line) or MISTAKES[line.removeprefix(f"{QUESTION} ")]) in error
     assert error.count("\n") == 1 and len(error) < 400
+
+
+@pytest.mark.parametrize("line", ["gpt2 --gpus 24GB --seq 8", "gpt2\xa0--gpus\xa024GB\xa0--seq\xa08"])
+def test_a_line_in_one_word_is_divided(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of quotes around all of it, or spaces that no shell divides."""
+    assert run([line]) == 2
+    assert capsys.readouterr().err.endswith("write ds-advise gpt2 --gpus 24GB --seq 8\n")
 
 
 def test_a_word_with_spaces_is_one_mistake(capsys: pytest.CaptureFixture[str]) -> None:
