@@ -139,7 +139,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
             fix = f"write {_with_strategy(plan)}"
-        elif what and not fix and (typed := swapped(name)):  # a part in front of the model
+        elif what and "_" not in name and (typed := swapped(name)):  # a part in front of the model
             fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 

@@ -220,6 +220,8 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write {line([named, *(each for each in rest if each != named)])}"
     if f"-{before}" in known:  # `-output FILE`, of which Click makes `-o utput`
         return f"write -{before} {word}"
+    if dashless := [each for each in words if _is_without_dashes(each, words, known)]:
+        return f"write {line([f'--{each}' if each in dashless else each for each in args])}"
     # `--gpus H100 80GB`, `--gpus 2 x A100`
     whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
     if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word) or ", ".join(near_gpus(word))):
@@ -231,6 +233,9 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if file and own == args and len(models) == 1:
         return f"write {line(['explain', file, '--model', *question_for(command_named('explain'), args, command)])}"
     first = next(iter(typed), word)
+    if first != word and is_model(word) and (plan := plan_of_stage(first)):
+        asked = question_for(command_named("explain"), args, command)
+        return f"write {line(['explain', *asked, '--strategy', plan])}"
     if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
         return f"write {whole}"
     if len(models) > 1:
@@ -241,6 +246,16 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write --model {word}"
     place = ["--gpus", found] if (found := meant_gpus(first)) and not gpus else []
     return f"write {line([part for each in args for part in (place if each == first else [each])])}"
+
+
+def _is_without_dashes(word: str, words: Sequence[str], known: Mapping[str, click.Option]) -> bool:
+    """Return whether a word is an option without its dashes: `seq-len=4k`, `gpus 8xH100`."""
+    name, equals, value = word.partition("=")
+    option = known.get(f"--{name}")
+    after = value if equals else next(iter(words[words.index(word) + 1 :]), "")
+    if option is None or option.is_flag or not (equals or re.search(r"\d", after)):
+        return False
+    return bool(after) and _accepts(option, after)
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
