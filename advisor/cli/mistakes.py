@@ -40,7 +40,11 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     name, value = _plain(option), value_of(option, args)
     own = f"--{name}".replace("_", "-") if option[2:] else option
     if own in known:
-        return f"write {own} {value}".rstrip()
+        return f"write {own} {value or _switched(known[own], 'on')}".rstrip()
+    positive = own.replace("--no-", "--", 1)
+    if positive != own and positive in known:
+        off = _switched(known[positive], "off")
+        return f"write {positive} {off}" if off else f"leave {positive} out"
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
         return f"write ds-advise {help_option}"
     written = other_name(name)
@@ -68,11 +72,19 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
         return _line_of(owners, args, command)
+    named = [flag for flag, words in options_of(command).items() if own.lstrip("-") in words]
+    if len(named) == 1:
+        return f"write {named[0]} {own.lstrip('-')}"
     if near in known and not known[near].is_flag and _is_misspelled(own, near) and _accepts(known[near], value):
         choices = choices_of(known[near])
         if value := meant_choice(value, choices) if choices else value:
             return f"write {near} {value}"
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
+
+
+def _switched(option: click.Option, word: str) -> str:
+    """Return "on" or "off" if it is a choice of an option, which other tools have as a switch; else ""."""
+    return word if word in choices_of(option) else ""
 
 
 _FILE = ("f", "file", "i", "input", "path")
@@ -304,6 +316,8 @@ def no_option_value(name: str, command: click.Command) -> str:
     """Return how an option without its value is written: `write --gpus SPEC (GPUs: 2x32GB, 8xA100-80GB, ...)`."""
     for option in command.params:
         if isinstance(option, click.Option) and name in option.opts:
+            if option.is_flag:
+                return f"write {name}"
             own = option.type.name  # of a count with words N|max
             words = choices_of(option) or own.split("|")
             metavar = option.metavar or (alternatives(words) if words[1:] else own.upper())

@@ -24,7 +24,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--precision fp16": "fp16 float16 half",
     "--precision fp32": "fp32 float32",
     "--micro-batch {N}": "batch_size bs bsz batch per_device_train_batch_size per_gpu_train_batch_size "
-    "per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size micro_train_batch_size mbs",
+    "per_gpu_batch_size per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size "
+    "micro_train_batch_size mbs",
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
     "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
     "grad_accum grad_accumulation accumulation_steps",
@@ -32,7 +33,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "model_max_length cutoff_len context_length context_len context ctx block_size max_tokens",
     "--method {NAME}": "mode finetuning_type train_type training_type tuner_type",
     "--method lora": "lora use_lora peft use_peft",
-    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits",
+    "--method qlora": "qlora use_qlora load_in_4bit load_4bit 4bit bits quantization_bit bnb_4bit_quant_type",
     "--method qlora --quantization int8": "load_in_8bit load_8bit 8bit int8",
     "--lora-rank {N}": "lora_r lora_dim rank r",
     "--lora-targets {NAMES}": "lora_target lora_target_modules target_modules",
@@ -62,6 +63,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--interconnect {RATE}": "bandwidth network",
     "--lang {LANGUAGE}": "language locale",
     "--sharding fsdp": "fsdp fsdp2",
+    "--objective next-token": "sft clm",
+    "--zeropp": "zero++",
     "--threads {N}": "num_threads omp_num_threads",
     "--sequence-parallel-size {N}": "sp sp_size ulysses context_parallel_size cp",
 }
@@ -81,7 +84,7 @@ ADVICE: Mapping[str, str] = {
     "leave it out: nothing is asked; --force overwrites files": "yes y overwrite",
     "leave it out: set HF_TOKEN, HF_HOME for the hub": "token hf_token cache_dir trust_remote_code",
     "leave it out: NO_COLOR=1 turns colours off": "color colour no_color",
-    _STAGES: "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
+    _STAGES: "pp pp_size pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
     _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
     "gradient_clipping logging_steps save_steps output_dir logging_dir run_name report_to save_strategy "
     "save_total_limit eval_strategy evaluation_strategy eval_steps",
