@@ -43,9 +43,9 @@ _LEAST_ALIKE = 0.6
 """Least likeness (`difflib`) of two names without their suffixes: one of two or three letters may differ."""
 
 
-def nearest_file(path: Path) -> str:
-    """The path of the file in the same folder whose name is nearly the same; "" without one. A common suffix alone
-    makes no two names alike."""
+def nearest_file(path: Path, *, folders: bool = False) -> str:
+    """The path of the file, or of the folder, in the same folder whose name is nearly the same; "" without one. A
+    common suffix alone makes no two names alike."""
     from difflib import SequenceMatcher, get_close_matches  # imported here: only mistakes need it
 
     try:
@@ -54,7 +54,7 @@ def nearest_file(path: Path) -> str:
         return ""
     near = (path.with_name(name) for name in get_close_matches(path.name[:100], names, cutoff=0.8))
     alike = (each for each in near if SequenceMatcher(None, path.stem[:100], each.stem).ratio() >= _LEAST_ALIKE)
-    return next((str(each) for each in alike if each.is_file()), "")
+    return next((str(each) for each in alike if (each.is_dir() if folders else each.is_file())), "")
 
 
 def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:

@@ -232,18 +232,18 @@ class Plan(PlanSettings):
     contiguous_gradients: bool = plan_field(
         True, "gradients copied into one buffer: less fragmentation", only_if_set=True
     )
-    communication_data_type: str = plan_field(
+    communication_data_type: Literal["", "bf16", "fp16", "fp32"] = plan_field(
         "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
     )
-    """"fp32", "fp16" or "bf16"; "" for the training precision."""
-    grad_accum_dtype: str = plan_field(
+    """"" for the training precision."""
+    grad_accum_dtype: Literal["", "fp32"] = plan_field(
         "",
         "type in which gradients are accumulated: fp32 takes 4 bytes for each of a rank's own",
         path="data_types.grad_accum_dtype",
         stages=(2, 3),
         only_if_set=True,
     )
-    """"fp32", or "" for the training precision. At stage 1 DeepSpeed takes an optimizer that is not predicted."""
+    """"" for the training precision. At stage 1 DeepSpeed takes an optimizer that is not predicted."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters updated at a time: 6 bytes each on the GPU, one buffer each on NVMe", stages=(3,)
     )

@@ -11,11 +11,12 @@ from typing import Any
 from ...ds_configs.config_keys import CONFIG_KEYS, meaning
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...estimators.plan import key_stages
+from ...estimators.plan import PLAN_FIELDS, key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import Meant, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
+from ..question.workload import meant_option
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
@@ -294,9 +295,12 @@ def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], tuple[s
     """Return (the settings without those of keys that a plan does not have, the paths of all keys among them)."""
     facts = load_facts()
     places = {name: key_places(name.replace("-", "_"), facts) for name in settings}
-    outside = {name for name, paths in places.items() if len(paths) == 1 and not _is_plans(paths[0])}
+    paths = {name: found[0] for name, found in places.items() if len(found) == 1}
+    # A block with the name of a setting, and a key that an option decides, are settings.
+    decided = {name for name in settings if name.replace("-", "_") in PLAN_FIELDS or meant_option(name, "")}
+    outside = {name for name, path in paths.items() if name not in decided and not _is_plans(path)}
     kept = {name: value for name, value in settings.items() if name not in outside}
-    return kept, tuple(paths[0] for paths in places.values() if len(paths) == 1)
+    return kept, tuple(path for name, path in paths.items() if name in outside or _is_plans(path))
 
 
 def _is_plans(path: str) -> bool:

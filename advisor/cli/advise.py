@@ -167,10 +167,13 @@ def _command_advice(
     # Imported here: few answers are about a command.
     from ..command.advise import advise_command
     from ..render.command_advice import deliver_command_advice
+    from .model_argument import is_model
 
     passed = passed_options()
     if others := sorted(passed - _OF_COMMANDS):
         raise click.UsageError(f"--{others[0].replace('_', '-')} does not apply to a command")
+    if config_file is not None and is_model(config_file):
+        raise click.UsageError(f"the command behind -- has its own model; leave {config_file} out")
     if destination == "-" or not Path(destination).name:
         raise click.UsageError(f"--output {destination} is no file; name one, or pass --no-write")
     given = {name: value for name, value in question.items() if name in passed or name == "gpus"}

@@ -97,7 +97,7 @@ def explain(
     """
     from ..answer.explained_key import is_key
     from ..document.terminal import print_blocks
-    from ..question.gpu_text import meant_gpus
+    from ..question.gpu_text import meant_gpus, near_gpus
     from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
@@ -107,7 +107,7 @@ def explain(
     is_file = _is_file(model, has_model=costs_of is not None)
     is_subject = is_file or (costs_of is None and not is_key(model))
     refuse_file_behind(model, part)
-    if meant_gpus(title) or (part and not is_subject):
+    if meant_gpus(title) or near_gpus(title) or (part and not is_subject):
         raise click.UsageError(f"unexpected extra argument ({title[:60]})")
     if not is_subject and not is_key(model):
         _refuse_unknown(model)

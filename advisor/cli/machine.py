@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ...estimators.errors import DsAdviseError
+from ...estimators.errors import ConfigFileError, DsAdviseError
 from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
@@ -230,7 +230,9 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if not to_hf:
         warn_ignored("dtype", "without --to-hf")
     if not folder.is_dir():
-        raise click.UsageError(f"{folder} is not a folder")
+        from .mistaken_files import folder_instead
+
+        raise ConfigFileError(f"{folder} is not a folder", fix=folder_instead(folder))
     if (inside := checkpoints_in(folder)) and not checkpoint_layout(folder).tag:
         usable, damaged = newest_usable(inside, say=output.say)
         for each in damaged:

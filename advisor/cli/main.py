@@ -86,7 +86,8 @@ class AdviseByDefault(click.Group):
                 if advice := other_tools_command(args):
                     raise click.UsageError(f"no command or model {args[0][:40]!r}; {advice}")
             if meant := _misspelled_command(context, args):
-                raise click.UsageError(f"no command or model {args[0][:40]!r}; did you mean {meant}?")
+                line = shlex.join(["ds-advise", meant, *args[1:]])
+                raise click.UsageError(f"no command or model {args[0][:40]!r}; write {line}")
             if args[0] in _WORDS:
                 of = [*args[1:2]] if args[0] == "help" and args[1:2] and args[1] in COMMANDS else []
                 option = " ".join([*of, _WORDS[args[0]]])
@@ -140,15 +141,21 @@ _COLUMN = 20
 
 
 def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | None:
-    """The command that the first word is close to, if it is no model: no path, and no beginning of a name of the
-    catalogue unless a second word follows, which only commands take."""
-    close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.7)
-    if not close or args[0].endswith(".py") or Path(args[0]).exists():
+    """The command that the first word is close to, if it is no model or file: no path, no name with a suffix, and no
+    beginning of a name of the catalogue unless a second word follows, which only commands take."""
+    from ..question.gpu_text import meant_gpus  # imported here: most first words are commands or models
+
+    word = args[0].lower()
+    close = get_close_matches(word, COMMANDS, n=1, cutoff=_SIMILAR)
+    if not close or "." in word or Path(args[0]).exists():
         return None
-    follows = args[1:] and not args[1].startswith("-")
+    follows = args[1:] and not args[1].startswith("-") and not meant_gpus(args[1])
     is_model = not follows and complete_model(context, context.command.params[0], args[0])
     return None if is_model else close[0]
 
+
+_SIMILAR = 0.66
+"""Share of equal characters from which a word is taken for a misspelled command: two of the three of `why`."""
 
 _WORDS = {"help": "--help", "version": "--version"}
 """Words that other programs take as commands -> the option."""
@@ -195,7 +202,7 @@ def run(args: list[str]) -> int:
     except DsAdviseError as error:
         from .mistaken_files import other_reader  # imported here: an answer does not need it
 
-        what, fix = other_reader(error, args) or (error.what, error.fix)
+        what, fix = other_reader(error, args) or (error.what, _pasted_line(args) or error.fix)
         why = error.why if what == error.what else ""
         if (raised := getattr(error, "script_traceback", "")) and sys.stderr.isatty():
             from ..render.script_error import print_script_error  # as above
@@ -207,7 +214,9 @@ def run(args: list[str]) -> int:
             _show_place(error)
         return error.exit_code
     except click.UsageError as error:
-        _report(*_usage_error(error, args))
+        what, why, fix = _usage_error(error, args)
+        plain = _pasted_line(args)
+        _report(*((what.partition("; ")[0], "", plain) if plain else (what, why, fix)))
     except (click.Abort, KeyboardInterrupt):
         _report("interrupted")
         return INTERRUPTED
@@ -240,6 +249,14 @@ def run(args: list[str]) -> int:
     return UNANSWERED
 
 
+def _pasted_line(args: Sequence[str]) -> str:
+    """What to type in place of a pasted line; "" for a typed one."""
+    from .typed_line import line, plain_words  # imported here: an answer does not need it
+
+    plain = plain_words(args)
+    return "" if plain == [*args] else f"write {line(plain)}"
+
+
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
     from . import mistakes  # imported here: an answer does not need it
@@ -250,11 +267,13 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
         case click.NoSuchOption():
-            message = f"no such option {error.option_name}"
+            option = mistakes.typed_option(error.option_name, args)
+            message = f"no such option {option}"
             if not (fix := mistakes.divided_command(args, command)):
-                fix = mistakes.instead_of(error.option_name, args, command)
-            if not fix and (owners := mistakes.owners_of(error.option_name)):
-                return message, f"it is one of ds-advise {', '.join(owners)}", f"see ds-advise {owners[0]} --help"
+                fix = mistakes.instead_of(option, args, command)
+            if not fix and (owners := mistakes.owners_of(option)):
+                shown = ", ".join(owners if len(owners) < 5 else [*owners[:3], "..."])
+                return message, f"it is one of ds-advise {shown}", f"see ds-advise {owners[0]} --help"
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
@@ -273,7 +292,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
         return f"{message}; {fix}", "", _help_hint(args)
-    is_exact = fix.startswith(("write", "leave")) or "; write " in message
+    is_exact = fix.startswith(("write", "leave")) or re.search("; (?:write|leave) ", message)
     return message, "", fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
 
 

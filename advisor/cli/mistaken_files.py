@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
 from ...estimators.plan import PLANS
-from ..question.gpu_text import meant_gpus
-from ..question.other_names import meant_choice
+from ..question.gpu_text import meant_gpus, near_gpus
+from ..question.other_names import meant_plan
+from .commands import COMMANDS, command_named
 from .model_argument import is_model
-from .typed_line import GPUS, STARTERS, divided_words, line, typed_words, value_of
+from .typed_line import GPUS, STARTERS, divided_words, line, question_for, typed_words, value_of
 
 if TYPE_CHECKING:
     from ..importers.imported_run import ImportedRun
@@ -64,6 +65,17 @@ _READERS: Mapping[str, str] = {
 """Suffix of a file -> the command that reads it."""
 
 
+def folder_instead(path: Path) -> str:
+    """Return what to do in place of naming a file, or no file at all, as the folder of a checkpoint."""
+    if path.suffix in (".pt", ".pth", ".safetensors", ".bin") and is_there(path):
+        step = path.parent
+        return f"write ds-advise checkpoint {step.parent if step.name.startswith('global_step') else step}"
+    if command := other_command(str(path)):
+        return f"write {command}"
+    near = "" if is_there(path) else nearest_file(path, folders=True)
+    return f"write {near}" if near else "name the folder of a checkpoint, such as output/checkpoint-500"
+
+
 def _begins_object(path: Path) -> bool:
     """Return whether a file may hold a JSON object, whatever its suffix."""
     try:
@@ -106,6 +118,21 @@ _RUNNING = ("dry-run", "probe", "launch")
 """Commands that run the user's command."""
 
 
+def swapped(name: str) -> str:
+    """Return the typed line with a word that is in the place of the model behind the model; "" without a model."""
+    typed = typed_words()
+    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else None
+    model, *options = ["MODEL"] if command is None else question_for(command, typed, command)
+    return line([typed[0], model, *options, name]) if is_model(model) else ""
+
+
+def _with_strategy(plan: str) -> str:
+    """Return the line that explains a plan for the typed question."""
+    explain, typed = command_named("explain"), typed_words()
+    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else command_named("advise")
+    return line(["explain", *question_for(explain, typed, command), "--strategy", plan])
+
+
 def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
     what to write, in place of the nearest models."""
@@ -132,9 +159,13 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         if is_folder:
             fix = "name the folder that has the model's config.json"
             raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
-        if gpus := meant_gpus(name):
+        if gpus := meant_gpus(name) or next(iter(near_gpus(name)), ""):
             fix = f"write {_with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
+        if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
+            fix = f"write {_with_strategy(plan)}"
+        elif what and "_" not in name and (typed := swapped(name)):  # a part in front of the model
+            fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 
 
@@ -152,6 +183,6 @@ def refuse_unknown_side(name: str) -> None:
     """Raise ConfigFileError for a side of a comparison that is neither a strategy nor like the name of a file."""
     if name in PLANS or is_there(Path(name)) or not re.fullmatch(r"\w[\w-]*", name):
         return
-    near = meant_choice(name, PLANS)
+    near = meant_plan(name)
     fix = f"write {near}" if near else f"write one of {', '.join(PLANS)}, or the path of a file"
     raise ConfigFileError(f"no strategy or file {name[:40]!r}", fix=fix)

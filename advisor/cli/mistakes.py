@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
 import click
 
-from ...estimators.plan import STRATEGIES
-from ..question.gpu_text import meant_gpus
-from ..question.other_names import advice_for, meant_choice, other_name
+from ...estimators.plan import PLANS
+from ..question.gpu_text import meant_gpus, near_gpus, with_counts
+from ..question.options import OPTIONS
+from ..question.other_names import advice_for, meant_choice, meant_strategy, other_name, plan_of_stage
 from ..text.units import alternatives
-from .commands import COMMANDS, command_named
+from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
 from .options import COUNT, CommandWithUsersCommand
@@ -27,6 +29,7 @@ from .typed_line import (
     options_of,
     question_for,
     value_of,
+    without,
     words_for,
 )
 
@@ -34,32 +37,74 @@ from .typed_line import (
 def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of an unknown option; "" if nobody knows."""
     known = named_options(command)
-    own = option.replace("_", "-").lower()
-    name, value = own.lstrip("-").replace("-", "_"), value_of(option, args)
+    name, value = _plain(option), value_of(option, args)
+    own = f"--{name}".replace("_", "-") if option[2:] else option
     if own in known:
-        return f"write {own} {value}".rstrip()
-    if own in _HELP:
-        return f"write ds-advise {own}"
+        return f"write {own} {value or _switched(known[own], 'on')}".rstrip()
+    positive = own.replace("--no-", "--", 1)
+    if positive != own and positive in known:
+        off = _switched(known[positive], "off")
+        return f"write {positive} {off}" if off else f"leave {positive} out"
+    if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
+        return f"write ds-advise {help_option}"
     written = other_name(name)
     target = written.partition(" ")[0]
+    if target == "--gpus" and target in known:
+        return f"write {_described_gpus(args)}"
     if (target in known and _is_meant(known[target], written)) or (target == "--model" and "--gpus" in known):
         if "{N}" in written and value and not _accepts(known[target], value):
             value = _number(known[target], value)
         choices = choices_of(known[target]) if target in known else ()
         return f"write {_filled(written, value, choices)}"
     near = _nearest(own, value, known)
-    strategy = next((each for each in STRATEGIES if own.lstrip("-") in (each, each.replace("-", ""))), "")
-    advice = advice_for("strategy" if strategy else name)
+    is_plan = bool(plan_of_stage(name)) or name.replace("_", "-") in PLANS
+    advice = advice_for("strategy" if is_plan else name)
     if advice and not (_is_misspelled(own, near) and _accepts(known[near], value)):
-        meant = strategy or next((each for each in STRATEGIES if value in (each, each.removeprefix("zero"))), "zero3")
-        return _with_question(advice.replace("zero3", meant), args, command)
+        given = {_plain(word): value_of(word.partition("=")[0], args) for word in args if word.startswith("-")}
+        strategy = meant_strategy({name: value, **given})
+        if "{STRATEGY}" in advice and "--strategy" in known:
+            is_given = value_of("--strategy", args) == strategy
+            return f"leave it out: --strategy {strategy} has it" if is_given else f"write --strategy {strategy}"
+        advice = advice.replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
+        return _with_question(advice, args, command)
+    of_questions = {"--model", *(each.flag for each in OPTIONS.values())}
+    if command.name in GROUPS["This machine"] and {own, target} & of_questions:
+        return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
         return _line_of(owners, args, command)
+    named = [flag for flag, words in options_of(command).items() if own.lstrip("-") in words]
+    if len(named) == 1:
+        return f"write {named[0]} {own.lstrip('-')}"
     if near in known and not known[near].is_flag and _is_misspelled(own, near) and _accepts(known[near], value):
         choices = choices_of(known[near])
         if value := meant_choice(value, choices) if choices else value:
             return f"write {near} {value}"
-    return f"did you mean {near}?" if near else ""
+    return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
+
+
+def _switched(option: click.Option, word: str) -> str:
+    """Return "on" or "off" if it is a choice of an option, which other tools have as a switch; else ""."""
+    return word if word in choices_of(option) else ""
+
+
+_FILE = ("f", "file", "i", "input", "path")
+"""Names that other tools have for an option with a file."""
+
+
+def _as_argument(option: str, value: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the line with the value of an option as the argument that it names; "" if it names none."""
+    name = option.lstrip("-").lower()
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    named = [each.name or "" for each in arguments]
+    if not value or not (name in named or (name in _FILE and {*named} & {"log", "file", "config_file", "source"})):
+        return ""
+    return f"write {line([*without((option,), args, command), value])}"
+
+
+def typed_option(option: str, args: Sequence[str]) -> str:
+    """Return an unknown option as it was typed: `-help`, in which Click finds `-e`."""
+    words = (word.partition("=")[0] for word in args if re.match("-[A-Za-z]{2}", word) and option[1:] in word)
+    return option if option[2:] else next(words, option)
 
 
 def owners_of(option: str) -> list[str]:
@@ -78,6 +123,7 @@ def _line_of(owners: Sequence[str], args: Sequence[str], command: click.Command)
 
 
 _HELP = ("--help", "--help-all", "--version")
+_SHORT_HELP = {"-V": "--version", "-?": "--help"}
 
 
 def _is_meant(option: click.Option, written: str) -> bool:
@@ -118,9 +164,39 @@ def _with_question(advice: str, args: Sequence[str], command: click.Command) -> 
     """Return the advice with the typed model and options in the command that it names."""
 
     def filled(found: re.Match[str]) -> str:
-        return line([found[1], *question_for(command_named(found[1]), args, command)])
+        own = shlex.split(found[2])
+        rest = without([word for word in own if word.startswith("-")], args, command)
+        return line([found[1], *question_for(command_named(found[1]), rest, command), *own])
 
-    return re.sub(r"ds-advise (\S+) MODEL", filled, advice)
+    return re.sub(r"ds-advise (\S+) MODEL((?: --\S+ \S+)*)", filled, advice)
+
+
+def _described_gpus(args: Sequence[str]) -> str:
+    """Return --gpus with what the options say by which other tools describe GPUs: their number, nodes and kind."""
+    own = value_of("--gpus", args)
+    given = {"GPUS" if own.isdigit() else "SPEC": own}
+    for word in args:
+        if word.startswith("-") and (place := re.fullmatch(r"--gpus \{(\w+)\}", other_name(_plain(word)))):
+            given[place[1]] = value_of(word.partition("=")[0], args) or given.get(place[1], "")
+    nodes, per_node, ranks = (
+        number if re.fullmatch(r"[1-9]\d{0,5}", number := given.get(place, "")) else ""
+        for place in ("NODES", "GPUS", "RANKS")
+    )
+    if ranks:
+        per_node = str(max(1, int(ranks) // int(nodes or 1)))
+    spec = given.get("SPEC", "")
+    if not (nodes or per_node):
+        return f"--gpus {spec[:60] or 'SPEC'}"
+    if nodes and not spec:
+        per_node = per_node or "8"
+    form = "nodes x GPUs x memory or kind" if nodes else "GPUs x memory or kind"
+    return f"--gpus {with_counts(spec, nodes, per_node)}" + (f", which is {form}" if not spec else "")
+
+
+def _plain(word: str) -> str:
+    """Return the name of an option as `OTHER_NAMES` has it."""
+    name = re.sub(r"[-.]", "_", word.partition("=")[0].lstrip("-")).lower()
+    return name.removeprefix("zero_optimization_")
 
 
 def _filled(written: str, value: str, choices: Sequence[str]) -> str:
@@ -141,6 +217,8 @@ def divided_command(args: Sequence[str], command: click.Command) -> str:
 
 def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of words that a command does not take."""
+    from ..question.file_question import is_ds_config  # imported here: names need none of it
+
     known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
     own = list(args[1:] if args[:1] == [command.name] else args)
     typed = [own[place] for place in positional_places(command, own)]
@@ -158,14 +236,26 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
         rest = words_for(command_named(named), args, command)
         return f"write {line([named, *(each for each in rest if each != named)])}"
+    if f"-{before}" in known:  # `-output FILE`, of which Click makes `-o utput`
+        return f"write -{before} {word}"
+    if dashless := [each for each in words if _is_without_dashes(each, words, known)]:
+        return f"write {line([f'--{each}' if each in dashless else each for each in args])}"
     # `--gpus H100 80GB`, `--gpus 2 x A100`
     whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
-    if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word)):
+    if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word) or ", ".join(near_gpus(word))):
         return f"write --gpus {found}"
+    if linking := [each for each in typed if each.lower() in ("vs", "vs.", "versus", "and", "with")]:
+        return f"write {line([each for each in args if each not in linking])}"
+    models = [each for each in typed if is_model(each)]
+    file = next((each for each in typed if is_ds_config(Path(each))), "")
+    if file and own == args and len(models) == 1:
+        return f"write {line(['explain', file, '--model', *question_for(command_named('explain'), args, command)])}"
     first = next(iter(typed), word)
+    if first != word and is_model(word) and (plan := plan_of_stage(first)):
+        asked = question_for(command_named("explain"), args, command)
+        return f"write {line(['explain', *asked, '--strategy', plan])}"
     if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
         return f"write {whole}"
-    models = [each for each in typed if is_model(each)]
     if len(models) > 1:
         return f"write one model: {' or '.join(models)}"
     if not is_model(word):
@@ -174,6 +264,16 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write --model {word}"
     place = ["--gpus", found] if (found := meant_gpus(first)) and not gpus else []
     return f"write {line([part for each in args for part in (place if each == first else [each])])}"
+
+
+def _is_without_dashes(word: str, words: Sequence[str], known: Mapping[str, click.Option]) -> bool:
+    """Return whether a word is an option without its dashes: `seq-len=4k`, `gpus 8xH100`."""
+    name, equals, value = word.partition("=")
+    option = known.get(f"--{name}")
+    after = value if equals else next(iter(words[words.index(word) + 1 :]), "")
+    if option is None or option.is_flag or not (equals or re.search(r"\d", after)):
+        return False
+    return bool(after) and _accepts(option, after)
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
@@ -227,6 +327,8 @@ def no_option_value(name: str, command: click.Command) -> str:
     """Return how an option without its value is written: `write --gpus SPEC (GPUs: 2x32GB, 8xA100-80GB, ...)`."""
     for option in command.params:
         if isinstance(option, click.Option) and name in option.opts:
+            if option.is_flag:
+                return f"write {name}"
             own = option.type.name  # of a count with words N|max
             words = choices_of(option) or own.split("|")
             metavar = option.metavar or (alternatives(words) if words[1:] else own.upper())

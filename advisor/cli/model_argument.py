@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+
+from .commands import COMMANDS
 
 
 def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
@@ -24,14 +28,26 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
         others = [own[each] for each in places if place is None or each != place + 1]
         if place is not None and not others:
             own[: place + 2] = [*own[place + 1 : place + 2], *own[:place]]
-        elif place is not None and not _has_option(command):
-            raise click.UsageError(f"two models: {others[0]} and --model")
+        elif place is not None and (not _has_option(command) or _is_only_model(others[0])):
+            if others[0] in COMMANDS:
+                rest = [word for word in args if word != others[0]]
+                raise click.UsageError(
+                    f"a command is the first word; write {shlex.join(['ds-advise', others[0], *rest])}"
+                )
+            model = " ".join(own[place : place + 2])
+            raise click.UsageError(f"two models: {others[0]} and {model}; leave one out")
         elif place is None and len(others) > 1 and _has_option(command) and not is_model(others[0]):
             # A key or a file, and its model.
             own = _as_option(own, [each for each in places if is_model(own[each])])
     elif _has_option(command) and "--model" not in own:
         own = _as_option(own, [place for place in places if is_model(own[place])])
     return own + users
+
+
+def _is_only_model(word: str) -> bool:
+    """Whether a word is a model, also a hub id that is not in the catalogue, and no file."""
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", word) is not None
+    return is_model(word) or (is_id and not Path(word).suffix and not Path(word).exists())
 
 
 def _as_option(args: list[str], models: Sequence[int]) -> list[str]:

@@ -22,6 +22,7 @@ from ..answer.explained_key import KeyExplanation
 from ..answer.explanation import ExplanationFigures
 from ..answer.requirements import CheckResult
 from ..command.advice import CommandAdviceFigures
+from ..question.other_names import meant_choice
 from ..render.checkpoint import CheckpointAnswer
 from ..render.history import History
 from ..render.imported_file import ImportJson
@@ -91,7 +92,9 @@ def command_schema(command: str) -> Schema:
     """The JSON Schema of a command's output with --json. Raises WorkloadError for a command without one, and
     ModuleNotFoundError without pydantic."""
     if command not in _FORMS:
-        raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=f"pass one of {', '.join(NAMES)}")
+        near = meant_choice(command, NAMES)
+        fix = f"write {near}" if near else f"pass one of {', '.join(NAMES)}"
+        raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=fix)
     from pydantic.json_schema import GenerateJsonSchema  # imported here: `--help` works without the extra
 
     return {

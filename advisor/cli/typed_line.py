@@ -28,6 +28,26 @@ def typed_words() -> list[str]:
     return shlex.split(command_line())[1:]
 
 
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+_QUOTES = "\"'`\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
+
+
+def plain_words(args: Sequence[str]) -> list[str]:
+    """Return the words of a pasted line as one types them: `--gpus` for one that begins with a typeset dash, without
+    typeset quotes, commas at the end and what stands in front of the line. Words of the user's command stay."""
+    end = args.index("--") if "--" in args else len(args)
+    words = [part for word in args[:end] for part in (word.split() if re.search(r"\s--|\xa0", word) else [word])]
+    while words and words[0] in ("$", "ds-advise"):
+        del words[0]
+    return [*map(_plain_word, words), *args[end:]]
+
+
+def _plain_word(word: str) -> str:
+    word = re.sub(rf"[{_DASHES}]", "-", re.sub(rf"^[-{_DASHES}]*[{_DASHES}][-{_DASHES}]*(?=[a-z]{{2}})", "--", word))
+    word = word.strip(_QUOTES).rstrip(",;") or word
+    return re.sub(rf"^(--[\w-]+)(?::$|=[{_QUOTES}])", lambda found: found[1] + "=" * ("=" in found[0]), word)
+
+
 def value_of(option: str, args: Sequence[str]) -> str:
     """Return the value that an option was given; "" if none is."""
     for word, after in zip(args, [*args[1:], "-"], strict=False):

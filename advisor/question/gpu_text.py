@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware import (
@@ -43,6 +43,8 @@ _NAME = re.compile(r"(?=.*(?:[a-z]|\d{4}))[\w .-]+", re.IGNORECASE | re.ASCII)
 
 _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
 _WITHOUT_UNIT = re.compile(r"-?(\d{1,3})(?:\.\d+)?", re.ASCII)
+_MIB = re.compile(r"61\d\d|81\d\d|\d{5,6}", re.ASCII)
+"""A memory as nvidia-smi's CSV without units has it. Of four digits only 6 and 8 GB: others are names of cards."""
 
 _NAME_AND_SIZE = re.compile(
     r"((?:[a-z]|\d{4}(?![\d.]|x(?!tx?[\W_])))[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b",
@@ -55,11 +57,17 @@ _SAME_SIZE = 0.1
 """Relative difference between a memory in MB and the nominal one of a card that has it: a driver's own figure, or
 powers of ten."""
 
+_BETWEEN = re.compile(r"\s*(?:[,;+&]|\band\b)\s*", re.IGNORECASE)
+"""Between several kinds of GPU."""
+
 _LONGEST = 100
 """Longer texts mean no GPUs; the expressions above would take long for them."""
 
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
 """Words that other tools have for the GPUs of this machine."""
+
+_IDS = re.compile(r"\d(?:\s*,\s*\d){1,15}", re.ASCII)
+"""GPUs as CUDA_VISIBLE_DEVICES numbers them."""
 
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
@@ -103,10 +111,46 @@ def meant_gpus(text: str) -> str:
     `A100x2`, and the text itself in the right form; "" for any other text."""
     if len(text) > _LONGEST:
         return ""
-    for counts, kind in _meanings(text.strip()):
-        if known := _known_kind(kind):
-            return _spec(_possible(counts), known)
-    return ""
+    if (meant := _meaning(text)) is not None:
+        return _spec(_possible(meant[0]), meant[1])
+    several = _listed(text)
+    return _together(several, several[0][1]) if len({kind for _, kind in several}) == 1 else ""
+
+
+def near_gpus(text: str) -> tuple[str, ...]:
+    """What to write in `--gpus` for counts and nearly the name of a kind: `8xH100-SXM5` first for `8xh1oo`; () for any
+    other text."""
+    counts, kind = _read(text[:_LONGEST])
+    return tuple(_spec(counts, _word(name)) for name in _near_kinds(kind)) if counts and kind else ()
+
+
+def with_counts(text: str, nodes: str = "", per_node: str = "") -> str:
+    """A text of `--gpus` with other counts, each "" for the one that the text has: `2x8xH100` for `8xH100` on 2 nodes.
+    GPUs whose kind is not known get the memory of 24 GB."""
+    counts, kind = _read(text)
+    if _WITHOUT_UNIT.fullmatch(kind.strip()):  # `--gpus 8`
+        counts, kind = (kind.strip(),), ""
+    own_nodes, own_per_node = _numbers(counts)
+    given = (nodes or str(own_nodes), per_node or str(own_per_node))
+    is_counted = bool(nodes or per_node or counts)
+    return _spec(_possible(given if int(given[0]) > 1 else given[1:] * is_counted), _known_kind(kind) or "24GB")
+
+
+def _meaning(text: str) -> tuple[Counts, str] | None:
+    """The counts and the known kind that a text means; None for any other text."""
+    found = ((counts, _known_kind(kind)) for counts, kind in _meanings(text.strip()))
+    return next(((counts, known) for counts, known in found if known), None)
+
+
+def _listed(text: str) -> list[tuple[Counts, str]]:
+    """The counts and the known kinds of a list such as `2xH100,2xA100`; none if a part means no GPUs."""
+    found = [_meaning(part) for part in _BETWEEN.split(text.strip()) if part]
+    return [each for each in found if each is not None] if None not in found else []
+
+
+def _together(parts: Sequence[tuple[Counts, str]], kind: str) -> str:
+    """As many GPUs as the parts have, all of one kind."""
+    return _spec(_possible((str(sum(prod(_numbers(_possible(counts))) for counts, _ in parts)),)), kind)
 
 
 def _readings(text: str) -> list[tuple[Counts, str]]:
@@ -132,9 +176,6 @@ def _meanings(text: str) -> Iterator[tuple[Counts, str]]:
     """The counts and the kind that a text may mean, the most likely first."""
     found = _readings(text)
     yield from found
-    cards = [each.strip() for each in text.split(",")]
-    if len(cards) > 1 and len({*cards}) == 1:
-        yield (str(len(cards)),), cards[0]
     for counts, rest in found:
         if len(counts) < 2 and (first := _COUNT_FIRST.fullmatch(rest)):
             yield (*counts, str(ceil(float(first[1].replace(",", "."))))), first[2]
@@ -207,7 +248,8 @@ def _known_kind(kind: str) -> str:
     if several := _several(name):
         return _word(several[-1].name)
     with suppress(ClusterError):
-        gigabytes = parse_size("--gpus", name, least=SMALLEST_GB * 2**29, most=LARGEST_GB * 2**30) / 2**30
+        size = f"{name}MiB" if _MIB.fullmatch(name) else name
+        gigabytes = parse_size("--gpus", size, least=SMALLEST_GB * 2**29, most=LARGEST_GB * 2**30) / 2**30
         nominal = min((gpu.nominal_gb for gpu in gpus()), key=lambda size: abs(size - gigabytes))
         if abs(nominal - gigabytes) <= _SAME_SIZE * nominal:
             return f"{nominal}GB"
@@ -224,6 +266,15 @@ def _several(kind: str) -> tuple[Gpu, ...]:
     return gpus_named(name) or gpus_named(sized[1] if sized else "")
 
 
+def _near_kinds(kind: str) -> list[str]:
+    return nearest_names(kind, least=0.65)
+
+
+def _memory_and_speed(kind: str) -> tuple[int, float]:
+    gpu, _ = _gpu_of_kind(kind)
+    return gpu.nominal_gb, gpu.bf16_flops_per_s or gpu.fp16_flops_per_s or gpu.fp32_flops_per_s or 0.0
+
+
 def _word(name: str) -> str:
     return re.sub(r"\s+", "-", name)
 
@@ -234,8 +285,20 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
     if not kind:
         fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR
         return ClusterError(f"{shown} has no kind of GPU", why="memory and speed depend on it", fix=fix)
+    if _IDS.fullmatch(kind):
+        many = len(kind.split(","))
+        fix = f"write --gpus {many}x24GB for {many} GPUs of 24 GB, or --gpus auto for those of this machine"
+        return ClusterError(f"{shown} are numbers of GPUs, which say nothing about them", fix=fix)
     if kind.strip().lower() in _THIS_MACHINE:
         return ClusterError(f"{shown} names no GPU", fix="write --gpus auto for those of this machine")
+    listed = _listed(text)
+    if len({known for _, known in listed}) > 1:
+        known = min((known for _, known in listed), key=_memory_and_speed)
+        return ClusterError(
+            f"{shown} has several kinds of GPU",
+            why="one answer is about one kind; the smallest decides what fits, the slowest how long a step takes",
+            fix=f"write --gpus {_together(listed, known)}",
+        )
     if meant := meant_gpus(text):
         if _several(kind):
             fix = f"write --gpus {meant} or another of them"
@@ -253,7 +316,7 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
         return ClusterError(
             f"{shown} ends in a number without a unit", why="it could be a count or a memory size", fix=fix
         )
-    if error.fix.startswith("nearest: ") and (near := nearest_names(kind, least=0.65)):
+    if error.fix.startswith("nearest: ") and (near := _near_kinds(kind)):
         names = ", ".join(f"{front}{_word(name)}" for name in near)
         fix = f"write --gpus {names}, or {front}24GB for the memory alone"
         return ClusterError(error.what, why=error.why, fix=fix)

@@ -188,10 +188,20 @@ _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "
 """Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
 
 
+def _meant_size(text: str, least: int, most: int) -> str:
+    """The size of memory that a text in another form means: `256GB` for `256`, `256GBs` and `256 gigabytes`; "" for a
+    size out of range, and for any other text."""
+    found = re.match(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmgtp]?)", text.strip().replace(",", ""), re.IGNORECASE | re.ASCII)
+    if found is None:
+        return ""
+    unit = f"{found[2] or 'g'}b".lower()
+    return f"{found[1]}{unit.upper()}" if least <= float(found[1]) * _MEMORY_UNITS[unit] <= most else ""
+
+
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
-    example = f"{text.strip()}GB" if text.strip().isdigit() else "200GiB"
-    fix = f"write it as {option} {'/mnt/nvme:2TB' if option == '--nvme' else example}"
+    example = "/mnt/nvme:2TB" if option == "--nvme" else _meant_size(text, least, most) or "200GiB"
+    fix = f"write it as {option} {example}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
     unit = match[2].lower() if match else ""
     scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")

@@ -198,20 +198,23 @@ class Question:
 
     def _indivisible(self, global_batch: int) -> WorkloadError:
         ranks = self.cluster.world_size // (self.options["sequence_parallel_size"] or 1)
+        least = OBJECTIVES[self.workload.objective].least_samples
+        micro = self.micro_batch_size or least
+        lower = global_batch // (ranks * micro) * ranks * micro
+        possible = f"--global-batch {lower + ranks * micro}" + (f" or {lower}" if lower else "")
         if global_batch % ranks:
-            lower = global_batch // ranks * ranks
-            fix = f"pass --global-batch {lower + ranks}"
             return WorkloadError(
                 f"a global batch of {global_batch} is not divisible by {ranks} GPUs",
                 why="every GPU takes the same number of samples per optimizer step",
-                fix=f"{fix} or {lower}" if lower else fix,
+                fix=f"pass {possible}",
             )
         each = global_batch // ranks
+        smaller = max(divisor for divisor in _divisors(each) if divisor <= micro)
         return WorkloadError(
             f"a global batch of {global_batch} over {ranks} GPUs is {each} samples per GPU, which is not a multiple of "
-            f"micro batch {self.micro_batch_size or 1}",
+            f"micro batch {micro}",
             why="global batch = micro batch x accumulation steps x GPUs",
-            fix=f"pass a --micro-batch that divides {each}, or another --global-batch",
+            fix=f"pass --micro-batch {smaller}, or {possible}" if smaller >= least else f"pass {possible}",
         )
 
     def _incomplete_groups(self, rollouts: Rollouts) -> WorkloadError:

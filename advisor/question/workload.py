@@ -206,8 +206,11 @@ def plan_settings(
         if field not in types:
             from difflib import get_close_matches  # imported here: only mistakes need it
 
-            near = get_close_matches(field[:100], types)
+            own = field.removeprefix("zero_optimization.")
+            near = [own] if own in types else get_close_matches(own[:100], types)
             fix = f"did you mean {', '.join(near)}?" if near else f"set one of {', '.join(types)}"
+            if passed := meant_option(own.replace(".", "_"), str(value)):
+                fix = f"pass {passed}"
             raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=fix)
         found[field] = _typed(f"{option} {name}", value, types[field])
     return found
@@ -217,6 +220,17 @@ def named_settings(text: str) -> dict[str, str]:
     """The values by name of a text such as `a=1,b`, in which a name alone means yes."""
     words = [word.partition("=") for word in text.split(",") if word.strip()]
     return {name.strip(): value.strip() or "yes" for name, _, value in words}
+
+
+def meant_option(name: str, value: str) -> str:
+    """Return the option of a question, with its value, for a setting that is none of a plan: `--strategy zero3` for a
+    stage of 3, `--micro-batch 4`; "" for any other name."""
+    from .other_names import advice_for, meant_strategy, other_name  # imported here: few questions have settings
+
+    if "{STRATEGY}" in advice_for(name):
+        return f"--strategy {meant_strategy({name: value})}"
+    written = OPTIONS[name].flag + " {N}" if name in OPTIONS else other_name(name)
+    return re.sub(r"\{.+\}", lambda _: value[:40], written)
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
@@ -247,7 +261,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return tuple(map(int, (major, minor or 0, *with_patch)))
     elif value in choices:
         return value
-    wanted = wanted or f"one of {', '.join(map(str, choices))}"
+    named = ", ".join(str(choice) for choice in choices if choice != "")
+    wanted = wanted or (f"one of {named}" if "," in named else named)
     raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix=f"pass {wanted}")
 
 

@@ -335,7 +335,8 @@ def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], ty
 def test_a_misspelled_command_is_corrected(capsys: pytest.CaptureFixture[str], words: str) -> None:
     """A word that begins a model's name is not: `bert` is close to `rent`."""
     assert run_here(words.split()) == 2
-    assert capsys.readouterr().err.startswith("ds-advise: no command or model 'lnit'; did you mean lint? See")
+    line = f"ds-advise {words.replace('lnit', 'lint')}"
+    assert capsys.readouterr().err == f"ds-advise: no command or model 'lnit'; write {line}\n"
     assert run_here(["bert", "--gpus", "24GB"]) == 2
     assert "is ambiguous" in capsys.readouterr().err
 
