@@ -20,11 +20,11 @@ from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
-from ..search.candidate import fits_sentence, plan_words
+from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ram_condition
 from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import gib, listed, rate, seconds, times
+from ..text.units import gib, listed, rate, seconds, times, whole_gib
 from .answer import MOST_LINES
 from .ladder import ladder_notes, ladder_table
 from .runs import START, next_command
@@ -120,7 +120,8 @@ def _kept(answer: CommandAdvice) -> str:
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
     speed = "" if today.step is None else f"{rate(today.step.time.tokens_per_s)} {today.unit}/s, "
     name = "" if plan is None else f", {plan_title(plan)}"
-    return f"Keep today's plan{name}: {speed}{need} of {have} GiB per GPU."
+    condition = ram_condition(today.fit)
+    return f"Keep today's plan{name}{',' * bool(name and condition)}{condition}: {speed}{need} of {have} GiB per GPU."
 
 
 def _unproved(answer: CommandAdvice) -> Verdict:
@@ -160,9 +161,15 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
         "checkpointing": "on" if observed.recomputes else "off",
         "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB",
         "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
-        "verdict": answer.fit.reason,
+        "verdict": _verdict_cell(answer.fit),
         "step": speed,
     }
+
+
+def _verdict_cell(fit: Fit) -> str:
+    """Return a verdict for a narrow column, with the RAM of its condition."""
+    needs = f"fits with {whole_gib(fit.assumed_host_bytes):,} GiB of RAM"
+    return needs if fit.reason == IF_RAM_ALLOWS else fit.reason
 
 
 def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:

@@ -17,7 +17,7 @@ from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.verdict import fit_tone
 from ..document import blocks as doc
 from ..document.charts import Bar, Lines, Panel, StackedBars, Unit, memory_unit
-from ..search.candidate import Fit, chance
+from ..search.candidate import fits_sentence
 from ..text.labels import (
     MEMORY_FAMILIES,
     checkpointing_title,
@@ -128,18 +128,14 @@ def _subject(answer: DryRunAnswer) -> Iterator[doc.Block]:
 
 
 def _verdict(answer: DryRunAnswer) -> str:
-    """Return the verdict, with the probability if the verdict is uncertain, and the need."""
-    need, have = gib(answer.required_device_bytes_per_gpu), gib(answer.run.cluster.gpu.memory_bytes)
-    return f"{_fits(answer.fit)}: {need} of {have} GiB per {device_label(answer.run.cluster)}."
-
-
-def _fits(fit: Fit) -> str:
-    if fit.fits:
-        return "It fits"
-    if fit.verdict == "does not fit":
-        return "It does not fit"
-    likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
-    return f"{likely} (the probability is {chance(fit.probability)})"
+    """Return the verdict and the need of what decides it."""
+    cluster = answer.run.cluster
+    need, have = answer.required_device_bytes_per_gpu, cluster.gpu.memory_bytes
+    of = f"GiB per {device_label(cluster)}"
+    if answer.fit.limit == "host":
+        need, have = answer.required_host_bytes_per_node, cluster.most_host_bytes_per_node
+        of = f"GiB of host RAM{' per node' * (cluster.nodes > 1)}"
+    return f"{fits_sentence('It', answer.fit).removesuffix('.')}: {gib(need)} of {gib(have)} {of}."
 
 
 def _allocator(answer: DryRunAnswer) -> Iterator[doc.Block]:
