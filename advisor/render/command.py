@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -26,15 +26,19 @@ def command_document(
     """Return the dry run of a command. following: the next command."""
     blocks = [doc.Heading("The training that was observed", "training"), *_training(answer)]
     name = "the engine's configuration"
-    return dry_run_document(answer, name, explain=explain, following=following, training=blocks)
+    remarks = remark_sentences(answer.observed.remarks)
+    return dry_run_document(answer, name, explain=explain, following=following, remarks=remarks, training=blocks)
+
+
+def remark_sentences(remarks: Iterable[str]) -> list[doc.Block]:
+    """Return what the trained training differs in from the command and its configuration."""
+    return [doc.Sentence(ended(capitalised(remark)), "yellow") for remark in remarks]
 
 
 def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
     observed = answer.observed
     rows = [doc.Row([name, text]) for name, text in _facts(answer) if text]
     yield doc.Table(["", ""], rows)
-    for remark in observed.remarks:
-        yield doc.Sentence(ended(capitalised(remark)), "yellow")
     if answer.engine.checkpointing and not observed.in_training_mode:
         text = (
             "Gradient checkpointing is enabled but does not run: the model is in evaluation mode. Call model.train()."

@@ -71,16 +71,19 @@ def dry_run_document(
     *,
     explain: bool = False,
     following: Sequence[doc.Block] = (),
+    remarks: Sequence[doc.Block] = (),
     training: Sequence[doc.Block] = (),
 ) -> doc.Document:
     """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the next
-    command. training: what was observed of a training that is not ours."""
+    command. remarks: what in the training differs from the command and its configuration. training: what was observed
+    of a training that is not ours."""
     if not is_timed(answer.run.cluster):
         answer = replace(answer, step=None, analytic_time=None)
     result, cluster = answer.result, answer.run.cluster
     place = f"the {cluster.gpu.name}" if cluster.gpu.is_cpu else cluster_title(cluster)
     batch = global_batch_label(result.config, result.world_size, device_label(cluster))
     blocks: list[doc.Block] = [
+        *remarks,
         *_allocator(answer),
         *_subject(answer),
         doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {place}."),

@@ -16,6 +16,7 @@ from ..text.labels import cluster_title, versions_label
 from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds, times, whole_percents
 from ..verification.prediction import UNTIMED, is_timed
 from ..verification.probe import ProbeAnswer
+from .command import remark_sentences
 from .configuration import configuration
 from .error_place import error_place
 from .known_cause import cause_and_fix
@@ -47,6 +48,7 @@ def probe_document(
         verdict=_speed(result) if failure is None else _FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
         blocks=[
+            *remark_sentences(answer.remarks),
             *_probe_blocks(answer, warning),
             *configuration(result.config, config_name),
             *(next_command(START, following) if following and failure is None else ()),

@@ -9,7 +9,7 @@ import pytest
 from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.question.cluster import build_cluster
-from ds_advise.advisor.render.command import _training
+from ds_advise.advisor.render.command import _training, remark_sentences
 from ds_advise.advisor.render.dry_run import _notes, _verdict
 from ds_advise.advisor.search.candidate import Fit, dry_run_fit
 from ds_advise.advisor.verification.command import tokens_per_step
@@ -82,7 +82,13 @@ def test_liger_is_no_loss_of_trl_s(version: str, helps: bool) -> None:
 
 
 def said(answer: CommandAnswer) -> str:
-    document = doc.Document(subject="", verdict="", tone="good", blocks=list(_training(answer)), data={})
+    document = doc.Document(
+        subject="",
+        verdict="",
+        tone="good",
+        blocks=[*remark_sentences(answer.observed.remarks), *_training(answer)],
+        data={},
+    )
     return " ".join(printed_document(document, 400).split())
 
 
