@@ -198,10 +198,10 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     raised = f"{kind}: {text}" if text and kind not in text else text or kind
     failed = CommandFailedError(
-        f"the script failed (during {phase})",
+        f"the script failed{f' at {where}' if where else ''} (during {phase})",
         phase=phase,
         details=details,
-        why=f"{raised}: at {where}" if where else raised,
+        why=raised,
         fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
     )
     failed.script_traceback = answer.get("script_traceback", "")

@@ -27,7 +27,7 @@ from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance, judge_fit
 from ..text.labels import checkpointing_title, plan_title
 from ..text.output import Output
-from ..text.units import counted_noun, gib
+from ..text.units import counted_noun, gib, memory_size
 from ..verification.command import check_config, command_answer
 from ..verification.past_results import PastProbe, PastProbes
 from ..verification.probe import compared_command_probe
@@ -248,12 +248,12 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     if count * one <= free:
         if kept is None and free < _MANY * one:
             say(
-                f"a checkpoint takes {gib(one)} GiB, and {free // one:,} fit into the {gib(free)} GiB free in "
+                f"a checkpoint takes {memory_size(one)}, and {free // one:,} fit into the {memory_size(free)} free in "
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []
-    needed = f"{counted_noun(count, 'checkpoint')} of {gib(one)} GiB"
-    what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
+    needed = f"{counted_noun(count, 'checkpoint')} of {memory_size(one)}"
+    what = f"{needed} need more than the {memory_size(free)} free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -353,6 +354,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     attempt = Attempt(request=request, outcome=outcome)
     sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
     assert sentences[0].startswith(f"--fallback would continue with {following.description}")
+    assert re.search(r"\(predicted tensors: [\d.]+ [GM]iB in place of [\d.]+ [GM]iB\)", sentences[0])
     assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ")
 
 

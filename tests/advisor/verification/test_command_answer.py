@@ -199,6 +199,7 @@ def test_the_training_is_described() -> None:
         ({"attention": ()}, "math (all scores in memory)"),
         ({"attention": ("flash", "efficient")}, "flash and efficient"),
         ({"logits_bytes": 3 * GIB}, "all of them in memory: 3.0 GiB"),
+        ({"logits_bytes": 3 * GIB // 2048}, "all of them in memory: 1.5 MiB"),
         ({"evaluation_cut": True}, "evaluation"),
         ({"in_training_mode": False}, "the model is in evaluation mode. Call model.train()."),
         ({"remarks": ("the command starts 4 processes",)}, "The command starts 4 processes."),

@@ -400,11 +400,11 @@ def engine_of(config):
 engine_of({ZERO_2 | {"train_batch_size": 6}!r})
 """
     code, _, line = dry_run(folder, script)
-    assert code == 1 and "the script failed (during load): AssertionError: Check batch related parameters" in line
+    assert code == 1 and "train.py:4 (during load): AssertionError: Check batch related parameters" in line
     terminal = Terminal(80)
     words = [sys.executable, "-m", "ds_advise", "dry-run", "--gpus", "2xA100-40GB", "--", "train.py"]
     done = subprocess.run(words, cwd=folder, stderr=terminal.slave, timeout=300, check=False)
-    shown = terminal.wait(lambda text: "the script failed (during load)" in text)
+    shown = terminal.wait(lambda text: "the script failed at" in text)
     assert done.returncode == 1
     assert "train.py:4, in engine_of" in shown and "> AssertionError: Check batch related" in shown
     assert "Cause:" in shown and "Fix:" in shown
