@@ -25,7 +25,7 @@ from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times, whole_gib
-from .answer import MOST_LINES
+from .answer import MOST_LINES, change_blocks
 from .ladder import ladder_notes, ladder_table
 from .runs import START, next_command
 
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_CHANGES = 2
+"""Changes of the question that are shown without `details`."""
+
 _NUMBERED = re.compile(rf"{Path(CONFIG_NAME).stem}-\d+\.json")
 
 
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
-    first, then the last command if it repeats that of the changes, then the table of plans."""
+    first, then the last command if it repeats that of the changes, then the table of plans. What would change the answer
+    is shown if nothing fits, and with `details`."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = advice_verdict(answer)
@@ -49,6 +53,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
         for fact in verdict.facts
         if fact.title != "note" or not (answer.is_needless or names & {*fact.words.replace(",", "").split()})
     ]
+    asks = not answer.is_needless and not answer.is_unproved and (details or answer.recommended is None)
     for left_out in accumulate(((), ("not fitting",), ("next",), ("plans",), ("facts",))):
         facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
@@ -62,6 +67,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
                 *facts,
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
+                *(change_blocks(answer, details=details, most=_CHANGES) if asks else ()),
                 *_evidence(answer),
                 *(_next(answer) if "next" not in left_out or not any(changes_to_make(answer)) else ()),
             ],
