@@ -41,8 +41,8 @@ _NUMBERED = re.compile(rf"{Path(CONFIG_NAME).stem}-\d+\.json")
 
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
-    first, then the last command if it repeats that of the changes, then the table of plans. What would change the answer
-    is shown if nothing fits, and with `details`."""
+    first, then the last command if it repeats that of the changes, then the table of plans. What would change the
+    answer is shown if nothing fits, and with `details`."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = advice_verdict(answer)
