@@ -15,6 +15,15 @@ from .failures.messages import find_message
 NAME_A_CONFIG = "ds-advise dry-run ds_config.json --gpus ... -- COMMAND"
 """The command line that names a configuration, for a command that is not known here."""
 
+
+def way_to_deepspeed(*, takes_config: bool) -> tuple[str, str]:
+    """(why, fix) for a training without DeepSpeed. takes_config: whether accelerate or a Trainer prepares it, which use
+    a configuration that the command does not name."""
+    if takes_config:
+        return "", f"name a configuration, which accelerate and the Trainer then use: {NAME_A_CONFIG}"
+    return "nothing in it takes a DeepSpeed configuration", "train by deepspeed.initialize, accelerate or a Trainer"
+
+
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode")
 
 
@@ -158,13 +167,14 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
+        why, fix = way_to_deepspeed(takes_config=answer["takes_config"])
         missing = NoEngineError if answer["trained"] else CommandFailedError
         return missing(
             "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
             phase=phase,
             details=details,
-            why="deepspeed.initialize was never called, by the script, accelerate or the Trainer",
-            fix=f"name a configuration: {NAME_A_CONFIG}",
+            why=f"deepspeed.initialize was never called{f', and {why}' if why else ''}",
+            fix=fix,
         )
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
@@ -188,10 +198,10 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
     raised = f"{kind}: {text}" if text and kind not in text else text or kind
     failed = CommandFailedError(
-        f"the script failed (during {phase})",
+        f"the script failed{f' at {where}' if where else ''} (during {phase})",
         phase=phase,
         details=details,
-        why=f"{raised}: at {where}" if where else raised,
+        why=raised,
         fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
     )
     failed.script_traceback = answer.get("script_traceback", "")

@@ -32,6 +32,8 @@ class DryRunFigures:
     """Seconds since the dry run; null if it ran for this answer."""
     fits: bool
     fit_probability: float
+    assumed_host_bytes: int
+    """RAM per node that the verdict assumes, if the RAM is unknown and more than usual is needed; else 0."""
     verdict: Verdict
     step_s: float | None = None
     """Step time simulated from the recorded schedule; null if the GPU's speed is unknown."""

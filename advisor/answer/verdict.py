@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..document.blocks import Fact, Sentence, Tone
 from ..question.question import Largest, Question
-from ..search.candidate import Candidate, Fit, chance, fits_sentence
+from ..search.candidate import LEAST, Candidate, Fit, chance, fits_sentence
 from ..text.labels import device_label, plan_title
 from ..text.units import gib, times, whole_gib
 from .facts import further_facts, loading_peak, plan_facts
@@ -62,7 +62,8 @@ def answer_verdict(answer: Recommendation) -> Verdict:
             headline = short = f"No DeepSpeed plan fits; {plan_title(plain.plan).replace('Plain', 'plain')} does."
         lacks = list[str]()
         if missed is not None:
-            lacks += [what_lacks(question, missed), *loading_peak(missed), *_margin(question, missed)]
+            lacks += [what_lacks(question, missed), *_accepted(missed), *loading_peak(missed)]
+            lacks += _margin(question, missed)
         sentences[:0] = map(Sentence, [*lacks, *_fits_once_loaded(answer)])
     return Verdict(
         tone=tone,
@@ -117,17 +118,25 @@ def what_lacks(question: Question, missed: Candidate, *, is_closest: bool = True
         f"({gib(cluster.gpu.memory_bytes)} available)"
     )
     beyond = []
+    probable = f"which fits with a probability of {chance(missed.fit.probability)}"
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
-        probability = chance(missed.fit.probability)
-        text = f"{text}, which fits with a probability of {probability}"
-    if memory.host_bytes_per_node > cluster.most_host_bytes_per_node:
+        text = f"{text}, {probable}"
+    if missed.fit.limit == "host" or missed.host_bytes > cluster.most_host_bytes_per_node:
         note = "--ram" if have is None else f"{gib(have)} available"
-        beyond.append(f"{gib(memory.host_bytes_per_node)} GiB of RAM per node ({note})")
+        ram = f"{gib(missed.host_bytes)} GiB of RAM per node ({note})"
+        beyond.append(f"{ram}, {probable}" if missed.fit.limit == "host" and missed.fit.probability else ram)
     if disk and not room:
         beyond.append(f"{gib(disk)} GiB of NVMe per node (--nvme)")
     elif room is not None and disk > room:
         beyond.append(f"{gib(disk)} GiB of NVMe per node ({gib(room)} available)")
     return f"{' and '.join([', '.join([text, *beyond[:-1]]), *beyond[-1:]])}."
+
+
+def _accepted(missed: Candidate) -> Iterator[str]:
+    """Yield the least risk at which a plan that may fit is recommended."""
+    risk = next((risk for risk, least in LEAST.items() if missed.fit.probability >= least), None)
+    if risk is not None:
+        yield f"--risk {risk} accepts it."
 
 
 def _margin(question: Question, missed: Candidate) -> Iterator[str]:

@@ -101,12 +101,16 @@ def explain(
     from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
+    from .mistaken_files import refuse_unknown
     from .mistaken_keys import refuse_file_behind, refuse_other_name
+    from .model_argument import is_model
 
     title = " ".join(part)
     is_file = _is_file(model, has_model=costs_of is not None)
     is_subject = is_file or (costs_of is None and not is_key(model))
     refuse_file_behind(model, part)
+    if not is_model(model) and any(map(is_model, part)):
+        refuse_unknown(model)
     if meant_gpus(title) or near_gpus(title) or (part and not is_subject):
         raise click.UsageError(f"unexpected extra argument ({title[:60]})")
     if not is_subject and not is_key(model):

@@ -95,7 +95,7 @@ def _as_argument(option: str, value: str, args: Sequence[str], command: click.Co
     """Return the line with the value of an option as the argument that it names; "" if it names none."""
     name = option.lstrip("-").lower()
     arguments = [each for each in command.params if isinstance(each, click.Argument)]
-    named = [each.name or "" for each in arguments]
+    named = [(each.name or "").removesuffix("s") for each in arguments]
     if not value or not (name in named or (name in _FILE and {*named} & {"log", "file", "config_file", "source"})):
         return ""
     return f"write {line([*without((option,), args, command), value])}"

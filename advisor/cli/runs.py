@@ -162,6 +162,7 @@ def dry_run(
     Exit code: 0 if it fits, 1 if it does not or the command fails, 2 if the dry run cannot be made.
     """
     from ...ds_configs.files import write_config
+    from ...probes.command.training_command import read_command
     from ..html_report.report import check_target
     from ..question.cluster import build_cluster
     from ..question.file_question import question_words
@@ -174,15 +175,21 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
-    if file is not None or words:
-        following = next_command(START, launch_command(file, machine_options(machine), words or ("train.py",)))
+    cluster = None
+    if words:
+        refuse_described(run)
+        cluster = build_cluster(machine_of(file, machine))
+        # The command that starts the ranks of the figures.
+        ranks = read_command(words).replace_counts(cluster.nodes, cluster.gpus_per_node)
+        following = next_command(START, launch_command(file, machine_options(machine), ranks))
+    elif file is not None:
+        following = next_command(START, launch_command(file, machine_options(machine), ("YOUR_SCRIPT.py",)))
     else:
         options = {name: value for name, value in (run | machine).items() if name != "model"}
         asked = f"ds-advise {question_words(run.get('model'), options)}"
         following = next_command("Write its configuration, and show how to start it:", asked)
-    if words:
-        refuse_described(run)
-        answer, document = _command_answer(file, words, build_cluster(machine_of(file, machine)), output, **settings)
+    if cluster is not None:
+        answer, document = _command_answer(file, words, cluster, output, **settings)
     else:
         subject = _described(file, run | machine, output, build_cluster)
         answer, document = _described_answer(subject, output, **settings)
@@ -309,7 +316,7 @@ def probe(run: dict[str, Any], machine: dict[str, Any], html: Path | None, outpu
         output=output,
         **settings,
     )
-    following = "" if file is None else launch_command(file, chosen, ("train.py",))
+    following = "" if file is None else launch_command(file, chosen, ("YOUR_SCRIPT.py",))
     document = partial(probe_document, answer, subject.name, warning=was_busy, following=following)
     show_document(document, output, html=html)
     return 0 if answer.result.failure is None else 1

@@ -51,6 +51,8 @@ class TodayFigures:
     """The training as the command runs it today, by its dry run."""
 
     fits: bool
+    assumed_host_bytes: int
+    """RAM per node that `fits` assumes; 0 for a known or a usual amount."""
     allocated_bytes_per_gpu: int
     required_device_bytes_per_gpu: int
     required_host_bytes_per_node: int
@@ -261,8 +263,8 @@ class CommandAdvice(Recommendation):
             today=from_attributes(
                 TodayFigures,
                 today,
+                today.fit,
                 today.step and today.step.time,
-                fits=today.fit.fits,
                 allocated_bytes_per_gpu=today.result.peak.allocated_bytes_per_gpu,
                 step_s=today.step and today.step.time.step_s,
                 tokens_per_s=today.step and today.step.time.tokens_per_s,

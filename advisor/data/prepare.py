@@ -32,6 +32,10 @@ _PACKED = {**_SEQUENCES, "position_ids": List(Value("int32"))}
 """Columns of a packed sample: `position_ids` restart with every row."""
 
 
+_NAMED_ROWS = 5
+"""Rows without an answer that are named."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """A data file with its rows as token sequences."""
@@ -43,7 +47,9 @@ class DataFile:
     trained_tokens: int
     """Tokens that count in the loss."""
     empty_rows: int
-    """Number of rows without text or with an empty answer, which are left out."""
+    """Number of rows without text or without an answer, which are left out."""
+    first_empty: tuple[int, ...]
+    """The numbers of the first of them, from 1."""
     untrained_turns: int
     """Number of earlier answers left out of the loss (`Renderer.untrained_turns`)."""
     has_own_template: bool
@@ -78,7 +84,7 @@ class DataFile:
 def prepare(
     path: Path, tokenizer: Any, folder: Path, *, row_format: str | None = None, system: str | None = None
 ) -> DataFile:
-    """Tokenize every row of `path` into a file in `folder`, except rows without text and those with an empty answer.
+    """Tokenize every row of `path` into a file in `folder`, except rows without text and those without an answer.
 
     row_format: a key of `ROW_FORMATS`; None for that of the file's columns.
     system:     a system message for chats without one.
@@ -89,7 +95,7 @@ def prepare(
         datasets.disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
     # `map` without num_proc runs in this process, so its function can count here.
-    renderer, counts = Renderer(tokenizer, system=system), Counter[str]()
+    renderer, counts, first_empty = Renderer(tokenizer, system=system), Counter[str](), list[int]()
     with TemporaryDirectory(dir=folder) as cache:
         read = read_rows(path, Path(cache))
         columns, rows = read.column_names, len(read)
@@ -105,6 +111,8 @@ def prepare(
                 sample = read_sample(dict(zip(columns, values, strict=True)), chosen, place)
                 if sample is not None:
                     yield renderer.render(sample, place)
+                elif len(first_empty) < _NAMED_ROWS:
+                    first_empty.append(number + 1)
 
         def tokenized(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
             made = tokenize(tokenizer, list(render(batch, numbers)))
@@ -125,6 +133,7 @@ def prepare(
         sequences=sequences,
         trained_tokens=counts["trained"],
         empty_rows=empty,
+        first_empty=tuple(first_empty),
         untrained_turns=renderer.untrained_turns,
         has_own_template=renderer.has_own_template,
         lengths=_lengths(sequences),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.models.model_shape import ModelShape
+from ..text.units import shown_path
 from .formats import Chat, Message, Sample
 from .rows import DataError
 
@@ -44,20 +45,23 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
-            f"{name}: no safetensors in {folder}",
+            f"no safetensors in {shown_path(folder)}" if is_local(name) else f"{name}: no safetensors on the Hub",
             why="training starts from weights, and pickled ones can run code when read",
             fix="give the folder that holds model.safetensors, or convert: model.save_pretrained(folder)",
         )
     return folder
 
 
+def is_local(name: str) -> bool:
+    """Whether a model is named by its folder, or by a file in it."""
+    return Path(name).expanduser().exists()
+
+
 def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline: bool) -> Path:
     """The user's folder, or the folder in the hub's cache, downloaded unless `offline`."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.is_file():
-        return path.resolve().parent
+    if is_local(name):
+        path = Path(name).expanduser().resolve()
+        return path if path.is_dir() else path.parent
     from huggingface_hub import snapshot_download
 
     try:

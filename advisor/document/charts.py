@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
-from ..text.units import gib, mib
+from ..text.units import SMALL_BYTES, gib, mib
 
 
 class Unit(NamedTuple):
@@ -36,13 +36,9 @@ MIB: Final = Unit("MiB", 2**20, lambda size: mib(int(size)))
 NUMBER: Final = Unit("", 1)
 
 
-_SMALL_BYTES = 2**30 // 10
-"""A table or chart whose largest figure is below this size has MiB."""
-
-
 def memory_unit(largest_bytes: float) -> Unit:
-    """Return GiB, or MiB if the largest size is small."""
-    return MIB if largest_bytes < _SMALL_BYTES else GIB
+    """Return GiB, or MiB if the largest size of a table or chart is small."""
+    return MIB if largest_bytes < SMALL_BYTES else GIB
 
 
 def time_unit(longest_s: float) -> Unit:

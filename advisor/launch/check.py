@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ...ds_configs.files import free_bytes
+from ...ds_configs.files import CONFIG_NAME, free_bytes
 from ...ds_configs.read import saves_model
 from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
@@ -17,7 +17,7 @@ from ...probes.command.request import CommandRequest
 from ...probes.real_run.command import CommandProbe
 from ...probes.real_run.torchrun import free_port
 from ...probes.run import Run, check_device
-from ...probes.run_errors import DryRunError, ScriptExitError
+from ...probes.run_errors import NAME_A_CONFIG, DryRunError, NoEngineError, ScriptExitError
 from ...probes.store_path import store_exists
 from ...validate.checkpoint import read_checkpoint
 from ..advise import answer
@@ -27,7 +27,7 @@ from ..question.question import Question, script_constraints
 from ..search.candidate import LIKELY, Candidate, chance, judge_fit
 from ..text.labels import checkpointing_title, plan_title
 from ..text.output import Output
-from ..text.units import counted_noun, gib
+from ..text.units import counted_noun, gib, memory_size
 from ..verification.command import check_config, command_answer
 from ..verification.past_results import PastProbe, PastProbes
 from ..verification.probe import compared_command_probe
@@ -42,6 +42,8 @@ this machine; "quick" uses the closed form of a named model, and runs nothing.""
 _LIMIT_S = 1800.0
 
 _OTHER_PLAN = "ds-advise --gpus SPEC -- COMMAND names a plan that fits"
+
+_WITH_A_CONFIG = f"ds-advise launch {CONFIG_NAME} -- COMMAND"
 
 _MANY = 100
 """Number of checkpoints that a training does not write."""
@@ -120,8 +122,11 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         with output.progress("dry run") as on_progress:
             found = command_answer(command, timeout_s=_LIMIT_S, on_progress=on_progress)
     except DryRunError as error:
-        if not isinstance(error, ScriptExitError):
-            error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
+        unchecked = "--no-check starts it without a dry run"
+        if isinstance(error, NoEngineError):  # it trains as it is, and only the check needs DeepSpeed
+            error.fix = f"{unchecked}; {error.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG)}"
+        elif not isinstance(error, ScriptExitError):
+            error.fix = "; ".join(filter(None, (error.fix, unchecked)))
         raise
     for remark in found.observed.remarks:
         output.warn(f"dry run: {remark}")
@@ -243,12 +248,12 @@ def disk_objections(request: LaunchRequest, say: Callable[[str], None]) -> list[
     if count * one <= free:
         if kept is None and free < _MANY * one:
             say(
-                f"a checkpoint takes {gib(one)} GiB, and {free // one:,} fit into the {gib(free)} GiB free in "
+                f"a checkpoint takes {memory_size(one)}, and {free // one:,} fit into the {memory_size(free)} free in "
                 f"{output_dir}: the number of kept ones is unknown (--save_total_limit limits it)"
             )
         return []
-    needed = f"{counted_noun(count, 'checkpoint')} of {gib(one)} GiB"
-    what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
+    needed = f"{counted_noun(count, 'checkpoint')} of {memory_size(one)}"
+    what = f"{needed} need more than the {memory_size(free)} free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]
 

@@ -27,7 +27,7 @@ from ..command.changes import changed_command
 from ..question.cluster import machines_label
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import capitalised, ended, shown_path
+from ..text.units import capitalised, ended, memory_size, shown_path
 from .check import Check, Objection, check, observe, plans_that_fit
 from .command import kept_settings, launch_environment
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
@@ -91,12 +91,13 @@ def reduce_memory(
         )
     # Each failure shows that the prediction is too low, so the next plan leaves more room.
     most = _LESS[min(request.fallbacks, len(_LESS) - 1)] * had
-    _, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
+    need, chosen = next((pair for pair in readable if pair[0] <= most), min(readable, key=lambda pair: pair[0]))
     plan, planned = chosen.plan, run.replace_plan(chosen.plan)
     start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
     return Continuation(
         description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
-        f"{plan.gradient_accumulation_steps}, {start}",
+        f"{plan.gradient_accumulation_steps}, {start} (predicted tensors: {memory_size(need)} in place of "
+        f"{memory_size(had)})",
         request=replace(
             request,
             run=replace(planned, config=merge_plan_into_config(run.config, planned.config, plan)),

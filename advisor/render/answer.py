@@ -44,9 +44,9 @@ _GIVE_WAY = {
     "changes": "what would change the answer",
 }
 """Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that
-it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit. The dry run is
-the command for it. The changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those of
-what is assumed, then all but those, or all but one."""
+it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit. The dry run
+is the command for it. The changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those
+of what is assumed, then all but those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ...ds_configs.read import offload_device_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
-from ..text.units import capitalised, ended, gib
+from ..text.units import capitalised, ended, gib, memory_size
 from .dry_run import dry_run_document
 
 _ENDINGS = {
@@ -26,15 +26,19 @@ def command_document(
     """Return the dry run of a command. following: the next command."""
     blocks = [doc.Heading("The training that was observed", "training"), *_training(answer)]
     name = "the engine's configuration"
-    return dry_run_document(answer, name, explain=explain, following=following, training=blocks)
+    remarks = remark_sentences(answer.observed.remarks)
+    return dry_run_document(answer, name, explain=explain, following=following, remarks=remarks, training=blocks)
+
+
+def remark_sentences(remarks: Iterable[str]) -> list[doc.Block]:
+    """Return what the trained training differs in from the command and its configuration."""
+    return [doc.Sentence(ended(capitalised(remark)), "yellow") for remark in remarks]
 
 
 def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
     observed = answer.observed
     rows = [doc.Row([name, text]) for name, text in _facts(answer) if text]
     yield doc.Table(["", ""], rows)
-    for remark in observed.remarks:
-        yield doc.Sentence(ended(capitalised(remark)), "yellow")
     if answer.engine.checkpointing and not observed.in_training_mode:
         text = (
             "Gradient checkpointing is enabled but does not run: the model is in evaluation mode. Call model.train()."
@@ -64,9 +68,9 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
     yield "lengths", _lengths(observed) if answer.training.seq_len else ""
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", _attention(answer)
-    yield "logits", f"all of them in memory: {gib(observed.logits_bytes)} GiB" if observed.logits_bytes else ""
-    on_gpu, on_host = gib(result.peak_loading_gpu_bytes), gib(result.peak_loading_host_bytes)
-    yield "loading", f"peak {on_gpu} GiB on the GPU, {on_host} GiB of host memory per rank"
+    yield "logits", f"all of them in memory: {memory_size(observed.logits_bytes)}" if observed.logits_bytes else ""
+    on_gpu, on_host = memory_size(result.peak_loading_gpu_bytes), memory_size(result.peak_loading_host_bytes)
+    yield "loading", f"peak {on_gpu} on the GPU, {on_host} of host memory per rank"
     others = [f"{each.model} ({_count(each.parameters)}, ZeRO {each.zero_stage})" for each in observed.engines[1:]]
     yield "other engines", ", ".join(others)
     cut = ", ".join(f"{rows:,} ({name})" for name, rows in observed.rows.items())

@@ -20,12 +20,12 @@ from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
-from ..search.candidate import fits_sentence, plan_words
+from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ram_condition
 from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import gib, listed, rate, seconds, times
-from .answer import MOST_LINES
+from ..text.units import gib, listed, rate, seconds, times, whole_gib
+from .answer import MOST_LINES, change_blocks
 from .ladder import Shown, ladder_notes, ladder_table
 from .runs import START, next_command
 
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_CHANGES = 2
+"""Changes of the question that are shown without `details`."""
+
 _NUMBERED = re.compile(rf"{Path(CONFIG_NAME).stem}-\d+\.json")
 
 
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
-    first, then the last command if it repeats that of the changes, then the table of plans."""
+    first, then the last command if it repeats that of the changes, then the table of plans. What would change the
+    answer is shown if nothing fits, and with `details`."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = advice_verdict(answer)
@@ -49,6 +53,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
         for fact in verdict.facts
         if fact.title != "note" or not (answer.is_needless or names & {*fact.words.replace(",", "").split()})
     ]
+    asks = not answer.is_needless and not answer.is_unproved and (details or answer.recommended is None)
     for left_out in accumulate(((), ("not fitting",), ("next",), ("plans",), ("facts",))):
         facts: list[doc.Block] = [] if "facts" in left_out else [doc.Gap(), doc.Facts(shown)]
         document = doc.Document(
@@ -62,6 +67,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
                 *facts,
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
+                *(change_blocks(answer, details=details, most=_CHANGES) if asks else ()),
                 *_evidence(answer),
                 *(_next(answer) if "next" not in left_out or not any(changes_to_make(answer)) else ()),
             ],
@@ -120,7 +126,8 @@ def _kept(answer: CommandAdvice) -> str:
     need, have = gib(today.required_device_bytes_per_gpu), gib(today.run.cluster.gpu.memory_bytes)
     speed = "" if today.step is None else f"{rate(today.step.time.tokens_per_s)} {today.unit}/s, "
     name = "" if plan is None else f", {plan_title(plan)}"
-    return f"Keep today's plan{name}: {speed}{need} of {have} GiB per GPU."
+    condition = ram_condition(today.fit)
+    return f"Keep today's plan{name}{',' * bool(name and condition)}{condition}: {speed}{need} of {have} GiB per GPU."
 
 
 def _unproved(answer: CommandAdvice) -> Verdict:
@@ -160,9 +167,15 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
         "checkpointing": "on" if observed.recomputes else "off",
         "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB",
         "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
-        "verdict": answer.fit.reason,
+        "verdict": _verdict_cell(answer.fit),
         "step": speed,
     }
+
+
+def _verdict_cell(fit: Fit) -> str:
+    """Return a verdict for a narrow column, with the RAM of its condition."""
+    needs = f"fits with {whole_gib(fit.assumed_host_bytes):,} GiB of RAM"
+    return needs if fit.reason == IF_RAM_ALLOWS else fit.reason
 
 
 def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:

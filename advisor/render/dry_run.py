@@ -17,7 +17,7 @@ from ..answer.dry_run_answer import DryRunAnswer
 from ..answer.verdict import fit_tone
 from ..document import blocks as doc
 from ..document.charts import Bar, Lines, Panel, StackedBars, Unit, memory_unit
-from ..search.candidate import Fit, chance
+from ..search.candidate import fits_sentence
 from ..text.labels import (
     MEMORY_FAMILIES,
     checkpointing_title,
@@ -29,7 +29,7 @@ from ..text.labels import (
     plan_title,
     versions_label,
 )
-from ..text.units import age, capitalised, gib, percent, rate, seconds
+from ..text.units import age, capitalised, gib, memory_size, percent, rate, seconds
 from ..verification.prediction import UNTIMED, is_timed
 from .configuration import configuration
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
@@ -71,16 +71,19 @@ def dry_run_document(
     *,
     explain: bool = False,
     following: Sequence[doc.Block] = (),
+    remarks: Sequence[doc.Block] = (),
     training: Sequence[doc.Block] = (),
 ) -> doc.Document:
     """Return a dry run. explain: print the modules and tensors that are largest at the peak. following: the next
-    command. training: what was observed of a training that is not ours."""
+    command. remarks: what in the training differs from the command and its configuration. training: what was observed
+    of a training that is not ours."""
     if not is_timed(answer.run.cluster):
         answer = replace(answer, step=None, analytic_time=None)
     result, cluster = answer.result, answer.run.cluster
     place = f"the {cluster.gpu.name}" if cluster.gpu.is_cpu else cluster_title(cluster)
     batch = global_batch_label(result.config, result.world_size, device_label(cluster))
     blocks: list[doc.Block] = [
+        *remarks,
         *_allocator(answer),
         *_subject(answer),
         doc.Sentence(f"Rank {result.rank} (of {result.world_size}) on {place}."),
@@ -128,18 +131,14 @@ def _subject(answer: DryRunAnswer) -> Iterator[doc.Block]:
 
 
 def _verdict(answer: DryRunAnswer) -> str:
-    """Return the verdict, with the probability if the verdict is uncertain, and the need."""
-    need, have = gib(answer.required_device_bytes_per_gpu), gib(answer.run.cluster.gpu.memory_bytes)
-    return f"{_fits(answer.fit)}: {need} of {have} GiB per {device_label(answer.run.cluster)}."
-
-
-def _fits(fit: Fit) -> str:
-    if fit.fits:
-        return "It fits"
-    if fit.verdict == "does not fit":
-        return "It does not fit"
-    likely = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
-    return f"{likely} (the probability is {chance(fit.probability)})"
+    """Return the verdict and the need of what decides it."""
+    cluster = answer.run.cluster
+    need, have = answer.required_device_bytes_per_gpu, cluster.gpu.memory_bytes
+    of = f"GiB per {device_label(cluster)}"
+    if answer.fit.limit == "host":
+        need, have = answer.required_host_bytes_per_node, cluster.most_host_bytes_per_node
+        of = f"GiB of host RAM{' per node' * (cluster.nodes > 1)}"
+    return f"{fits_sentence('It', answer.fit).removesuffix('.')}: {gib(need)} of {gib(have)} {of}."
 
 
 def _allocator(answer: DryRunAnswer) -> Iterator[doc.Block]:
@@ -172,8 +171,8 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
     analytic, times = answer.analytic, answer.analytic_time
     rows = list[doc.Row]()
 
-    def memory(title: str, need: int, closed: int | None, have: int | None, remark: str = "") -> None:
-        figures = [doc.make_figure(each, lambda size: f"{gib(size)} GiB") for each in (need, closed)]
+    def add(title: str, need: int, closed: int | None, have: int | None, remark: str = "") -> None:
+        figures = [doc.make_figure(each, memory_size) for each in (need, closed)]
         meter = "" if have is None else doc.Meter(need / have, limited=True)
         rows.append(doc.Row([title, *figures, meter, remark if have is None else f"of {gib(have)} GiB"]))
 
@@ -181,12 +180,12 @@ def _figures(answer: DryRunAnswer) -> Iterator[doc.Block]:
     if analytic is not None:
         gpu, allocated = max(analytic.device_bytes_per_gpu, answer.generation_bytes), analytic.allocated_bytes_per_gpu
         host = None if cluster.gpu.is_cpu else analytic.host_bytes_per_node
-    memory(f"{device_label(cluster)} memory", answer.required_device_bytes_per_gpu, gpu, cluster.gpu.memory_bytes)
-    memory("  allocated", peak.allocated_bytes_per_gpu, allocated, None)
+    add(f"{device_label(cluster)} memory", answer.required_device_bytes_per_gpu, gpu, cluster.gpu.memory_bytes)
+    add("  allocated", peak.allocated_bytes_per_gpu, allocated, None)
     have = cluster.host_memory_bytes_per_node
-    memory("host RAM per node", answer.required_host_bytes_per_node, host, have, "not checked: pass --ram")
+    add("host RAM per node", answer.required_host_bytes_per_node, host, have, "not checked: pass --ram")
     if result.nvme_bytes_per_rank:
-        memory("NVMe per GPU", result.nvme_bytes_per_rank, None, None)
+        add("NVMe per GPU", result.nvme_bytes_per_rank, None, None)
     if answer.step is not None:
         steps = answer.step.time.step_s, None if times is None else times.step_s
         rows.append(doc.Row(["step time", *(doc.make_figure(each, seconds) for each in steps), "", ""]))
@@ -203,10 +202,10 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     result, peak = answer.result, answer.result.peak
     size = gib(peak.allocated_bytes_per_gpu)
     rest = "the rank's process" if answer.run.cluster.gpu.is_cpu else "fragmentation, CUDA context and NCCL"
-    memory = f"{capitalised(device_label(answer.run.cluster))} memory"
-    text = f"{memory}: {size} GiB of tensors; the rest is {rest}."
+    subject = f"{capitalised(device_label(answer.run.cluster))} memory"
+    text = f"{subject}: {memory_size(peak.allocated_bytes_per_gpu)} of tensors; the rest is {rest}."
     if _is_loading(answer):
-        text = f"{memory}: that before the training; then {size} GiB are allocated."
+        text = f"{subject}: that before the training; then {memory_size(peak.allocated_bytes_per_gpu)} are allocated."
     name, need = _other_allocator(answer)
     other = (
         f"{name.capitalize()} expandable_segments it needs {gib(need)} GiB."
@@ -224,7 +223,8 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     rounded = ""
     if not cluster.gpu.is_cpu and gib(rounding) != gib(0):
         rounded = f"; {gib(rounding)} of them are added by torch, which rounds a pinned block up to a power of two"
-    yield f"Host RAM: {gib(processes)} GiB for the processes, and at most {gib(tensors)} GiB of tensors{when}{rounded}."
+    most = f"at most {memory_size(tensors)} of tensors{when}{rounded}"
+    yield f"Host RAM: {gib(processes)} GiB for the processes, and {most}."
     if not is_timed(cluster):
         yield UNTIMED
     if answer.step is not None:
@@ -236,8 +236,8 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
             computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"
         yield f"{computes}."
     if gib(peak.allocated_bytes_per_gpu - result.library_workspace_bytes) != size:
-        workspaces = gib(result.library_workspace_bytes)
-        yield f"The phases have tensors; torch.cuda.memory_allocated also counts {workspaces} GiB of cuBLAS workspaces."
+        workspaces = memory_size(result.library_workspace_bytes)
+        yield f"The phases have tensors; torch.cuda.memory_allocated also counts {workspaces} of cuBLAS workspaces."
     if quantizes_collectives(answer.run.config):
         yield "Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code."
 

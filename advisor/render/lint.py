@@ -280,7 +280,8 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
     if why:
         yield doc.Sentence(f" {ended(finding.why)}", hang=4, mark="  Why:", mark_style="bold")
     if finding.fix:
-        yield _fix(finding.fix)
+        judged = f"; the other findings and the figures are those of {finding.judged}" if finding.judged else ""
+        yield _fix(f"{finding.fix}{judged}")
     if finding.edits:
         yield changed_excerpt(text, hide_secrets(apply(document, finding.edits)[0]))
 

@@ -13,9 +13,10 @@ from ...probes.real_run.result import ProbeResult
 from ..document import blocks as doc
 from ..question.cluster import advise_command, gpus_argument
 from ..text.labels import cluster_title, versions_label
-from ..text.units import capitalised, counted_noun, gib, percent, rate, seconds, times, whole_percents
+from ..text.units import capitalised, counted_noun, memory_size, percent, rate, seconds, times, whole_percents
 from ..verification.prediction import UNTIMED, is_timed
 from ..verification.probe import ProbeAnswer
+from .command import remark_sentences
 from .configuration import configuration
 from .error_place import error_place
 from .known_cause import cause_and_fix
@@ -47,6 +48,7 @@ def probe_document(
         verdict=_speed(result) if failure is None else _FAILURE_SENTENCES[failure.kind],
         tone="good" if failure is None else "bad",
         blocks=[
+            *remark_sentences(answer.remarks),
             *_probe_blocks(answer, warning),
             *configuration(result.config, config_name),
             *(next_command(START, following) if following and failure is None else ()),
@@ -131,7 +133,7 @@ def _place(answer: ProbeAnswer) -> str:
 
 
 _UNITS: Mapping[str, Callable[[Any], str]] = {
-    "bytes": lambda size_bytes: f"{gib(int(size_bytes))} GiB",
+    "bytes": lambda size_bytes: memory_size(int(size_bytes)),
     "s": seconds,
     "tokens/s": rate,
     "samples/s": rate,

@@ -24,7 +24,7 @@ from ...estimators.workload import Workload
 from ..question.options import Risk
 from ..question.question import Question
 from ..text.labels import checkpointing_label
-from ..text.units import gib, percent, times, whole_gib
+from ..text.units import gib, percent, size, times, whole_gib
 
 Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
@@ -97,60 +97,71 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     of GPU and host memory. Unknown host memory counts as `most_host_bytes_per_node`. NVMe is compared without an error
     margin, and must be named by the user, since DeepSpeed cannot be configured without its path.
     """
-    known, nvme = cluster.host_memory_bytes_per_node, cluster.nvme_bytes_per_node
-    limit = cluster.ram_limit_bytes
-    host = _share(memory.host_bytes_per_node, cluster.most_host_bytes_per_node)
+    nvme = cluster.nvme_bytes_per_node
     disk = _share(memory.nvme_bytes_per_node, nvme or None)
-    probability = fit_probability(memory, cluster)
-    others = max(host if known or host > 1 else 0.0, disk)
-    on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, others)
-    refused = on_gpu._replace(probability=0.0)
+    host_bytes = memory.host_bytes_per_node
+    on_gpu = _on_gpu(fit_probability(memory, cluster), memory.device_bytes_per_gpu, host_bytes, disk, cluster)
     # The GPU is named first: more RAM or NVMe would not help such a plan.
     if on_gpu.probability < LIKELY:
         return on_gpu
-    if host > 1:
-        limited = limit is not None
-        reason = f"needs {times(host)} RAM" if limited else NEEDS_RAM
-        if memory.nvme_bytes_per_node and not nvme:
-            reason = f"{'needs RAM' if limited else NEEDS_RAM}, --nvme"
-        return refused._replace(reason=reason, limit="host")
-    if memory.nvme_bytes_per_node and not nvme:
-        utilization = max(on_gpu.utilization, 1.0)
-        return refused._replace(reason="needs --nvme", limit="nvme", utilization=utilization)
+    fit, is_unnamed = _on_host(on_gpu, host_bytes, cluster), bool(memory.nvme_bytes_per_node and not nvme)
+    if not fit.probability:
+        lacks = NEEDS_RAM if cluster.ram_limit_bytes is None else "needs RAM"
+        return fit._replace(reason=f"{lacks}, --nvme") if is_unnamed else fit
+    refused = on_gpu._replace(probability=0.0, limit="nvme")
+    if is_unnamed:
+        return refused._replace(reason="needs --nvme", utilization=max(on_gpu.utilization, 1.0))
     if disk > 1:
-        return refused._replace(reason=f"needs {times(disk)} NVMe", limit="nvme")
-    needed = host_bytes_to_fit(memory.host_bytes_per_node)
-    if known is None and cluster.usual_host_bytes_per_node < needed <= (limit or needed):
-        conditional = on_gpu._replace(assumed_host_bytes=needed)
-        return conditional._replace(reason=IF_RAM_ALLOWS) if on_gpu.fits else conditional
-    # On the CPU, the ranks' memory is that of the host: `fit_probability` has its error.
-    if limit is None or needed <= limit or cluster.gpu.is_cpu:
-        return on_gpu
-    probability = min(probability, host_fit_probability(memory.host_bytes_per_node, limit))
-    reason = f"{fit_verdict(probability)}, {chance(probability)}"
-    return on_gpu._replace(probability=probability, reason=reason, limit=on_gpu.limit or "host")
+        return refused._replace(reason=f"needs {times(disk)} NVMe")
+    return fit
 
 
 def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, cluster: Cluster) -> Fit:
-    """Compare the needs measured by a dry run with the cluster. transient_bytes: the part of device_bytes that is not
-    held for the whole training."""
-    host = _share(host_bytes, cluster.host_memory_bytes_per_node)
-    on_gpu = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
-    if host > 1:
-        return on_gpu._replace(probability=0.0, reason=f"needs {times(host)} RAM", utilization=host, limit="host")
-    return on_gpu
+    """Compare the needs measured by a dry run with the cluster, as `judge_fit` does with predicted ones. A dry run sees
+    the tensors in host memory; the processes around them are predicted. transient_bytes: the part of device_bytes that
+    is not held for the whole training."""
+    probability = dry_run_fit_probability(device_bytes, transient_bytes, cluster)
+    on_gpu = _on_gpu(probability, device_bytes, host_bytes, 0.0, cluster)
+    return on_gpu if on_gpu.probability < LIKELY else _on_host(on_gpu, host_bytes, cluster)
 
 
-def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float) -> Fit:
-    """Return the verdict on the GPU alone. others: utilization of host and NVMe."""
-    share = need_bytes / cluster.gpu.memory_bytes
-    utilization = max(share, others)
+def _on_gpu(probability: float, need_bytes: int, host_bytes: int, disk: float, cluster: Cluster) -> Fit:
+    """Return the verdict on the GPU alone. disk: utilization of NVMe."""
+    share, host = need_bytes / cluster.gpu.memory_bytes, _share(host_bytes, cluster.most_host_bytes_per_node)
+    is_counted = cluster.host_memory_bytes_per_node or host > 1
+    utilization = max(share, host if is_counted else 0.0, disk)
     if probability >= FIT_THRESHOLD:
         return Fit(probability, probability, reason="fits", utilization=utilization, limit="")
     reason = f"{fit_verdict(probability)}, {chance(probability)}"
     if probability < LIKELY and share > 1:
-        reason = f"needs {times(share)} {'limit' if cluster.gpu.is_cpu else 'VRAM'}"
+        reason = _lacking(need_bytes, cluster.gpu.memory_bytes, "limit" if cluster.gpu.is_cpu else "VRAM")
     return Fit(probability, probability, reason=reason, utilization=utilization, limit="gpu")
+
+
+def _on_host(on_gpu: Fit, need_bytes: int, cluster: Cluster) -> Fit:
+    """Return the verdict on the host's RAM too, for a plan that may fit the GPU: 0 without room for the need, a
+    condition on a RAM that is unknown and above the usual one, or the probability that it suffices."""
+    limit = cluster.ram_limit_bytes
+    if need_bytes > cluster.most_host_bytes_per_node:
+        reason = NEEDS_RAM if limit is None else _lacking(need_bytes, limit, "RAM")
+        return on_gpu._replace(probability=0.0, reason=reason, limit="host")
+    needed = host_bytes_to_fit(need_bytes)
+    if cluster.host_memory_bytes_per_node is None and cluster.usual_host_bytes_per_node < needed <= (limit or needed):
+        conditional = on_gpu._replace(assumed_host_bytes=needed)
+        return conditional._replace(reason=IF_RAM_ALLOWS) if on_gpu.fits else conditional
+    # On the CPU, the ranks' memory is that of the host: the probability on the GPU has its error.
+    if limit is None or needed <= limit or cluster.gpu.is_cpu:
+        return on_gpu
+    probability = min(on_gpu.probability, host_fit_probability(need_bytes, limit))
+    reason = f"{fit_verdict(probability)}, {chance(probability)}"
+    return on_gpu._replace(probability=probability, reason=reason, limit=on_gpu.limit or "host")
+
+
+def _lacking(need_bytes: int, have_bytes: int, title: str) -> str:
+    """Return `needs 1.34 x RAM`; for a ratio that is shown as 1, what is missing."""
+    ratio = times(need_bytes / have_bytes)
+    missing = need_bytes - have_bytes
+    return f"needs {ratio} {title}" if ratio != times(1.0) else f"needs {size(missing)} more {title}"
 
 
 def _share(need: int, offer: int | None) -> float:
@@ -176,9 +187,12 @@ def fits_sentence(plan: str, fit: Fit) -> str:
         "unlikely": f"{plan} is unlikely to fit ({chance(fit.probability)})",
         "does not fit": f"{plan} does not fit",
     }[fit.verdict]
-    if fit.assumed_host_bytes:
-        text += f" if the host has {whole_gib(fit.assumed_host_bytes):,} GiB of RAM"
-    return f"{text}."
+    return f"{text}{ram_condition(fit)}."
+
+
+def ram_condition(fit: Fit) -> str:
+    """Return ` if the host has 353 GiB of RAM`; "" for a verdict without a condition."""
+    return f" if the host has {whole_gib(fit.assumed_host_bytes):,} GiB of RAM" if fit.assumed_host_bytes else ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

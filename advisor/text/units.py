@@ -194,6 +194,17 @@ def _prefix(value: float) -> tuple[str, float]:
     return next(((prefix, scale) for prefix, scale in _PREFIXES if abs(value) >= 0.9995 * scale), _PREFIXES[-1])
 
 
+SMALL_BYTES = GIB // 10
+"""A memory below this size is shown in MiB."""
+
+
+def memory_size(size_bytes: int) -> str:
+    """Return a memory with its unit: `4.1 GiB`, `0.49 GiB`, `27.4 MiB`, `0 MiB`."""
+    if not size_bytes:
+        return "0 MiB"
+    return f"{mib(size_bytes)} MiB" if size_bytes < SMALL_BYTES else f"{gib(size_bytes)} GiB"
+
+
 def size(size_bytes: int) -> str:
     """Return a buffer's size in binary units: `8 B`, `64 KiB`, `256 MiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -41,6 +41,7 @@ from ..text.units import (
 from .folder import TrainingFolder
 
 if TYPE_CHECKING:
+    from ..data.prepare import DataFile
     from .proposal import Proposal  # imports datasets, which `ds-advise schema` does not need
 
 
@@ -164,7 +165,7 @@ def _data(proposed: Proposal) -> list[doc.Fact]:
             f"training{packed}{held_out}",
         ),
         *(
-            doc.Fact("data", "", f"left out of {each.name}, empty or without answer: {each.empty_rows:,}")
+            doc.Fact("data", "", _left_out(each))
             for each in (data, proposed.evaluation)
             if each is not None and each.empty_rows
         ),
@@ -183,6 +184,13 @@ def _data(proposed: Proposal) -> list[doc.Fact]:
         turns = counted_noun(data.untrained_turns, "earlier answer")
         facts.append(doc.Fact("loss", "", f"not trained, because the template changes them later: {turns}"))
     return facts
+
+
+def _left_out(data: DataFile) -> str:
+    """Return `left out of chats.jsonl, empty or without answer: 2 (rows 7, 12)`."""
+    named, rest = ", ".join(map(str, data.first_empty)), ", ..." * (data.empty_rows > len(data.first_empty))
+    rows = f"row{'s' * (data.empty_rows > 1)} {named}{rest}"
+    return f"left out of {data.name}, empty or without answer: {data.empty_rows:,} ({rows})"
 
 
 def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Block]:

@@ -26,7 +26,7 @@ from ...probes.real_run.command import STEPS
 from ...probes.run import Run
 from ...validate.checkpoint import checkpoint_step
 from ..answer.recommendation import Recommendation
-from ..data.tokenizing import weights_folder
+from ..data.tokenizing import is_local, weights_folder
 from ..importers.script_arguments import ScriptArguments
 from ..launch.check import disk_objections, predict_run
 from ..launch.records import nan_from
@@ -156,8 +156,13 @@ def resume_training(passed: Mapping[str, Any], path: Path, controls: TrainingCon
 
 
 def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape]:
+    """The settings and the model. Raises ModelConfigError for a model in a folder without weights; those on the Hub are
+    downloaded after the check."""
     settings = TrainingSettings.from_options(options)
-    return settings, load_model(settings.model, offline=settings.offline)
+    shape = load_model(settings.model, offline=settings.offline)
+    if is_local(settings.model):
+        weights_folder(settings.model, shape, offline=settings.offline)
+    return settings, shape
 
 
 def _proposed(
@@ -183,8 +188,6 @@ def verify_proposal(proposed: Proposal, *, memory_limit_bytes: int | None, outpu
     """The proposal under the fastest plan that passes the check. `proposed` must have a plan; `answer.recommended` is
     None if no plan passes. Raises ConfigFileError if the disk has no room, and the errors of `verify_answer`."""
     settings = proposed.settings
-    if Path(settings.model).expanduser().exists():  # weights on the Hub are downloaded after the check
-        weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
     if settings.check == "none":
         return proposed
     for objection in disk_objections(proposal_request(proposed, settings.model), output.say):

@@ -57,7 +57,7 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         result=found.result,
         analytic=None,
         step=_simulated(found, request),
-        observed=replace(found.observed, remarks=(*found.observed.remarks, *_ignored_keys(found))),
+        observed=replace(found.observed, remarks=(*_ignored_keys(found), *found.observed.remarks)),
         training=found.training,
         arguments=found.arguments,
         words=request.words,
@@ -79,13 +79,15 @@ def check_config(file: Path, seen: ObservedArguments) -> None:
 
 
 def _ignored_keys(found: CommandResult) -> Iterator[str]:
-    """A sentence for each key of the engine's configuration that DeepSpeed ignores without a message."""
+    """A sentence for each key of the engine's configuration that DeepSpeed ignores without a message. The figures are
+    those of what the engine read."""
     file, name = Path(found.arguments.ds_config), Path(found.arguments.ds_config).name or "DeepSpeed's configuration"
     config = read_ds_config(file) if file.is_file() else found.observed.engines[0].config
     document = read_document(json.dumps(config).encode(), name=name)
     for finding in lint(document, facts=load_facts()).findings:
         if finding.code in IGNORED_KEYS:
-            yield f"{name}: {finding.what}, so it has no effect: {finding.fix}"
+            effect = "; the figures are those without it" if finding.judged else ", so it has no effect"
+            yield f"{name}: {finding.what}{effect}: {finding.fix}"
 
 
 def tokens_per_step(found: CommandResult) -> int:

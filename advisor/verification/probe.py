@@ -53,6 +53,8 @@ class ProbeAdditions:
     figures: tuple[ProbeFigure, ...]
     command: tuple[str, ...]
     """The user's command; empty for a configuration."""
+    remarks: tuple[str, ...]
+    """What a dry run of the command remarks: keys that DeepSpeed ignores, another number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class ProbeAnswer:
     command: tuple[str, ...] = ()
     prediction: Prediction | None = None
     """The dry run of the command."""
+    remarks: tuple[str, ...] = ()
+    """What the dry run remarks on the command."""
 
     @property
     def figures(self) -> tuple[ProbeFigure, ...]:
@@ -86,7 +90,9 @@ class ProbeAnswer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        additions: dict[str, Any] = to_json(ProbeAdditions(figures=self.figures, command=self.command))
+        additions: dict[str, Any] = to_json(
+            ProbeAdditions(figures=self.figures, command=self.command, remarks=self.remarks)
+        )
         return {**self.result.to_json(), **additions}
 
     def _phases(self) -> Iterator[ProbeFigure]:
@@ -192,9 +198,6 @@ def compared_command_probe(
             raise  # there is no step to measure
         except DryRunError as error:
             output.say(f"no dry run for comparison: {error.reason}")
-        else:
-            for remark in answer.observed.remarks:
-                output.warn(f"dry run: {remark}")
     prediction = by_dry_run(answer) if answer else None
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:
         result = probe_command(probe, on_progress=on_progress, **settings)
@@ -215,6 +218,7 @@ def compared_command_probe(
         dry_run=answer.result if answer else None,
         command=probe.words,
         prediction=prediction,
+        remarks=answer.observed.remarks if answer else (),
     )
 
 

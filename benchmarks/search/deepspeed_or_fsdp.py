@@ -88,9 +88,9 @@ def table(found: Sequence[Row]) -> str:
     apart = sum(row.is_apart for row in found) - len(without)
     lines = [
         f"{len(found)} questions. Both fit in {len(ratios)}: FSDP makes {ratios[0]:.2f} to {ratios[-1]:.2f} times the "
-        f"tokens/s of DeepSpeed's fastest plan, median {median(ratios):.2f}. DeepSpeed alone fits in {alone}, FSDP alone "
-        f"in {len(without)}, {quantized} of them QLoRA. Where both fit, FSDP is faster beyond the error (the 80 % "
-        f"intervals of the two speeds are apart) in {apart}.",
+        f"tokens/s of DeepSpeed's fastest plan, median {median(ratios):.2f}. DeepSpeed alone fits in {alone}, FSDP "
+        f"alone in {len(without)}, {quantized} of them QLoRA. Where both fit, FSDP is faster beyond the error (the "
+        f"80 % intervals of the two speeds are apart) in {apart}.",
         "",
         "| model | GPUs | DeepSpeed | GiB | tokens/s | FSDP2 GiB | tokens/s | ratio |",
         "|---|---|---|---:|---:|---:|---:|---:|",

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+import sys
+from collections.abc import Iterator
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from ...estimators.errors import DsAdviseError
+from ..run_errors import way_to_deepspeed
 from .imports import on_import
 
 
 class PlainTrainingError(DsAdviseError):
     """The script trains with torch's own data parallelism."""
+
+
+def _callers() -> Iterator[str]:
+    """Files of the functions that are running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 def install() -> None:
@@ -29,10 +40,7 @@ def _refuse(owner: Any, name: str) -> None:
     called = owner.__name__ if name == "__init__" else name
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise PlainTrainingError(
-            f"the script trains without DeepSpeed, by torch's {called}",
-            fix="name a configuration, which accelerate and the Trainer then use: "
-            "ds-advise dry-run ds_config.json --gpus ... -- COMMAND",
-        )
+        why, fix = way_to_deepspeed(takes_config=any("/accelerate/" in file for file in _callers()))
+        raise PlainTrainingError(f"the script trains without DeepSpeed, by torch's {called}", why=why, fix=fix)
 
     setattr(owner, name, refuse)

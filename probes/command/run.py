@@ -15,7 +15,7 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import from_json
 from ..recording.result import add_overhead
 from ..run_errors import CommandFailedError as CommandFailedError
-from ..run_errors import DryRunError, command_error, ended_error
+from ..run_errors import DryRunError, command_error, ended_error, way_to_deepspeed
 from ..run_errors import NoEngineError as NoEngineError
 from ..scratch import scratch
 from ..worker_process import OnProgress, WorkerTimeoutError, read_phase, run_worker, worker_environment
@@ -75,8 +75,7 @@ def dry_run_command(
     if "error" in answer:
         failure = error(answer)
         if isinstance(failure, NoEngineError) and asked.config_file is not None:
-            failure.why = "nothing in it takes a DeepSpeed configuration"
-            failure.fix = "train by deepspeed.initialize, accelerate or a Trainer"
+            failure.why, failure.fix = way_to_deepspeed(takes_config=False)  # it did not take this one
         raise failure
     found = from_json(CommandResult, answer["result"])
     seen = found.observed

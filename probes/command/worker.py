@@ -212,7 +212,15 @@ class Session:
             if self.failed_thread is not None:
                 self.fail(self.failed_thread, traceback.extract_tb(self.failed_thread.__traceback__))
             kind = "NoStep" if self.observer.engines else "NoEngine"
-            self.write({"error": "", "kind": kind, "phase": self.recorder.current, "trained": trained})
+            self.write(
+                {
+                    "error": "",
+                    "kind": kind,
+                    "phase": self.recorder.current,
+                    "trained": trained,
+                    "takes_config": _has_accelerator(),
+                }
+            )
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
         result = self.result()
@@ -275,6 +283,12 @@ class Session:
             sys.stderr.flush()
         self.save("answer.json", dumps(answer))
         _exit(0)  # skips the exit handlers of the script and of the fake process group
+
+
+def _has_accelerator() -> bool:
+    """Whether the script or its Trainer made an `Accelerator`; importing accelerate, as transformers does, is none."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.is_initialized())
 
 
 if __name__ == "__main__":

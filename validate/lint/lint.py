@@ -64,6 +64,8 @@ class LintFinding:
     edits: tuple[Edit, ...] = ()
     meant: KeyPath = ()
     """The path of the key to which the fix renames an unknown one."""
+    judged: str = ""
+    """The block that the other findings and the figures are about in place of this one; "" for none."""
 
     @property
     def sentence(self) -> str:
@@ -262,6 +264,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         source=rule.source,
         edits=violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ()),
         meant=violation.meant,
+        judged=violation.judged,
     )
 
 

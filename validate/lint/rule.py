@@ -42,6 +42,8 @@ class Violation:
     """The span in the text for a place that is not a key."""
     meant: KeyPath = ()
     """The path of the key to which the fix renames an unknown one."""
+    judged: str = ""
+    """The block that the other findings and the lint's figures are about in place of this one; "" for none."""
 
 
 REMOVAL = ("remove it", "remove the key", "remove the block")

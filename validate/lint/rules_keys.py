@@ -125,7 +125,8 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
             path=path,
             what=f"{_no_such_key(path, parent)}: the whole block is ignored{effect}",
             why=refused if is_refused else "DeepSpeed never reads it, and there is no message",
-            fix=f"rename it to {right[-1]}{_JUDGED_AS.format('renamed')}",
+            fix=f"rename it to {right[-1]}",
+            judged="the renamed block",
             severity="error" if is_refused or is_serious else None,
             span=span,
         )
@@ -136,14 +137,11 @@ def _wrapper(wrong: Misspelled, what: str) -> Violation:
         path=wrong.path,
         what=f"{what}: the whole block is ignored, so DeepSpeed finds no batch size, and raises an error",
         why="DeepSpeed reads all its keys from the top level, and has no message for another one",
-        fix="move its keys to the top level, unless the training script passes this block to DeepSpeed; the other "
-        "findings and the figures are those of the moved keys",
+        fix="move its keys to the top level, unless the training script passes this block to DeepSpeed",
+        judged="the moved keys",
         severity="error",
         span=wrong.span,
     )
-
-
-_JUDGED_AS = "; the other findings and the figures are those of the {} block"
 
 
 def _without_block(config: LintedConfig, path: str) -> tuple[str, bool]:
@@ -155,7 +153,8 @@ def _without_block(config: LintedConfig, path: str) -> tuple[str, bool]:
     del block[name]
     without = replace(config, values=values)
     if without.stage != config.stage:
-        return f", so ZeRO has stage {without.stage} instead of {config.stage}", True
+        zero = "ZeRO" if without.stage else "ZeRO is off: it"
+        return f", so {zero} has stage {without.stage} instead of {config.stage}", True
     if without.model_type != config.model_type:
         return f", so the training is in {without.model_type} instead of {config.model_type}", True
     return f", so DeepSpeed makes no {path}" if path in ("optimizer", "scheduler") else "", False
@@ -180,7 +179,8 @@ def _misplaced(config: LintedConfig) -> Iterator[Violation]:
             yield replace(
                 found,
                 what=found.what + effect,
-                fix=_move(place) + _JUDGED_AS.format("moved") * isinstance(config.get(right), dict),
+                fix=_move(place),
+                judged="the moved block" if isinstance(config.get(right), dict) else "",
                 severity="error" if is_serious else found.severity,
                 span=wrong.span,
             )

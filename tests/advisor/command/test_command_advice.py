@@ -11,6 +11,7 @@ from typing import Any
 
 import ds_advise
 import pytest
+from ds_advise.advisor.answer.recommendation import Change, Changes
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.command.advise import advise_command
@@ -352,6 +353,10 @@ def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
     unproved = str(replace(answer, recommended=None, proofs=(first,)))
     assert unproved.splitlines()[0] == " No plan could be proved." and "Nothing fits" not in unproved
     assert f"The script fails under {first.candidate.strategy}." in unproved and "\n> " not in unproved
+    none_taken = tuple(step._replace(taken=False) for step in answer.ladder)
+    larger = Changes([Change(flags="--ram 34GiB", outcome="fits: zero2-offload")])
+    nothing = str(replace(answer, recommended=None, proofs=(), ladder=none_taken, changes=larger))
+    assert nothing.startswith(" Nothing fits.") and "What would make it fit" in nothing and "--ram 34GiB" in nothing
     failed = replace(answer, recommended=None, proofs=(first,))
     why = printed_text(why_document("train.log", diagnose_text(FRAMES + FULL), None, failed))
     assert "No plan could be proved." in why and f"Tried {first.candidate.strategy}, " in why

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from ds_advise import advise
 from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.check import check, check_config, memory_objections, predict_run
+from ds_advise.advisor.launch.check import check, check_config, memory_objections, observe, predict_run
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
@@ -42,7 +43,7 @@ from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
-from ds_advise.probes.run_errors import ScriptExitError, command_error
+from ds_advise.probes.run_errors import NoEngineError, ScriptExitError, command_error
 from ds_advise.probes.store import Store
 from rich.console import Console
 
@@ -353,6 +354,7 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     attempt = Attempt(request=request, outcome=outcome)
     sentences = [Session(attempts=(attempt,) * made, following=following).following_sentence for made in (1, 4)]
     assert sentences[0].startswith(f"--fallback would continue with {following.description}")
+    assert re.search(r"\(predicted tensors: [\d.]+ [GM]iB in place of [\d.]+ [GM]iB\)", sentences[0])
     assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ")
 
 
@@ -600,3 +602,21 @@ def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
     )
     assert isinstance(error, ScriptExitError)
     assert "unrecognized arguments: --nope, at train.py:4" in error.why and error.fix
+
+
+@pytest.mark.parametrize("takes_config", [True, False])
+def test_a_training_without_deepspeed_is_offered_a_launch(
+    takes_config: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starts it comes first, and no other command than launch is named."""
+    answer = {"kind": "NoEngine", "phase": "load", "error": "", "trained": True, "takes_config": takes_config}
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise command_error(answer)
+
+    monkeypatch.setattr("ds_advise.advisor.launch.check.command_answer", refuse)
+    with pytest.raises(NoEngineError) as raised:
+        observe(launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder), Output("quiet"))
+    fix = raised.value.fix
+    assert fix.startswith("--no-check starts it") and "dry-run" not in fix
+    assert ("ds-advise launch ds_config.json -- COMMAND" in fix) == takes_config

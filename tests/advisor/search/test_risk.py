@@ -1,6 +1,7 @@
 """How sure it is that a plan fits, and what a plan that is only likely to fit would gain."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.answer.recommendation import Recommendation
+from ds_advise.advisor.answer.verdict import answer_verdict
 from ds_advise.advisor.cli.main import main
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LEAST, LIKELY, fit_verdict
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LEAST, LIKELY, LadderStep, dry_run_fit, fit_verdict
 from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.verification.verify import by_speed, verify
@@ -152,3 +154,19 @@ def test_a_plan_above_the_memory_never_likely_fits(transient_gib: float, expanda
         memory = _made_up(cluster.gpu.memory_bytes + missing, transient, overhead, cluster)
         assert memory.device_bytes_per_gpu == cluster.gpu.memory_bytes + missing
         assert fit_probability(memory, cluster) < LIKELY
+
+
+def test_a_plan_that_ram_limits_says_so() -> None:
+    """The GPU has room; the RAM may be short, and a higher risk accepts that."""
+    answer = replace(ask(model="gpt2-xl", gpus="1x24GB", ram="32GB", global_batch=8), try_first=None)
+    cluster = answer.question.cluster
+    need = round(0.95 * cluster.most_host_bytes_per_node)
+    step = next(step for step in answer.ladder if step.strategy == "zero2-offload" and step.candidate is not None)
+    assert step.candidate is not None
+    host = dry_run_fit(device_bytes=2**30, transient_bytes=2**30, host_bytes=need, cluster=cluster)
+    missed = replace(step.candidate, fit=host, measured_host_bytes=need)
+    ladder = (LadderStep.from_candidate("zero2-offload", missed, FIT_THRESHOLD),)
+    verdict = answer_verdict(replace(answer, ladder=ladder, candidates=(missed,), recommended=None))
+    words = " ".join(sentence.text for sentence in verdict.sentences)
+    assert verdict.headline == "Nothing fits." and "GiB of RAM per node (31.4 available), which fits with" in words
+    assert re.search(r"a probability of 8\d %. --risk balanced accepts it\.", words), words

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import sys
@@ -40,6 +41,13 @@ ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "c
 
 
 @pytest.fixture
+def model(model: Path) -> Path:
+    """A model whose weights are there, and empty."""
+    (model / "model.safetensors").touch()
+    return model
+
+
+@pytest.fixture
 def data(tmp_path: Path) -> Path:
     file = tmp_path / "chats.jsonl"
     file.write_text("\n".join(json.dumps(ROW) for _ in range(40)))
@@ -67,7 +75,7 @@ Stub = Callable[..., None]
 
 
 @pytest.fixture
-def fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+def fails(monkeypatch: pytest.MonkeyPatch) -> Stub:
     """Every launch fails after a checkpoint, and nothing is started."""
 
     def install(folder: TrainingFolder, kind: FailureKind = "lost_rank") -> None:
@@ -76,7 +84,6 @@ def fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
             return outcome_of(request.folder, kind)
 
         monkeypatch.setattr("ds_advise.advisor.launch.session.launch", launch)
-        (model / "model.safetensors").touch()
 
     return install
 
@@ -290,14 +297,17 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
     [
         ("config.json", BERT, "is not a causal language model"),
         ("config.json", TINY | {"vocab_size": 100}, "but the model has 100 embeddings"),
-        ("pytorch_model.bin", None, "no safetensors"),
+        ("pytorch_model.bin", None, "ds-advise: no safetensors in model: "),
     ],
 )
 def test_models_that_cannot_be_trained(ask: Ask, model: Path, file: str, content: object, message: str) -> None:
     """Other kinds of models, a tokenizer of another model, and pickled weights, which can run code."""
     (model / file).write_text(json.dumps(content))
-    code, _, error = ask()
-    assert code == 2 and message in error
+    if content is None:
+        (model / "model.safetensors").unlink()
+    for options in ("", "--dry"):
+        code, printed, error = ask(options)
+        assert (code, printed) == (2, "") and message in error, options
 
 
 def test_a_model_without_a_tokenizer_is_refused(ask: Ask, model: Path) -> None:
@@ -373,8 +383,13 @@ def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: P
 
 
 def test_rows_that_are_left_out_are_counted(ask: Ask, data: Path) -> None:
-    data.write_text(data.read_text() + '\n{"messages": null}')
-    assert "left out of chats.jsonl, empty or without answer: 1" in ask("--dry")[1]
+    rows = data.read_text().splitlines()
+    data.write_text("\n".join([*rows, '{"messages": null}']))
+    said = f"left out of chats.jsonl, empty or without answer: 1 (row {len(rows) + 1})"
+    assert said in " ".join(ask("--dry")[1].split())
+    data.write_text("\n".join([*rows, *['{"messages": null}'] * 7]))
+    first = ", ".join(str(len(rows) + each) for each in range(1, 6))
+    assert f"without answer: 7 (rows {first}, ...)" in " ".join(ask("--dry")[1].split())
 
 
 def test_the_sequence_length_follows_the_data() -> None:
@@ -401,11 +416,10 @@ def test_checkpoints_are_a_tenth_of_the_steps_apart() -> None:
     assert [default_save_steps(steps) for steps in (3, 200, 100_000)] == [10, 20, 500]
 
 
-def test_room_on_the_disk(ask: Ask, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model / "model.safetensors").touch()
+def test_room_on_the_disk(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     code, _, error = ask("--no-probe", no_check=False)
-    assert (code, "3 checkpoints of 0.00 GiB need more than the 0.00 GiB free" in error) == (2, True)
+    assert code == 2 and re.search(r"3 checkpoints of [\d.]+ MiB need more than the 0\.00 MiB free", error), error
 
 
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
-from ds_advise.advisor.render.command import _training
-from ds_advise.advisor.render.dry_run import _notes
-from ds_advise.advisor.search.candidate import Fit
+from ds_advise.advisor.question.cluster import build_cluster
+from ds_advise.advisor.render.command import _training, remark_sentences
+from ds_advise.advisor.render.dry_run import _notes, _verdict
+from ds_advise.advisor.search.candidate import Fit, dry_run_fit
 from ds_advise.advisor.verification.command import tokens_per_step
+from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import InventedNumber
 from ds_advise.probes.recording.result import DryRunResult, Peak, PhaseMemory, Reserved
@@ -80,7 +82,13 @@ def test_liger_is_no_loss_of_trl_s(version: str, helps: bool) -> None:
 
 
 def said(answer: CommandAnswer) -> str:
-    document = doc.Document(subject="", verdict="", tone="good", blocks=list(_training(answer)), data={})
+    document = doc.Document(
+        subject="",
+        verdict="",
+        tone="good",
+        blocks=[*remark_sentences(answer.observed.remarks), *_training(answer)],
+        data={},
+    )
     return " ".join(printed_document(document, 400).split())
 
 
@@ -191,6 +199,7 @@ def test_the_training_is_described() -> None:
         ({"attention": ()}, "math (all scores in memory)"),
         ({"attention": ("flash", "efficient")}, "flash and efficient"),
         ({"logits_bytes": 3 * GIB}, "all of them in memory: 3.0 GiB"),
+        ({"logits_bytes": 3 * GIB // 2048}, "all of them in memory: 1.5 MiB"),
         ({"evaluation_cut": True}, "evaluation"),
         ({"in_training_mode": False}, "the model is in evaluation mode. Call model.train()."),
         ({"remarks": ("the command starts 4 processes",)}, "The command starts 4 processes."),
@@ -235,3 +244,36 @@ def test_what_pinned_blocks_are_rounded_up_is_named(held: int, shown: bool) -> N
     result = replace(plain.result, phases=(PhaseMemory(iteration=1, phase="step", **sizes),))
     notes = " ".join(_notes(replace(plain, result=result)))
     assert ("8.0 of them are added by torch, which rounds a pinned block up to a power of two" in notes) == shown
+
+
+@pytest.mark.parametrize(
+    ("host_gib", "ram", "reason", "headline"),
+    [
+        (40, None, "if RAM allows", "It fits if the host has 45 GiB of RAM: 13.0 of 23.5 GiB per GPU."),
+        (20, None, "fits", "It fits: 13.0 of 23.5 GiB per GPU."),
+        (40, "64GB", "fits", "It fits: 13.0 of 23.5 GiB per GPU."),
+        (29, "32GB", "likely fits, 93 %", "It probably fits (93 %): 29.0 of 31.4 GiB of host RAM."),
+        (40, "32GB", "needs 1.28 x the RAM", "It does not fit: 40.0 of 31.4 GiB of host RAM."),
+    ],
+)
+def test_a_dry_run_is_judged_on_ram_as_a_prediction(
+    host_gib: int, ram: str | None, reason: str, headline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run of a plan that needs more RAM than any usual host has is no proof that it fits."""
+    monkeypatch.setattr(CommandAnswer, "required_host_bytes_per_node", host_gib * GIB)
+    monkeypatch.setattr(CommandAnswer, "required_device_bytes_per_gpu", 13 * GIB)
+    answer = answer_of({"activations": GIB})
+    cluster = build_cluster({"gpus": "1x24GB", "ram": ram})
+    answer = replace(answer, run=replace(answer.run, cluster=cluster))
+    assert (answer.fit.reason, _verdict(answer)) == (reason, headline)
+    assert answer.to_json()["assumed_host_bytes"] == (host_bytes_to_fit(40 * GIB) if "if" in reason.split() else 0)
+
+
+def test_a_ratio_that_is_shown_as_1_is_not_what_is_lacking() -> None:
+    cluster = build_cluster({"gpus": "1x24GB", "ram": "64GB"})
+    over = cluster.gpu.memory_bytes + GIB // 64
+    fit = dry_run_fit(device_bytes=over, transient_bytes=GIB, host_bytes=GIB, cluster=cluster)
+    assert fit.reason == "needs 16 MiB more VRAM" and not fit.fits
+    ram = cluster.most_host_bytes_per_node + GIB // 32
+    fit = dry_run_fit(device_bytes=GIB, transient_bytes=GIB, host_bytes=ram, cluster=cluster)
+    assert (fit.reason, fit.limit) == ("needs 32 MiB more RAM", "host")

@@ -43,10 +43,12 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def dry_run(folder: Path, script: str, *options: str, arguments: Sequence[str] = ()) -> tuple[int, str, str]:
+def dry_run(
+    folder: Path, script: str, *options: str, arguments: Sequence[str] = (), launcher: Sequence[str] = ()
+) -> tuple[int, str, str]:
     """Exit code, standard output and standard error. The options begin with a DeepSpeed configuration, if any."""
     (folder / "train.py").write_text(script)
-    words = ["dry-run", *options, "--gpus", "2xA100-40GB", "--timeout", "240", "--", "train.py", *arguments]
+    words = ["dry-run", *options, "--gpus", "2xA100-40GB", "--timeout", "240", "--", *launcher, "train.py", *arguments]
     done = subprocess.run(
         [sys.executable, "-m", "ds_advise", *words],
         cwd=folder,
@@ -398,11 +400,11 @@ def engine_of(config):
 engine_of({ZERO_2 | {"train_batch_size": 6}!r})
 """
     code, _, line = dry_run(folder, script)
-    assert code == 1 and "the script failed (during load): AssertionError: Check batch related parameters" in line
+    assert code == 1 and "train.py:4 (during load): AssertionError: Check batch related parameters" in line
     terminal = Terminal(80)
     words = [sys.executable, "-m", "ds_advise", "dry-run", "--gpus", "2xA100-40GB", "--", "train.py"]
     done = subprocess.run(words, cwd=folder, stderr=terminal.slave, timeout=300, check=False)
-    shown = terminal.wait(lambda text: "the script failed (during load)" in text)
+    shown = terminal.wait(lambda text: "the script failed at" in text)
     assert done.returncode == 1
     assert "train.py:4, in engine_of" in shown and "> AssertionError: Check batch related" in shown
     assert "Cause:" in shown and "Fix:" in shown
@@ -441,7 +443,9 @@ for _ in range(3):
 
 
 def test_keys_that_the_engine_ignores_are_named(folder: Path) -> None:
-    (folder / "typo.json").write_text(json.dumps(ZERO_2 | {"gradient_acumulation_steps": 4}))
+    misspelled = {"gradient_acumulation_steps": 4, "zero_optimisation": {"stage": 2}}
+    config = {name: value for name, value in ZERO_2.items() if name != "zero_optimization"} | misspelled
+    (folder / "typo.json").write_text(json.dumps(config))
     script = """
 import deepspeed, torch
 model = torch.nn.Linear(4, 4)
@@ -450,9 +454,15 @@ for _ in range(3):
     engine.backward(engine(torch.ones(2, 4, device=engine.device, dtype=torch.bfloat16)).sum())
     engine.step()
 """
-    code, out, err = dry_run(folder, script)
+    code, out, err = dry_run(folder, script, launcher=["torchrun", "--nproc_per_node", "4"])
     assert code == 0, err
-    assert "typo.json: DeepSpeed has no key 'gradient_acumulation_steps'" in out
-    assert "rename it to gradient_accumulation_steps" in " ".join(out.split())
+    words = " ".join(out.split())
+    below_the_verdict = words[: words.index("Rank 0")]
+    assert "typo.json: DeepSpeed has no key 'gradient_acumulation_steps', so it has no effect:" in below_the_verdict
+    assert "rename it to gradient_accumulation_steps" in below_the_verdict
+    assert "ZeRO is off: it has stage 0 instead of 2; the figures are those without it: rename" in below_the_verdict
+    assert "renamed block" not in words
+    assert "starts 4 processes per node; --gpus has 2: simulated with 2." in below_the_verdict
+    assert words.endswith("ds-advise launch -- torchrun --nproc_per_node 2 train.py"), "the ranks of the figures"
     code, _, err = dry_run(folder, script, "zero2.json")
     assert code == 2 and "the command trains with typo.json, not with zero2.json" in err

@@ -197,14 +197,14 @@ raise ValueError("forked")
         f"{PLAIN}model = nn.parallel.DistributedDataParallel(model)\n"
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    model(torch.ones(4, 64).cuda()).sum().backward()\n    optimizer.step()",
-        "trains without DeepSpeed, by torch's DistributedDataParallel; name a configuration, .*dry-run ds_config.json",
+        "trains without DeepSpeed, by torch's DistributedDataParallel.*nothing in it takes a DeepSpeed configuration",
         fast=True,
     ),
     "plain torch": Hostile(
         f"{PLAIN}optimizer = torch.optim.AdamW(model.parameters())\n"
         "while True:\n    try:\n        model(torch.ones(4, 64).cuda()).sum().backward()\n        optimizer.step()\n"
         "    except BaseException: pass",
-        "trained without DeepSpeed",
+        "trained without DeepSpeed: deepspeed.initialize was never called, and nothing in it takes",
     ),
     "FSDP": Hostile(
         f"{PLAIN}from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n"
