@@ -253,7 +253,7 @@ def test_what_pinned_blocks_are_rounded_up_is_named(held: int, shown: bool) -> N
         (20, None, "fits", "It fits: 13.0 of 23.5 GiB per GPU."),
         (40, "64GB", "fits", "It fits: 13.0 of 23.5 GiB per GPU."),
         (29, "32GB", "likely fits, 93 %", "It probably fits (93 %): 29.0 of 31.4 GiB of host RAM."),
-        (40, "32GB", "needs 1.28 x the RAM", "It does not fit: 40.0 of 31.4 GiB of host RAM."),
+        (40, "32GB", "needs 1.28 x RAM", "It does not fit: 40.0 of 31.4 GiB of host RAM."),
     ],
 )
 def test_a_dry_run_is_judged_on_ram_as_a_prediction(
