@@ -101,16 +101,12 @@ def explain(
     from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title
-    from .mistaken_files import refuse_unknown
     from .mistaken_keys import refuse_file_behind, refuse_other_name
-    from .model_argument import is_model
 
     title = " ".join(part)
     is_file = _is_file(model, has_model=costs_of is not None)
     is_subject = is_file or (costs_of is None and not is_key(model))
     refuse_file_behind(model, part)
-    if not is_model(model) and any(map(is_model, part)):
-        refuse_unknown(model)
     if meant_gpus(title) or near_gpus(title) or (part and not is_subject):
         raise click.UsageError(f"unexpected extra argument ({title[:60]})")
     if not is_subject and not is_key(model):
@@ -153,11 +149,12 @@ def _is_file(name: str, *, has_model: bool) -> bool:
 def _refuse_unknown(name: str) -> None:
     """Raise UnknownModelError for a word that is neither a model nor a key."""
     from ..answer.explained_key import keys_meant
+    from ..render.explained_part import is_section
     from .mistaken_files import refuse_unknown
     from .mistaken_keys import refuse_other_name
     from .model_argument import is_model
 
-    if not (is_model(name) or Path(name).exists()):
+    if not (is_model(name) or Path(name).exists() or is_section(name)):
         refuse_other_name(name)
     near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"

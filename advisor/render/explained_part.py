@@ -102,6 +102,12 @@ _CLOSE = 0.75
 """Least similarity of an unknown name to one that is proposed (difflib)."""
 
 
+def is_section(name: str) -> bool:
+    """Return whether a word names a section of every plan, such as `time` or `memory`."""
+    titles = {title.split()[0].casefold() for title in SECTIONS.values()}
+    return name.casefold() in titles.union(*_OTHER_NAMES.values())
+
+
 def has_part(explanation: Explanation, name: str) -> bool:
     """Return whether this is the name of a part, or of a section."""
     try:
