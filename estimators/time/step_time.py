@@ -29,7 +29,7 @@ from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
 from .assumed_rates import widened
-from .compute_time import Passes, ProductTime, moved_bytes, product_times
+from .compute_time import ProductTime, moved_bytes, product_times
 from .memory_bound import (
     BF16_MASTERS_SAVE_BYTES,
     KEPT_BF16_STEP_BYTES,
@@ -38,6 +38,7 @@ from .memory_bound import (
     OPTIMIZER_PASSES_BYTES,
     STEPPED_BYTES,
 )
+from .passes import Passes
 from .rollout_time import rollout_terms
 from .roofline import KERNEL_S
 from .step import Step
