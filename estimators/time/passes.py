@@ -1,6 +1,6 @@
 """Seconds of the forward and backward passes: computation of the GPU, and its waits for the host.
 
-pass = max(GPU computes, host launches) + the part of the shorter that is not hidden
+A pass takes max(GPU computes, host launches) + the part of the shorter that is not hidden.
 """
 
 from __future__ import annotations
