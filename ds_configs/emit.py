@@ -31,9 +31,8 @@ drive."""
 OPTIMIZER_PARAMS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """TrainingArguments' defaults, so that both flavors train alike."""
 
-_FILLED_PARAMS = ("lr", "weight_decay")
-"""Parameters that both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer
-reports differences from its own numbers."""
+NOT_FILLED_PARAMS = {name: OPTIMIZER_PARAMS[name] for name in ("betas", "eps")}
+"""Parameters for which accelerate refuses `auto`, and the Trainer reports differences from its own numbers."""
 
 _PLAN_KEYS = (
     "train_batch_size",
@@ -172,7 +171,7 @@ def optimizer_block(workload: Workload, plan: Plan, *, auto: bool) -> dict[str, 
     if has_block:
         params = {name: OPTIMIZER_PARAMS[name] for name in spec.block_params}
         if auto:
-            params |= dict.fromkeys(_FILLED_PARAMS, "auto")
+            params |= dict.fromkeys({*params} - {*NOT_FILLED_PARAMS}, "auto")
         keys["optimizer"] = {"type": spec.block_type, "params": params | dict(spec.extra_block_params)}
     if plan.zero_stage and not (has_block and spec.tested_with_zero):
         keys["zero_allow_untested_optimizer"] = True

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.emit import NOT_FILLED_PARAMS
 from . import rule_conditions as when
 from .document import KeyPath
 from .facts import DeepSpeedFacts
@@ -166,8 +167,13 @@ def _autos(node: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
 
 def _in_both(config: LintedConfig) -> Iterator[Violation]:
     for path, known in CONFIG_KEYS.items():
-        if config.framework == "hf" and known.argument and config.number(path) is not None:
-            yield violation(path, f"{path} must be equal to {known.argument} of TrainingArguments")
+        if config.framework != "hf" or not known.argument or (value := config.number(path)) is None:
+            continue
+        default, fix = NOT_FILLED_PARAMS.get(path.removeprefix("optimizer.params.")), ""
+        if default is not None:  # accelerate refuses "auto" for it
+            fix = f"pass {known.argument}={value:g} to TrainingArguments"
+        if value != default:
+            yield violation(path, f"{path} must be equal to {known.argument} of TrainingArguments", fix=fix)
 
 
 TRAINER_RULES = section(
