@@ -55,8 +55,8 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
 @pytest.mark.parametrize(
     ("question", "left_out"),
     [
-        ("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", "the time bar, the memory bar, plans that may not fit"),
-        ("phi-4 --gpus 4xRTX3090", "the time bar, the memory bar"),
+        ("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", "the bars of memory and time, plans that may not fit"),
+        ("phi-4 --gpus 4xRTX3090", "the bars of memory and time"),
         ("gpt2 --gpus L4 --framework deepspeed", ""),
     ],
 )

@@ -166,7 +166,9 @@ def test_a_plan_that_ram_limits_says_so() -> None:
     host = dry_run_fit(device_bytes=2**30, transient_bytes=2**30, host_bytes=need, cluster=cluster)
     missed = replace(step.candidate, fit=host, measured_host_bytes=need)
     ladder = (LadderStep.from_candidate("zero2-offload", missed, FIT_THRESHOLD),)
-    verdict = answer_verdict(replace(answer, ladder=ladder, candidates=(missed,), recommended=None))
+    verdict = answer_verdict(
+        replace(answer, ladder=ladder, candidates=(missed,), recommended=None, pytorch_baseline=None)
+    )
     words = " ".join(sentence.text for sentence in verdict.sentences)
     assert verdict.headline == "Nothing fits." and "GiB of RAM per node (31.4 available), which fits with" in words
     assert re.search(r"a probability of 8\d %. --risk balanced accepts it\.", words), words
