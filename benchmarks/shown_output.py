@@ -173,6 +173,7 @@ def make_files(folder: Path) -> None:
     for name in ("Qwen2.5-1.5B", "tiny", "model"):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(tiny))
+    (folder / "Qwen2.5-1.5B" / "model.safetensors").touch()  # a training would start from it
     _make_model_and_texts(folder)
 
 
