@@ -12,6 +12,7 @@ from ...ds_configs.read import offload_device_in, reduce_bucket_size_in
 from ...estimators.json_form import to_json
 from ...estimators.objectives import LIGER_LAYERS_ALONE
 from ...probes.command.observed import CommandResult, Observed, ObservedArguments, ObservedEngine, ObservedTraining
+from ...probes.failures.messages import Message, find_message
 from ..text.units import gib
 from .dry_run_answer import DryRunAnswer
 
@@ -67,6 +68,13 @@ class CommandAnswer(DryRunAnswer):
     def unit(self) -> str:
         """What a step's rate counts: "tokens", or "samples" for a model without tokens."""
         return "tokens" if self.training.seq_len else "samples"
+
+    @property
+    def late_failure(self) -> Message | None:
+        """The failure after the observed steps, if it is known and has one cause, which the simulation does not share:
+        a training fails there too."""
+        found = find_message(self.observed.late_error)
+        return found if found is not None and found.certain else None
 
     @property
     def best_change(self) -> Change | None:

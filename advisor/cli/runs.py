@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -163,11 +164,14 @@ def dry_run(
     """
     from ...ds_configs.files import write_config
     from ...probes.command.training_command import read_command
+    from ..answer.command_answer import CommandAnswer
+    from ..document.blocks import Sentence
     from ..html_report.report import check_target
     from ..question.cluster import build_cluster
-    from ..question.file_question import question_words
+    from ..question.file_question import option_words, question_words
     from ..render.deliver import show_document
     from ..render.runs import START, next_command
+    from ..text.units import ended
     from ..verification.dry_run import trace
 
     words = users_command()
@@ -195,9 +199,14 @@ def dry_run(
         answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
-    following = following if answer.fit.fits else []
+    failure = answer.late_failure if isinstance(answer, CommandAnswer) else None
+    if failure is not None:
+        following = [Sentence(f"A training fails there too. Fix: {ended(failure.fix)}")]
+    if not answer.fit.fits:
+        asked = shlex.join(["ds-advise", *option_words(machine_options(machine)), "--", *words])
+        following = next_command("Find the fastest plan that fits:", asked) if words else []
     show_document(lambda: document(answer, explain=explain, following=following), output, html=html, plot=plot)
-    return 0 if answer.fit.fits else 1
+    return 0 if answer.fit.fits and failure is None else 1
 
 
 def _command_answer(

@@ -139,7 +139,11 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
             output.say(error.what)
             request = replace(request, config_path=None)
     request = replace(request, run=run, estimate=request.estimate or run.estimate(), dry_run=found)
-    return request, memory_objections(found, output.say)
+    objections = memory_objections(found, output.say)
+    if found.late_failure is not None:
+        what = f"the script fails after its steps: {found.late_failure.cause}"
+        objections.append(Objection(what=what.rstrip("."), fix=found.late_failure.fix))
+    return request, objections
 
 
 def _observed_run(described: Run, found: CommandAnswer) -> Run:

@@ -18,6 +18,7 @@ from ...probes.machine import ON_CPU
 from ...probes.run import Device
 from ..question.cluster import MOST_CPU_RANKS, build_cluster, cluster_here
 from ..question.gpu_text import MOST_GPUS_PER_NODE, MOST_NODES, counts_in
+from ..text.units import counted_noun
 
 _LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
     "hostfile": ("deepspeed",),
@@ -87,6 +88,9 @@ def resolve_place(
     return cluster, rendezvous if cluster.nodes > 1 else None
 
 
+_MAKE_EQUAL = "make them agree, or name only the kind, such as --gpus H100"
+
+
 def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_per_node: int | None = None) -> None:
     """Raise ClusterError if `--gpus` or `--nodes` contradict the counts from the source of the nodes."""
     nodes_in_option, gpus_in_option = counts_in(gpus)
@@ -99,7 +103,7 @@ def _check_counts(gpus: str, nodes: int | None, source: str, count: int, gpus_pe
             raise ClusterError(
                 f"{option} has {stated} {unit}, {source} {found}",
                 why="the plan must be checked for the GPUs of the training",
-                fix="make them agree, or name only the kind, such as --gpus H100",
+                fix=_MAKE_EQUAL,
             )
 
 
@@ -112,6 +116,11 @@ def command_cluster(command: TrainingCommand, options: Mapping[str, Any], *, her
     name, on_cpu, found = command.launcher, options["device"] == "cpu", Processes(nodes=None, per_node=None)
     if name or command.program is not None:
         found = read_processes((*command.prefix, *command.words), variables=ON_CPU if on_cpu else {})
+    if here and on_cpu and found.is_plain:
+        raise ClusterError(
+            f"{name} starts one plain process where there is no GPU, and DeepSpeed finds no rank in it",
+            fix="leave it out, or start the script by torchrun",
+        )
     described = {each: options.get(each) for each in ("gpus", "device", "ranks", "memory")}
     if on_cpu:
         described["ranks"] = options["ranks"] or found.per_node
@@ -119,15 +128,15 @@ def command_cluster(command: TrainingCommand, options: Mapping[str, Any], *, her
     cluster = cluster_here(described, devices=1 if solo else found.per_node) if is_here else build_cluster(described)
     nodes, per_node = counts_in(options["gpus"])
     for what, stated, started in (
-        ("nodes", nodes, found.nodes),
-        ("ranks", options["ranks"], found.per_node),
-        ("GPUs a node", per_node, found.per_node),
+        ("node", nodes, found.nodes),
+        ("rank", options["ranks"], found.per_node),
+        ("GPU", per_node, found.per_node),
     ):
-        if None not in (stated, started) and stated != started:
+        if stated is not None and started is not None and stated != started:
             raise ClusterError(
-                f"{name} starts {started} {what}, the options have {stated}",
+                f"{name} starts {counted_noun(started, what)}{' a node' * (what == 'GPU')}, the options have {stated}",
                 why="the plan must be checked for the ranks of the training",
-                fix="make them agree, or name only the kind, such as --gpus H100",
+                fix=f"pass --ranks {started}" if on_cpu else _MAKE_EQUAL,
             )
     return replace(cluster, nodes=found.nodes or cluster.nodes, gpus_per_node=found.per_node or cluster.gpus_per_node)
 

@@ -52,7 +52,10 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
             yield doc.Sentence(text, "yellow")
     change = answer.free_change if answer.fit.fits else answer.best_change
     if change is not None:
-        yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.")
+        gpu_bytes = answer.run.cluster.gpu.memory_bytes
+        suffices = answer.fit.fits or answer.required_device_bytes_per_gpu - change.saved_bytes <= gpu_bytes
+        alone = "" if suffices else " Alone it does not suffice."
+        yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.{alone}")
 
 
 def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:

@@ -44,6 +44,8 @@ class Start:
     launcher: str
     gpus_per_node: int | None
     nodes: int | None
+    is_plain: bool = False
+    """Whether it starts one process without the variables of a rank, whatever number it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,10 @@ class _Reading:
     inside: str = ""
     """The launcher that itself uses the next one: the user gave no such word."""
 
-    def add(self, launcher: str, gpus_per_node: int | None, nodes: int | None) -> None:
+    def add(self, launcher: str, gpus_per_node: int | None, nodes: int | None, *, is_plain: bool = False) -> None:
         if not self.inside:
-            self.starts.append(Start(launcher=launcher, gpus_per_node=gpus_per_node, nodes=nodes))
+            start = Start(launcher=launcher, gpus_per_node=gpus_per_node, nodes=nodes, is_plain=is_plain)
+            self.starts.append(start)
 
 
 def read_launch(words: Sequence[str], *, folder: Path) -> Launch:
@@ -258,20 +261,29 @@ def _deepspeed(name: str, arguments: list[str], reading: _Reading) -> list[str]:
 
 
 def _accelerate(name: str, arguments: list[str], reading: _Reading) -> list[str]:
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands import launch
 
-    parser: Any = launch_command_parser()
+    plain, simple_launcher = list[Any](), launch.simple_launcher
+
+    def without_ranks(args: Any) -> None:
+        plain.append(args)
+        simple_launcher(args)
+
+    parser: Any = launch.launch_command_parser()
     args = parser.parse_args(arguments)
     args.main_process_port = 0  # a free one: the process that listens on the real one may be here
     try:
         with hooks():
-            launch_command(args)
+            launch.simple_launcher = without_ranks
+            launch.launch_command(args)
     except Relaunch as started:
         nodes = args.num_machines or 1
-        reading.add(name, max(1, (args.num_processes or 1) // nodes), nodes)
+        reading.add(name, max(1, (args.num_processes or 1) // nodes), nodes, is_plain=bool(plain))
         reading.inside = name
         os.environ.update(started.environment)
         return started.words
+    finally:
+        launch.simple_launcher = simple_launcher
     raise DsAdviseError(f"{name} starts no process", fix="give the command without it")
 
 

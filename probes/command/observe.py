@@ -19,7 +19,12 @@ _ATTENTION = {"flash": "_scaled_dot_product_flash_attention", "efficient": "_sca
 
 
 def observed(
-    observer: EngineObserver, loaders: Loaders, mode: ValueRecordingMode, rows: Rows, remarks: Sequence[str]
+    observer: EngineObserver,
+    loaders: Loaders,
+    mode: ValueRecordingMode,
+    rows: Rows,
+    remarks: Sequence[str],
+    late_error: str = "",
 ) -> Observed:
     """The facts that the parts of the worker hold."""
     recorder = observer.recorder
@@ -57,6 +62,7 @@ def observed(
         ),
         unknown_masks=mode.unknown_masks,
         remarks=tuple(remarks),
+        late_error=late_error,
     )
 
 

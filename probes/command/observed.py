@@ -77,6 +77,9 @@ class Observed:
     invented: tuple[InventedNumber, ...]
     unknown_masks: int
     remarks: tuple[str, ...] = ()
+    late_error: str = ""
+    """Type and message of the exception that the script raised after the observed steps; "" for none. It may be because
+    tensors of the simulation have no values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

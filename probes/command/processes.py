@@ -27,6 +27,8 @@ class Processes(NamedTuple):
 
     nodes: int | None
     per_node: int | None
+    is_plain: bool = False
+    """Whether the launcher starts one process that is no rank."""
 
 
 def read_processes(words: Sequence[str], *, variables: Mapping[str, str]) -> Processes:
@@ -60,7 +62,8 @@ def main() -> None:
     found: dict[str, object]
     try:
         launch = read_launch(sys.argv[2:], folder=Path.cwd())
-        found = {"nodes": launch.nodes, "per_node": launch.gpus_per_node}
+        is_plain = any(start.is_plain for start in launch.starts)
+        found = {"nodes": launch.nodes, "per_node": launch.gpus_per_node, "is_plain": is_plain}
     except DsAdviseError as error:
         found = {"what": error.what, "why": error.why, "fix": error.fix}
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -74,6 +74,7 @@ class Session:
         self.process = os.getpid()
         self.failed_thread: BaseException | None = None
         self.remarks: list[str] = []
+        self.late_error = ""
         self.recorder: PhaseRecorder = simulated_recorder(lambda name: self.save("phase", name))
         self.observer = EngineObserver(
             self.recorder,
@@ -179,7 +180,9 @@ class Session:
         if not self.observer.finished:
             self.fail(error, frames)
         if not isinstance(error, StopIteration):  # the loaders ended
-            self.remarks.append(f"after the observed steps the script failed: {type(error).__name__}: {error}")
+            place = f" at {line}" if (line := self.script_line(error, frames)) else ""
+            self.late_error = f"{type(error).__name__}: {error}"
+            self.remarks.append(f"after the observed steps the script failed{place}: {self.late_error}")
         self.succeed()
 
     def exited(self, status: int) -> NoReturn:
@@ -224,7 +227,7 @@ class Session:
         self.observer.close()
         gc.disable()  # objects that die from here on belong to no phase
         result = self.result()
-        seen = observed(self.observer, self.loaders, self.mode, self.rows, self.remarks)
+        seen = observed(self.observer, self.loaders, self.mode, self.rows, self.remarks, self.late_error)
         found = CommandResult(
             result=result,
             observed=seen,

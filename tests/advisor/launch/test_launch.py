@@ -171,6 +171,12 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ("--gpus 8xH100 --seq-len 32 -- train.py", "--seq-len has no effect on a command"),
         ("--gpus 8xH100 --launcher torchrun -- torchrun train.py", "--launcher has no effect on this command"),
         ("--gpus 8xH100 -- torchrun --nproc_per_node 2 train.py", "torchrun starts 2 GPUs a node, the options have 8"),
+        (
+            "--device cpu --ranks 2 -- torchrun --nproc_per_node 1 train.py",
+            "starts 1 rank, the options have 2: the plan",
+        ),
+        ("--device cpu --ranks 2 -- torchrun --nproc_per_node 1 train.py", "pass --ranks 1"),
+        ("--device cpu -- accelerate launch --num_processes 2 train.py", "one plain process where there is no GPU"),
         ("--gpus H100 -- torchrun --nproc_per_node 2 --no train.py", "torchrun refuses its options"),
         ("--gpus H100 -- torchrun no.py", "there is no file no.py"),
         ("--gpus 8xH100 --hostfile four -- train.py", "--gpus has 8 GPUs a node, hostfile four 4"),

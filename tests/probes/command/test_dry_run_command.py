@@ -466,3 +466,26 @@ for _ in range(3):
     assert words.endswith("ds-advise launch -- torchrun --nproc_per_node 2 train.py"), "the ranks of the figures"
     code, _, err = dry_run(folder, script, "zero2.json")
     assert code == 2 and "the command trains with typo.json, not with zero2.json" in err
+
+
+FAILS_AT_LAST = """
+import sys, torch, deepspeed
+model = torch.nn.Linear(64, 64)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config="zero2.json")
+for _ in range(8):
+    engine.backward(engine(torch.ones(2, 64, dtype=torch.bfloat16, device=engine.device)).float().sum())
+    engine.step()
+raise ValueError(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_failure_behind_the_steps_fails_the_dry_run_if_its_cause_is_known(folder: Path) -> None:
+    """Tensors of the simulation have no values, which may be the cause of another one."""
+    known = "Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save` is False"
+    code, out, _ = dry_run(folder, FAILS_AT_LAST, arguments=[known])
+    out = " ".join(out.split())
+    assert code == 1 and f"the script failed at {folder}/train.py:8: ValueError: {known}" in out
+    assert "A training fails there too. Fix: Set it to true" in out and "ds-advise launch" not in out
+    code, out, _ = dry_run(folder, FAILS_AT_LAST, arguments=["score 0.0"])
+    assert code == 0 and "the script failed at" in out and "ds-advise launch -- " in out
