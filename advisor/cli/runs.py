@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ...estimators.errors import WorkloadError
+from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.optimizers import OPTIMIZERS
 from ..question.options import CpuOptions, MachineOptions, names_in
 from ..text.output import Output
@@ -65,7 +65,10 @@ def _described(
 
     question = read_file_question(file, given)
     if question.model is None:
-        raise click.UsageError("missing MODEL, or the training command behind --")
+        command = click.get_current_context().info_name
+        with_command = f"ds-advise {command} {file} {'' if command == 'probe' else '--gpus SPEC '}-- COMMAND"
+        fix = f"name it with --model MODEL, or add your training command: {with_command}"
+        raise ConfigFileError(f"{file} records no model", fix=fix)
     question.tell(output.say)
     cluster = training_cluster(question.options, place(question.options))
     run = read_run(question.config, question.model, cluster, **question.options)

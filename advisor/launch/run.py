@@ -91,13 +91,13 @@ def _stop(records: Records) -> str:
         with contextlib.suppress(OSError):  # the disk is full
             records.folder.mkdir(parents=True, exist_ok=True)  # it may have been removed
             (records.folder / STOP_FILE).touch()
-            return "the Trainer saves a checkpoint within the next steps; press Ctrl-C again to end it now"
+            return "the Trainer saves a checkpoint within the next steps; a second Ctrl-C or SIGTERM ends it now"
     running = [rank.pid for rank in records.ranks if rank.pid and rank.status != "dead"]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     saves = ", and the script decides what to save" if any(rank.step for rank in records.ranks) else ""
-    how = f"SIGTERM is sent to the ranks{saves}; press Ctrl-C again to end them now"
+    how = f"SIGTERM is sent to the ranks{saves}; a second Ctrl-C or SIGTERM ends them now"
     return how if running else ""
 
 

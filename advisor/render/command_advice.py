@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -104,7 +105,7 @@ def gain(answer: CommandAdvice) -> Iterator[doc.Block]:
         return
     if best is not None and answer.speedup is not None and answer.speedup > 1 + SAME_SPEED:
         least = times(1 + LEAST_GAIN)
-        gained = times(answer.speedup)
+        gained = times(math.floor(100 * answer.speedup) / 100)  # a rounded one could be the least gain
         yield doc.Sentence(f"{plan_title(best.plan)} is {gained} as fast; a change is advised from {least}.")
     if change is not None:
         saved = gib(change.saved_bytes)
