@@ -21,7 +21,7 @@ def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> I
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
-    cause = "Cause:" if message.certain else "Usual causes:"
+    cause = "Cause:" if found.is_certain else "Usual causes:"
     yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
     fix = named_fix(found, config)
     fix = fix.replace(ADVISE, advise) if advise else fix.partition(f"; `{ADVISE}`")[0]

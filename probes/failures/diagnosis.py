@@ -130,6 +130,13 @@ class Diagnosis:
         return replace(phase, fix=phase.stage3_fix) if phase.stage3_fix and any(map(_STAGE_3.search, files)) else phase
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the explanation is the only one: what filled the host's memory in a phase is not known."""
+        message = self.message
+        is_of_host = message is not None and message.kind == "host_out_of_memory" and self.explanation != message
+        return message is not None and message.certain and not is_of_host
+
+    @property
     def collective(self) -> Wait | None:
         """The collective operation in which the first rank waited; None if it did not wait in one."""
         return None if self.first is None else timed_out(self.first.error.text, self.first.rank)
@@ -184,7 +191,8 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
     # Effects are noise beside a cause, and all that there is without one.
-    telling = [each for each in named if each.role != "effect"] if chosen and chosen.role != "effect" else named
+    is_told = chosen and chosen.role != "effect"
+    telling = [each for each in named if not (chosen and is_told and _is_effect(each, chosen))]
     others = [e for e in telling if e.message is None or (e.message.id != _REPEATS and e.message != told)]
     return Diagnosis(
         first=chosen,
@@ -203,6 +211,12 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),
     )
+
+
+def _is_effect(finding: Finding, chosen: Finding) -> bool:
+    """Whether an error only follows from the chosen one: also a late message that comes after a known cause."""
+    is_later = finding.error.log == chosen.error.log and finding.error.order > chosen.error.order
+    return finding.role == "effect" or (finding.role == "late" and chosen.role == "cause" and is_later)
 
 
 def _other_devices(chosen: Finding | None, findings: Sequence[Finding]) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ _TAIL, _KEPT = 4_096, 32
 TRIGGERS = tuple(
     word.encode()
     for word in (
-        *("rror", "xception", "raceback", "illed", "oom-kill", "Watchdog", "ailed", "return code", "xitcode", "denied"),
-        *("annot", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
+        *("rror", "xception", "raceback", "illed", "oom-kill", "atchdog", "ailed", "return code", "xitcode", "denied"),
+        *("annot", "an't open", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
         *("Segmentation", "Interrupt", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity"),

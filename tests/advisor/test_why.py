@@ -702,6 +702,33 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
         assert f"Fix: Rename offload_optimiser to offload_optimizer in {file}; `ds-advise lint {file}`" in words
 
 
+def test_no_deprecated_key_is_advised(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The unknown name is most like a deprecated key, whose successor is named."""
+    log.write_text(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+        "stage3_gather_fp16_weights\n  Extra inputs are not permitted [type=extra_forbidden, input_value=True, "
+        "input_type=bool]\n"
+    )
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "Rename stage3_gather_fp16_weights to stage3_gather_16bit_weights_on_model_save" in words
+
+
+SLURM = """Loading checkpoint shards:  40%|####      | 12/30 [01:10<01:46,  5.95s/it]
+slurmstepd: error: Detected 1 oom_kill event in StepId=441.0. Some of the step tasks have been OOM Killed.
+srun: error: gpu-node-12: task 0: Out Of Memory
+srun: Terminating StepId=441.0
+slurmstepd: error: *** STEP 441.0 ON gpu-node-12 CANCELLED AT 2025-06-01T12:22:01 ***
+"""
+
+
+def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither all ranks' models nor the limit of the job; that Slurm cancelled the step is an effect."""
+    log.write_text(SLURM)
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "Usual causes: Every rank of the node loads the whole model" in words and "--mem=0" in words
+    assert "cancelled" not in words
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [

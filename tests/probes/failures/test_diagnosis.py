@@ -603,3 +603,45 @@ def test_the_exception_that_names_the_feature_counts() -> None:
     )
     first = diagnose_text(log).first
     assert first is not None and first.headline.endswith("in the feature `labels`")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("  1%|2         | 3/10500 [00:22<8:12:33,  2.87s/it]Bus error (core dumped)", "bus-error"),
+        ("run.sh: line 3:  2211 Bus error               (core dumped) python train.py", "bus-error"),
+        (
+            "[rank2]:[F624 03:12:11.120 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 2] Terminating "
+            "the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+            "watchdog-stuck",
+        ),
+        ("/usr/bin/ld: cannot find -lcurand: No such file or directory", "no-libcurand"),
+        ("RuntimeError: Expected all tensors to be on the same device, but got index is on cpu, different", "devices-cpu"),
+        (
+            "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+            "cuda:1!",
+            "devices-differ",
+        ),
+    ],
+)
+def test_a_fatal_line_alone_is_found(line: str, message: str) -> None:
+    assert found(f"{LOSS}{line}\n") == message
+
+
+def test_a_stuck_watchdog_is_the_effect_of_a_timeout_before_it() -> None:
+    stuck = "[rank1]:[E1128 ProcessGroupNCCL.cpp:1858] ProcessGroupNCCL's watchdog got stuck for 480 seconds\n"
+    assert found(WATCHDOG + stuck) == "timeout" and found(stuck) == "watchdog-stuck"
+
+
+def test_nccl_that_connects_ranks_has_reached_the_rendezvous() -> None:
+    """Its own line, and the last one of torch's exception."""
+    refused = "socketStartConnect: Connect to 10.0.0.2<43211> failed : No route to host\n"
+    error = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited or\n"
+    for log in (f"node1:1:2 [0] misc/socket.cc:484 NCCL WARN {refused}", f"{error}Last error:\n{refused}"):
+        assert found(log) == "nccl-connect"
+    assert found("RuntimeError: connect() timed out. No route to host\n") == "rendezvous"
+
+
+def test_no_end_of_a_quotation_is_in_a_headline() -> None:
+    first = diagnose_text("terminate called after throwing an instance of 'std::bad_alloc'\n").first
+    assert first is not None and first.headline == "std::bad_alloc"
