@@ -124,6 +124,8 @@ def _no_cause(found: Diagnosis) -> str:
         return f"{capitalised(failed)}: its error is not in the log" if failed else _ONLY_EFFECTS
     if found.ended:
         return "The training ended normally"
+    if found.place is not None:
+        return f"The log stops at {found.place} without an error: still running, hung, or killed"
     lines = found.lines - found.begin + 1
     return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
 

@@ -173,7 +173,9 @@ def outcome(found: Diagnosis) -> str:
     """Return how a training ended, in words: `failed at line 10: CUDA out of memory`."""
     if found.first is not None:
         return f"failed at line {found.first.deciding}: {found.first.headline}"
-    return "ended normally" if found.ended else "no error, and no end"
+    if found.ended:
+        return "ended normally"
+    return f"no error, and no end{f' after {found.place}' if found.place else ''}"
 
 
 def _fix(found: Diagnosis) -> str:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from .finding import Finding, Wait, timed_out
 from .log_command import Ranks, seen_ranks
+from .logged_steps import Place
 from .messages import (
     ErrorKind,
     MemoryPhase,
@@ -76,6 +77,8 @@ class Diagnosis:
     """Of the whole log."""
     steps: int
     """Training steps that the log shows."""
+    place: Place | None
+    """The step at which the log ends; None if its last lines do not show it."""
     last_line: str
     """That is not empty."""
     earlier: tuple[Diagnosis, ...]
@@ -208,6 +211,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         begin=found.begin,
         lines=found.lines,
         steps=found.steps,
+        place=found.place,
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),
     )

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from statistics import median
+from typing import NamedTuple
 
 _QUOTED = (b"'loss'", b'"loss"', b"lm loss")
 """Parts of the line of a step: the Trainer's and Megatron's."""
@@ -29,6 +30,18 @@ _FIGURE = re.compile(
 
 _JUMP = 2.0
 """Least ratio of a step's figure to the median of those before it that is called a spike."""
+
+
+class Place(NamedTuple):
+    """A step of a training."""
+
+    step: int
+    of: int = 0
+    """The number of steps; 0 if it is not known."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}{f' of {self.of}' if self.of else ''}"
+
 
 Step = dict[str, float]
 """`loss` and `grad_norm` of a step, as far as its line has them."""
@@ -57,6 +70,17 @@ def step_number(lines: Iterable[str]) -> int | None:
     if named:
         return named[-1]
     return max(bars)[1] if bars else None
+
+
+def last_place(lines: Iterable[str]) -> Place | None:
+    """Where lines end: at the last place of the training's bar, else at the last step that they name."""
+    lines = [*lines]
+    bars = [Place(int(found[1]), int(found[2])) for line in lines for found in [_BAR.match(line)] if found]
+    if bars:
+        longest = max(bar.of for bar in bars)
+        return [bar for bar in bars if bar.of == longest][-1]
+    number = step_number(lines)
+    return None if number is None else Place(number)
 
 
 def is_not_finite(line: str) -> bool:

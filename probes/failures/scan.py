@@ -11,10 +11,10 @@ from functools import lru_cache, reduce
 from itertools import takewhile
 from typing import BinaryIO
 
-from .log_command import Ranks, command_in, ranks_in
+from .log_command import Ranks, command_in, is_typed, ranks_in
 from .log_lines import TRIGGERS, LogLine, LogReader
 from .log_runs import RunStarts
-from .logged_steps import count_steps, is_not_finite, step_number
+from .logged_steps import Place, count_steps, is_not_finite, last_place, step_number
 from .messages import may_be_known
 from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, frame_of, read_box
 
@@ -174,6 +174,8 @@ class Scan:
     lines: int
     steps: int
     """Training steps that the log shows."""
+    place: Place | None
+    """The step at which it ends; None if its last lines do not show it."""
     last_line: str
     """That is not empty."""
     ended: int
@@ -198,6 +200,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
         ranks={name: rank for each in scans for name, rank in each.ranks.items()},
         lines=sum(each.lines for each in scans),
         steps=max(each.steps for each in scans),  # every rank may log the same ones
+        place=max(filter(None, (each.place for each in scans)), default=None),
         last_line=next((each.last_line for each in reversed(scans) if each.last_line), ""),
         ended=max(each.ended for each in scans),
         command=next((each.command for each in scans if each.command), ()),
@@ -214,7 +217,7 @@ def scan(log: LogOfRank, before: int = 0) -> Scan:
             line = line._replace(
                 process=f"{log.name}:{line.process}", rank=log.rank if line.rank is None else line.rank
             )
-        if starts.begins(line.text) and scanner.is_run:
+        if (starts.begins(line.text) or is_typed(line.text)) and scanner.is_run:
             earlier.append(scanner.result())
             scanner = _Scanner(reader, log, begin=line.number, before=before)
         scanner.read(line)
@@ -275,6 +278,7 @@ class _Scanner:
             ranks=self._ranks,
             lines=self._reader.lines,
             steps=self._steps,
+            place=last_place(self._recent) if self._steps else None,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
             ended=self._ended,
             command=self._command,
