@@ -616,7 +616,7 @@ def test_the_exception_that_names_the_feature_counts() -> None:
             "watchdog-stuck",
         ),
         ("/usr/bin/ld: cannot find -lcurand: No such file or directory", "no-libcurand"),
-        ("RuntimeError: Expected all tensors to be on the same device, but got index is on cpu, different", "devices-cpu"),
+        ("RuntimeError: Expected all tensors to be on the same device, but got index is on cpu", "devices-cpu"),
         (
             "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
             "cuda:1!",
