@@ -17,6 +17,7 @@ from .messages import (
     ErrorKind,
     MemoryPhase,
     Message,
+    course_message,
     find_message,
     loading_bar,
     loading_phase,
@@ -77,6 +78,8 @@ class Diagnosis:
     """Of the whole log."""
     steps: int
     """Training steps that the log shows."""
+    course: Message | None
+    """What is wrong with the loss of a training without an error; None if nothing is."""
     place: Place | None
     """The step at which the log ends; None if its last lines do not show it."""
     last_line: str
@@ -211,6 +214,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         begin=found.begin,
         lines=found.lines,
         steps=found.steps,
+        course=course_message(found.course) if chosen is None and found.course is not None else None,
         place=found.place,
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),
