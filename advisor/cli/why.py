@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...ds_configs.files import CONFIG_NAME
-from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...ds_configs.launch_commands import shell_line
+from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
 from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
@@ -86,6 +87,7 @@ def why(
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
+    _check_machine(question)
     files = _files(logs)
     found = _diagnosed(files)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
@@ -93,7 +95,7 @@ def why(
     note, problem = "", None
     try:
         if found.ran_out_of_memory and words:
-            advice, problem = _command_advice(words, config, question, output, force=force)
+            advice, problem = _command_advice(words, config, found, question, output, force=force)
         elif found.ran_out_of_memory and config is not None:
             forecast = _forecast(config, found, question, output)
             lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
@@ -138,6 +140,14 @@ def _files(logs: Sequence[str]) -> list[str]:
     return files
 
 
+def _check_machine(question: dict[str, Any]) -> None:
+    """Raise ClusterError for GPUs and their options that are none: they are also written into the next command."""
+    if str(question.get("gpus", "auto")).strip().lower() != "auto":
+        from ..question.cluster import build_cluster
+
+        build_cluster({name: value for name, value in question.items() if name in names_in(MachineOptions)})
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -172,16 +182,26 @@ def _unreadable(log: str, why: str) -> ConfigFileError:
 
 
 def _command_advice(
-    words: tuple[str, ...], config: Path | None, question: dict[str, Any], output: Output, *, force: bool
+    words: tuple[str, ...],
+    config: Path | None,
+    found: Diagnosis,
+    question: dict[str, Any],
+    output: Output,
+    *,
+    force: bool,
 ) -> tuple[CommandAdvice, DsAdviseError | None]:
     """The dry runs of the command whose memory ran out, as it is and as advised, whose files are written; and the error
-    if writing failed."""
+    if writing failed. GPUs that neither the user nor the file names are those of the log, else this machine's."""
     from ..command.advise import advise_command
+    from ..command.failed_training import logged_machines
     from ..question.file_question import read_file_question
     from ..render.command_advice import with_files
 
     recorded = {} if config is None else read_file_question(config, question).asked
     machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
+    if "gpus" not in {**machine, **question} and (logged := logged_machines(found)):
+        output.say(f"--gpus {logged}, by the log")
+        question["gpus"] = logged
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
         advice = advise_command(
@@ -198,18 +218,29 @@ def _command_advice(
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
     """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs
-    that neither the user nor the file names are those of the log, which the question then has."""
+    and a model that neither the user nor the file names are those of the log, which the question then has."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
-    from ..command.failed_training import logged_machines
-    from ..question.file_question import read_file_question
+    from ..command.failed_training import logged_machines, logged_model
+    from ..question.file_question import option_words, read_file_question
 
     file = read_file_question(config, question)
     if "gpus" not in file.asked and (logged := logged_machines(found)):
         output.say(f"--gpus {logged}, by the log")
         question["gpus"] = logged
         file = read_file_question(config, question)
-    context = files_context([file], question, say=output.say)
+    of_log = {} if file.model is not None else logged_model(found)
+    known = of_log | question
+    try:
+        context = files_context([file], known, say=output.say)
+    except UnknownModelError:  # the log's may be a folder of another machine
+        if not of_log:
+            raise
+        return None
+    if of_log:
+        output.say(f"{shell_line(option_words(of_log))}, by the log")
+        question |= known
+        file = read_file_question(config, question)
     if context is None:
         return None
     needed = None if found.memory is None else found.memory.needed_bytes

@@ -8,7 +8,7 @@ from typing import Any
 from ...ds_configs.launch_commands import COUNTS, shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
-from ..importers.script_arguments import MODEL_OPTIONS, ScriptArguments
+from ..importers.script_arguments import ScriptArguments
 from ..question.file_question import option_words
 from ..question.options import MachineOptions, names_in
 
@@ -45,6 +45,21 @@ def logged_machines(found: Diagnosis) -> str:
     return "" if missing(f" {shown}") else shown
 
 
+def logged_model(found: Diagnosis) -> dict[str, Any]:
+    """The model of a training and how it was trained, by the arguments of the command in the log: `model`, `seq_len`,
+    `method` and `lora_rank` of a question, as far as they are given. Empty without the model."""
+    arguments = ScriptArguments(found.command)
+    if arguments.model is None:
+        return {}
+    options: dict[str, Any] = {"model": arguments.model}
+    if arguments.seq_len is not None:
+        options["seq_len"] = arguments.seq_len
+    if arguments.adapts:
+        options["method"] = "qlora" if arguments.loads_in_4_bits else "lora"
+        options |= {name: value for name, value in arguments.lora.items() if name == "lora_rank"}
+    return options
+
+
 def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> str:
     """The command that finds the plan that fits the training of a log, with placeholders for what neither it nor the
     user's options show."""
@@ -57,7 +72,7 @@ def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mappin
 
 def model_words(found: Diagnosis, given: Mapping[str, Any]) -> str:
     """The command that finds a plan for the model and the GPUs."""
-    model = given.get("model") or ScriptArguments(found.command).text(*MODEL_OPTIONS) or MODEL
+    model = given.get("model") or ScriptArguments(found.command).model or MODEL
     others = {name: value for name, value in given.items() if name not in ("model", "gpus", "accumulation")}
     return shell_line(["ds-advise", str(model), "--gpus", machines(found, given), *option_words(others)])
 

@@ -8,7 +8,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.messages import Message
 from ...validate.lint.linted_config import ADVISE
 from ..document import blocks as doc
-from ..text.units import ended
+from ..text.units import capitalised, ended
 from .named_fix import named_fix
 
 
@@ -21,14 +21,25 @@ def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> I
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
-    cause = "Cause:" if message.certain else "Usual causes:"
-    yield doc.Sentence(f" {ended(explanation.cause)}", mark=cause, mark_style="bold")
     fix = named_fix(found, config)
     fix = fix.replace(ADVISE, advise) if advise else fix.partition(f"; `{ADVISE}`")[0]
+    # The source of another phase is the code of the frames, which are shown.
+    has_source = isinstance(explanation, Message) or explanation.source.startswith("https://")
+    source = explanation.source if has_source else ""
+    yield from _explained(explanation.cause, fix, source, is_certain=found.is_certain)
+
+
+def course_of_loss(message: Message) -> Iterator[doc.Block]:
+    """Yield what is wrong with the loss of a training without an error, as far as it shows, and the usual causes."""
+    yield doc.Sentence(ended(capitalised(message.headline)), "yellow")
+    yield from _explained(message.cause, message.fix, message.source, is_certain=message.certain)
+
+
+def _explained(cause: str, fix: str, source: str, *, is_certain: bool) -> Iterator[doc.Block]:
+    yield doc.Sentence(f" {ended(cause)}", mark="Cause:" if is_certain else "Usual causes:", mark_style="bold")
     yield doc.Sentence(f" {ended(fix)}", mark="Fix:", mark_style="bold")
-    if isinstance(explanation, Message) or explanation.source.startswith("https://"):
-        # else the phase was read in the code of the frames, which are shown
-        yield doc.Sentence(_source(explanation.source), "dim")
+    if source:
+        yield doc.Sentence(_source(source), "dim")
 
 
 def _source(source: str) -> str:

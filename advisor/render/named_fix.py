@@ -87,14 +87,24 @@ def _of_keys(first: Finding, _fix: str) -> str:
 def _of_key(key: str, problem: re.Match[str]) -> str:
     what, value = problem["what"], problem["value"]
     if what.startswith("Extra inputs"):
-        from ...validate.lint import load_facts  # imported here: few failures need it
-
         *_, name = key.split(".")
-        near = nearest(name, {known for block in load_facts().blocks for known in block.names()}, cutoff=_CLOSE)
+        near = _near_key(name)
         return f"rename {name} to {near} in {CONFIG_NAME}" if near else f"remove {key} from {CONFIG_NAME}"
     if "fractional part" in what:
         return f"write an integer for {key} in {CONFIG_NAME}{f', such as {int(float(value))}' if value else ''}"
     return f"correct {key} in {CONFIG_NAME}{f', which is {value}' if value else ''}: {what[0].lower()}{what[1:]}"
+
+
+def _near_key(name: str) -> str:
+    """Return the key of DeepSpeed that is like a name, the successor of a deprecated one; "" for none."""
+    from ...validate.lint import load_facts  # imported here: few failures need it
+
+    blocks = load_facts().blocks
+    near = nearest(name, {known for block in blocks for known in block.names()}, cutoff=_CLOSE)
+    successors = (
+        block.field(known.successor) for block in blocks for known in block.fields if known.moves and known.name == near
+    )
+    return next((field.usual_name for field in successors if field is not None), near)
 
 
 def _of_batch(first: Finding, _fix: str) -> str:

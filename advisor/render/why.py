@@ -23,7 +23,7 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
-from .known_cause import cause_and_fix
+from .known_cause import cause_and_fix, course_of_loss
 from .runs import next_command
 from .why_report import WhyReport, outcome, why_report
 
@@ -62,7 +62,8 @@ def why_document(
     blocks: list[doc.Block]
     tone: doc.Tone = "bad"
     if first is None or message is None:
-        verdict, tone = _no_cause(found), "good" if first is None and found.ended else "unsure"
+        is_good = first is None and found.ended and found.course is None
+        verdict, tone = _no_cause(found), "good" if is_good else "unsure"
         blocks = [*_unknown(report, found, logs)]
     else:
         where = f", {phase.title}" if phase else ""
@@ -123,7 +124,9 @@ def _no_cause(found: Diagnosis) -> str:
         failed = found.first.failed_rank
         return f"{capitalised(failed)}: its error is not in the log" if failed else _ONLY_EFFECTS
     if found.ended:
-        return "The training ended normally"
+        return "The training ended" if found.course else "The training ended normally"
+    if found.place is not None:
+        return f"The log stops at {found.place} without an error: still running, hung, or killed"
     lines = found.lines - found.begin + 1
     return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
 
@@ -134,6 +137,9 @@ def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterat
         yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", *configs]))
         return
     if found.first is None:
+        if found.course is not None:
+            yield from course_of_loss(found.course)
+            yield doc.Gap()
         if report.lines:
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")

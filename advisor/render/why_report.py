@@ -116,6 +116,8 @@ class WhyReport:
     """The ranks that reported no timeout, if a collective operation timed out."""
     waits: tuple[Wait, ...]
     """Where the ranks waited, if a collective operation timed out: the operation of most ranks first."""
+    course: KnownMessage | None
+    """What is wrong with the loss of a training without an error; null if nothing is."""
     ended: bool
     """Whether the Trainer or the launcher reported the end of the training."""
     survived: tuple[SurvivedError, ...]
@@ -154,6 +156,7 @@ def why_report(
         devices=found.devices,
         silent=found.silent,
         waits=found.waits,
+        course=None if found.course is None else from_attributes(KnownMessage, found.course),
         ended=found.ended,
         survived=tuple(
             SurvivedError(log=each.error.log, line=each.deciding, text=each.headline) for each in found.survived
@@ -173,7 +176,9 @@ def outcome(found: Diagnosis) -> str:
     """Return how a training ended, in words: `failed at line 10: CUDA out of memory`."""
     if found.first is not None:
         return f"failed at line {found.first.deciding}: {found.first.headline}"
-    return "ended normally" if found.ended else "no error, and no end"
+    if found.ended:
+        return "ended normally"
+    return f"no error, and no end{f' after {found.place}' if found.place else ''}"
 
 
 def _fix(found: Diagnosis) -> str:

@@ -12,10 +12,12 @@ from typing import BinaryIO
 
 from .finding import Finding, Wait, timed_out
 from .log_command import Ranks, seen_ranks
+from .logged_steps import Place
 from .messages import (
     ErrorKind,
     MemoryPhase,
     Message,
+    course_message,
     find_message,
     loading_bar,
     loading_phase,
@@ -76,6 +78,10 @@ class Diagnosis:
     """Of the whole log."""
     steps: int
     """Training steps that the log shows."""
+    course: Message | None
+    """What is wrong with the loss of a training without an error; None if nothing is."""
+    place: Place | None
+    """The step at which the log ends; None if its last lines do not show it."""
     last_line: str
     """That is not empty."""
     earlier: tuple[Diagnosis, ...]
@@ -128,6 +134,13 @@ class Diagnosis:
             return message
         files = [frame.file for frame in self.first.error.frames] if self.first is not None else []
         return replace(phase, fix=phase.stage3_fix) if phase.stage3_fix and any(map(_STAGE_3.search, files)) else phase
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the explanation is the only one: what filled the host's memory in a phase is not known."""
+        message = self.message
+        is_of_host = message is not None and message.kind == "host_out_of_memory" and self.explanation != message
+        return message is not None and message.certain and not is_of_host
 
     @property
     def collective(self) -> Wait | None:
@@ -184,7 +197,8 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
     told = chosen.message if chosen else None
     # Effects are noise beside a cause, and all that there is without one.
-    telling = [each for each in named if each.role != "effect"] if chosen and chosen.role != "effect" else named
+    is_told = chosen and chosen.role != "effect"
+    telling = [each for each in named if not (chosen and is_told and _is_effect(each, chosen))]
     others = [e for e in telling if e.message is None or (e.message.id != _REPEATS and e.message != told)]
     return Diagnosis(
         first=chosen,
@@ -200,9 +214,17 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         begin=found.begin,
         lines=found.lines,
         steps=found.steps,
+        course=course_message(found.course) if chosen is None and found.course is not None else None,
+        place=found.place,
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),
     )
+
+
+def _is_effect(finding: Finding, chosen: Finding) -> bool:
+    """Whether an error only follows from the chosen one: also a late message that comes after a known cause."""
+    is_later = finding.error.log == chosen.error.log and finding.error.order > chosen.error.order
+    return finding.role == "effect" or (finding.role == "late" and chosen.role == "cause" and is_later)
 
 
 def _other_devices(chosen: Finding | None, findings: Sequence[Finding]) -> tuple[int, ...]:

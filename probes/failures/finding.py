@@ -42,6 +42,8 @@ _WARNING = re.compile(r"^\W*(?:\d[\d\-:., T]*)?\W*(?:[\w.]+: )?\[?WARN(?:ING)?\b
 _AROUND = "'\"`,:;.!/"
 """Signs around a word of a title that are not part of it."""
 
+_QUOTES = "'\"`"
+
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
 
@@ -159,6 +161,7 @@ class Finding:
         if found and (not self.error.is_exception or found.start() > len(words)):
             words = found.string[found.start() :].partition(". ")[0]
         words = words.strip(" :")
+        words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
         return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
 
     @property

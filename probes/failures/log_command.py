@@ -49,9 +49,13 @@ MOST_ON_A_NODE = 8
 
 _RUNNER = re.compile(r"\bcmd = (.+deepspeed\.launcher\.launch .+)$")
 _RANK = re.compile(r"(?:spawned with command: |sigkill_handler\] )(\['.+'\])")
-_TYPED = re.compile(
-    r"(?:^|^[+$#>%] ?|^\S{1,60}[$#] )((?:\w+=\S+ )*(?:torchrun|accelerate launch|deepspeed) (?:.* )?\S+\.py(?: .*)?)$"
-)
+
+_PROMPT = r"(?:\([\w.-]+\) )?(?:[$%] ?|\S{1,60}[$#] |\[\S+ \S+\][$#] )"
+"""Of a shell: `$ `, `ann@node-1:/work$ `, `(base) [ann@node-1 work]$ `."""
+
+_LAUNCHER = r"(?:\w+=\S+ )*(?:torchrun|accelerate launch|deepspeed) "
+_TYPED = re.compile(rf"^(?:{_PROMPT}|[+#>] ?)?({_LAUNCHER}(?:.* )?\S+\.py(?: .*)?)$")
+_AT_PROMPT = re.compile(_PROMPT + _LAUNCHER)
 _WORLD = "--world_info="
 
 
@@ -100,6 +104,12 @@ def command_in(text: str) -> tuple[str, ...]:
         if (found := _TYPED.search(text)) and not text.endswith("\\"):
             return tuple(shlex.split(found[1]))
     return ()
+
+
+def is_typed(text: str) -> bool:
+    """Whether somebody starts a training in a line, at the prompt of a shell: nobody does while another one runs there.
+    What `set -x` prints may be of a further node."""
+    return _AT_PROMPT.match(text) is not None
 
 
 def _of_runner(words: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from .log_command import COMMAND_WORDS
-from .logged_steps import count_steps
+from .logged_steps import count_steps, first_step
 
 _CHUNK = 1 << 18
 """Bytes that are read, and skipped if they hold no trigger, at once."""
@@ -23,8 +23,8 @@ _TAIL, _KEPT = 4_096, 32
 TRIGGERS = tuple(
     word.encode()
     for word in (
-        *("rror", "xception", "raceback", "illed", "oom-kill", "Watchdog", "ailed", "return code", "xitcode", "denied"),
-        *("annot", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
+        *("rror", "xception", "raceback", "illed", "oom-kill", "atchdog", "ailed", "return code", "xitcode", "denied"),
+        *("annot", "an't open", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
         *("Segmentation", "Interrupt", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity"),
@@ -91,6 +91,8 @@ class LogReader:
         """Lines that were seen."""
         self.steps = 0
         """Lines that show that a training step was done."""
+        self.first_step = ""
+        """The line of the first step; a reader of several trainings empties it between them."""
         self.wants_all = False
 
     def __iter__(self) -> Iterator[LogLine]:
@@ -113,8 +115,14 @@ class LogReader:
     def _skip(self, chunk: bytes) -> None:
         last = chunk[-_TAIL:].split(b"\n")[len(chunk) > _TAIL : -1]  # the first one is a part of a line
         self.lines += chunk.count(b"\n")
-        self.steps += count_steps(chunk)
+        self._count(chunk)
         self._skipped += [(self.lines - len(last) + place, line) for place, line in enumerate(last, 1)]
+
+    def _count(self, lines: bytes) -> None:
+        steps = count_steps(lines)
+        if steps and not self.first_step:
+            self.first_step = first_step(lines)
+        self.steps += steps
 
     def _unskip(self) -> Iterator[LogLine]:
         while self._skipped:
@@ -126,7 +134,7 @@ class LogReader:
             lines.pop()
         for line in lines:
             self.lines += 1
-            self.steps += count_steps(line)
+            self._count(line)
             if self.wants_all or any(word in line for word in _WORDS):
                 yield from self._unskip()
                 yield from _cleaned(self.lines, line)

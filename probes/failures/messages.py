@@ -6,10 +6,12 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from .log_lines import TRIGGERS
+from .logged_steps import Course
 from .out_of_memory import memory_figures
 
 _GROUP = re.compile(r"\(\?P([<=])(\w+)")
@@ -69,6 +71,9 @@ class Message:
     Empty if every value counts."""
     at_end: bool = False
     """Whether it counts only among the last lines of a process, which waits there."""
+    course: Literal["", "zero", "rising"] = ""
+    """What the steps of a training without an error show, for a message that is no line of its own: loss and gradient
+    of the last ones are 0, or their loss is a multiple of the first one's."""
     role: Role = "cause"
     kind: ErrorKind = "crash"
     certain: bool = True
@@ -149,7 +154,7 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
     """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
     nearby = "\n".join((*around, text))
     for message in messages():
-        if message.at_end:
+        if message.at_end or message.course:
             continue
         if not message.pattern.search(text):
             continue
@@ -174,7 +179,7 @@ def _shows(text: str, what: str) -> bool:
 
 @cache
 def _any_pattern() -> re.Pattern[str]:
-    searched = [message.pattern.pattern for message in messages() if not message.at_end]
+    searched = [message.pattern.pattern for message in messages() if not (message.at_end or message.course)]
     own = (_GROUP.sub(rf"(?P\1\2_{number}", pattern) for number, pattern in enumerate(searched))  # names of one pattern
     return re.compile("|".join(f"(?:{pattern})" for pattern in own))
 
@@ -184,14 +189,32 @@ def _waits() -> tuple[Message, ...]:
     return tuple(message for message in messages() if message.at_end)
 
 
+_WORDS = tuple(word.decode() for word in TRIGGERS)
+
+_NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
+
+
 def may_be_known(line: str) -> bool:
     """Whether a line has the pattern of a message, regardless of what is around it."""
+    return any(word in line for word in _WORDS) and _has_pattern(_NOISE.sub("999", line))
+
+
+@lru_cache(maxsize=8_192)
+def _has_pattern(line: str) -> bool:
+    """Lines that differ in long numbers only are searched once."""
     return _any_pattern().search(line) is not None
 
 
 def waiting_message(line: str) -> Message | None:
     """The message of a process that waits for ever after its last line."""
     return next((message for message in _waits() if message.pattern.search(line)), None)
+
+
+def course_message(course: Course) -> Message:
+    """The message on the course of a loss."""
+    found = next(message for message in messages() if message.course == course.name)
+    figures = {"first": f"{course.first:g}", "last": f"{course.last:g}"}
+    return replace(found, headline=filled(found.headline, figures))
 
 
 _LOADING = re.compile(r"\bLoading (?:checkpoint shards|weights):\s+(\d+)%")

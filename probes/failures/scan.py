@@ -7,14 +7,14 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import takewhile
 from typing import BinaryIO
 
-from .log_command import Ranks, command_in, ranks_in
-from .log_lines import TRIGGERS, LogLine, LogReader
+from .log_command import Ranks, command_in, is_typed, ranks_in
+from .log_lines import LogLine, LogReader
 from .log_runs import RunStarts
-from .logged_steps import count_steps, is_not_finite, step_number
+from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place, step_number
 from .messages import may_be_known
 from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, frame_of, read_box
 
@@ -66,10 +66,6 @@ code 0 (0.19.8 launcher/launch.py)."""
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
-
-_WORDS = tuple(word.decode() for word in TRIGGERS)
-
-_NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +170,10 @@ class Scan:
     lines: int
     steps: int
     """Training steps that the log shows."""
+    course: Course | None
+    """How the loss went, if it is not as usual."""
+    place: Place | None
+    """The step at which it ends; None if its last lines do not show it."""
     last_line: str
     """That is not empty."""
     ended: int
@@ -198,6 +198,8 @@ def joined(scans: Sequence[Scan]) -> Scan:
         ranks={name: rank for each in scans for name, rank in each.ranks.items()},
         lines=sum(each.lines for each in scans),
         steps=max(each.steps for each in scans),  # every rank may log the same ones
+        course=next(filter(None, (each.course for each in scans)), None),
+        place=max(filter(None, (each.place for each in scans)), default=None),
         last_line=next((each.last_line for each in reversed(scans) if each.last_line), ""),
         ended=max(each.ended for each in scans),
         command=next((each.command for each in scans if each.command), ()),
@@ -214,7 +216,7 @@ def scan(log: LogOfRank, before: int = 0) -> Scan:
             line = line._replace(
                 process=f"{log.name}:{line.process}", rank=log.rank if line.rank is None else line.rank
             )
-        if starts.begins(line.text) and scanner.is_run:
+        if (starts.begins(line.text) or is_typed(line.text)) and scanner.is_run:
             earlier.append(scanner.result())
             scanner = _Scanner(reader, log, begin=line.number, before=before)
         scanner.read(line)
@@ -228,6 +230,7 @@ class _Scanner:
         self._reader = reader
         self._log, self._before = log, before
         self._begin_line, self._steps_before = begin, reader.steps
+        reader.first_step = ""
         self._processes: OrderedDict[str, _Process] = OrderedDict()
         self._ranks: dict[str, int | None] = {}
         self._first: list[LogError] = []
@@ -275,6 +278,8 @@ class _Scanner:
             ranks=self._ranks,
             lines=self._reader.lines,
             steps=self._steps,
+            course=course_of(self._reader.first_step, self._recent),
+            place=last_place(self._recent) if self._steps else None,
             last_line=next((line for line in reversed(self._recent) if line.strip()), ""),
             ended=self._ended,
             command=self._command,
@@ -321,7 +326,7 @@ class _Scanner:
             self._begin(process, has_head=False)
             assert process.frames is not None
             self._in_traceback(line, process, process.frames)
-        elif _BARE.match(text) or _is_known(text):
+        elif _BARE.match(text) or may_be_known(text):
             # NCCL's `ncclSystemError: ...` is a line of torch's exception above it.
             inside = any(error.frames and error.lines[-1].number == line.number for error in process.open)
             self._keep(line, process, is_exception=not inside and bool(_BARE.match(text)))
@@ -346,12 +351,12 @@ class _Scanner:
         elif text[:1] in (" ", "\t", ""):
             if frames and text.strip() and not _NO_CODE.match(text):
                 frames[-1] = frames[-1].with_code(text)
-            if process.quiet > 1 and _is_known(text):  # a compiler's error among the lines of another rank
+            if process.quiet > 1 and may_be_known(text):  # a compiler's error among the lines of another rank
                 self._keep(line, process, is_exception=False)
         elif (_EXCEPTION if process.has_head else _BARE).match(text):
             self._keep(line, process, is_exception=True)
             process.frames, process.ignored = None, False
-        elif _is_known(text):
+        elif may_be_known(text):
             self._keep(line, process, is_exception=False)
         elif process.quiet > _QUIET:
             process.frames = None
@@ -384,13 +389,3 @@ class _Scanner:
         self._not_finite = error if not_finite else self._not_finite
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)
-
-
-def _is_known(text: str) -> bool:
-    return any(word in text for word in _WORDS) and _is_known_form(_NOISE.sub("999", text))
-
-
-@lru_cache(maxsize=8_192)
-def _is_known_form(text: str) -> bool:
-    """Whether a line is a known message; lines that differ in long numbers only are searched once."""
-    return may_be_known(text)

@@ -702,6 +702,33 @@ def test_a_misspelled_key_is_named_with_its_right_name(log: Path, capsys: pytest
         assert f"Fix: Rename offload_optimiser to offload_optimizer in {file}; `ds-advise lint {file}`" in words
 
 
+def test_no_deprecated_key_is_advised(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The unknown name is most like a deprecated key, whose successor is named."""
+    log.write_text(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+        "stage3_gather_fp16_weights\n  Extra inputs are not permitted [type=extra_forbidden, input_value=True, "
+        "input_type=bool]\n"
+    )
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "Rename stage3_gather_fp16_weights to stage3_gather_16bit_weights_on_model_save" in words
+
+
+SLURM = """Loading checkpoint shards:  40%|####      | 12/30 [01:10<01:46,  5.95s/it]
+slurmstepd: error: Detected 1 oom_kill event in StepId=441.0. Some of the step tasks have been OOM Killed.
+srun: error: gpu-node-12: task 0: Out Of Memory
+srun: Terminating StepId=441.0
+slurmstepd: error: *** STEP 441.0 ON gpu-node-12 CANCELLED AT 2025-06-01T12:22:01 ***
+"""
+
+
+def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither all ranks' models nor the limit of the job; that Slurm cancelled the step is an effect."""
+    log.write_text(SLURM)
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "Usual causes: Every rank of the node loads the whole model" in words and "--mem=0" in words
+    assert "cancelled" not in words
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
@@ -948,3 +975,45 @@ def test_a_path_that_is_no_configuration_is_not_called_broken(log: Path, capsys:
         "ValueError: Expected a string path to an existing deepspeed config. Received: z.json\n"
     )
     assert "There is no DeepSpeed configuration z.json." in _why(capsys, "train.log")[1]
+
+
+def test_a_log_without_an_error_says_where_it_stops(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one whose first training failed, and whose second one was started at a prompt."""
+    bar = " 44%|####      | 132/300 [04:30<05:44,  2.05s/it]\n"
+    stops = "The log stops at step 132 of 300 without an error: still running, hung, or killed."
+    failed = log.read_text()
+    log.write_text("{'loss': 1.77, 'epoch': 0.02}\n" + bar)
+    code, text = _why(capsys, "train.log")
+    assert code == 1 and " ".join(text.split()).startswith(stops)
+    for prompt in ("$ ", "(base) ann@node-1:/work$ ", "[ann@node-1 work]$ "):
+        log.write_text(failed + prompt + "torchrun train.py --bf16\n{'loss': 1.77, 'epoch': 0.02}\n" + bar)
+        words = " ".join(_why(capsys, "train.log")[1].split())
+        assert words.startswith(stops) and "from line 1: failed at line 9: CUDA out of memory" in words
+
+
+RUNNER = (
+    "[2023-08-10 12:00:03,530] [INFO] [runner.py:555:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch "
+    "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMSwgMiwgM119 --master_addr=127.0.0.1 train.py --model_name_or_path MODEL "
+    "--use_peft True --lora_r 16 --max_seq_length 1024\n"
+)
+
+
+def test_the_model_and_its_adapters_are_those_of_the_command_in_the_log(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of another machine is none."""
+    failed = log.read_text()
+    log.write_text(RUNNER.replace("MODEL", "Qwen2.5-7B") + failed)
+    assert run(["why", "train.log", "--config", "ds.json", "--offline"]) == 0
+    out, said = capsys.readouterr()
+    assert "--model Qwen2.5-7B --seq-len 1024 --method lora --lora-rank 16, by the log" in said
+    assert "--gpus 4x80GB, by the log" in said and "ds.json is predicted to need" in out
+    log.write_text(RUNNER.replace("MODEL", "./models/ours") + failed)
+    code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
+    assert code == 0 and "ds.json is not predicted: pass its --model." in text
+
+
+def test_gpus_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """They would stand in the next command."""
+    code, text = _why(capsys, "train.log", "--gpus", "4xA10O")
+    assert code == 2 and "no GPU called 'A10O' is known" in text

@@ -603,3 +603,69 @@ def test_the_exception_that_names_the_feature_counts() -> None:
     )
     first = diagnose_text(log).first
     assert first is not None and first.headline.endswith("in the feature `labels`")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("  1%|2         | 3/10500 [00:22<8:12:33,  2.87s/it]Bus error (core dumped)", "bus-error"),
+        ("run.sh: line 3:  2211 Bus error               (core dumped) python train.py", "bus-error"),
+        (
+            "[rank2]:[F624 03:12:11.120 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 2] Terminating "
+            "the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+            "watchdog-stuck",
+        ),
+        ("/usr/bin/ld: cannot find -lcurand: No such file or directory", "no-libcurand"),
+        ("RuntimeError: Expected all tensors to be on the same device, but got index is on cpu", "devices-cpu"),
+        (
+            "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+            "cuda:1!",
+            "devices-differ",
+        ),
+    ],
+)
+def test_a_fatal_line_alone_is_found(line: str, message: str) -> None:
+    assert found(f"{LOSS}{line}\n") == message
+
+
+def test_a_stuck_watchdog_is_the_effect_of_a_timeout_before_it() -> None:
+    stuck = "[rank1]:[E1128 ProcessGroupNCCL.cpp:1858] ProcessGroupNCCL's watchdog got stuck for 480 seconds\n"
+    assert found(WATCHDOG + stuck) == "timeout" and found(stuck) == "watchdog-stuck"
+
+
+def test_nccl_that_connects_ranks_has_reached_the_rendezvous() -> None:
+    """Its own line, and the last one of torch's exception."""
+    refused = "socketStartConnect: Connect to 10.0.0.2<43211> failed : No route to host\n"
+    error = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited or\n"
+    for log in (f"node1:1:2 [0] misc/socket.cc:484 NCCL WARN {refused}", f"{error}Last error:\n{refused}"):
+        assert found(log) == "nccl-connect"
+    assert found("RuntimeError: connect() timed out. No route to host\n") == "rendezvous"
+
+
+def test_no_end_of_a_quotation_is_in_a_headline() -> None:
+    first = diagnose_text("terminate called after throwing an instance of 'std::bad_alloc'\n").first
+    assert first is not None and first.headline == "std::bad_alloc"
+
+
+def _course(*losses: float, norm: float = 1.0, more: str = "") -> str:
+    lines = (f"{{'loss': '{loss}', 'grad_norm': '{norm}'{more}}}\n" for loss in losses)
+    message = diagnose_text("".join(lines)).course
+    return "" if message is None else message.id
+
+
+def test_the_course_of_a_loss_is_wrong_if_it_stays_0_or_ends_far_above_the_first_one() -> None:
+    """A loss that is only unsteady is not, nor one of a reinforcement learning; 0 with a gradient is no loss of 0."""
+    assert _course(1.2, 0, 0, 0, norm=0) == "zero-loss" and _course(1.7, *[11.8] * 60) == "rising-loss"
+    usual = ((1.2, 1.4, 1.9, 2.0), (0.1, 0.3, 0.4, 0.5), (1.2, 0.8, 0.7, 9.8), (0, 0, 0), (1.7, 11.8))
+    assert not any(_course(*losses) for losses in usual)
+    assert not _course(0.01, 2, 3, 4, more=", 'reward': 0.5")
+    failed = diagnose_text("{'loss': 0.0, 'grad_norm': 0.0}\n" * 3 + "KeyError: 'labels'\n")
+    assert failed.course is None and failed.first is not None
+
+
+def test_the_first_loss_is_that_of_the_last_training_and_may_be_far_above() -> None:
+    """In a log whose steps have no word of an error, and in one with an earlier training."""
+    begin, end = "{'loss': 1.7, 'grad_norm': 1.0}\n", "{'loss': 11.8, 'grad_norm': 9.0}\n"
+    long = diagnose_text(begin + "some other line\n" * 60_000 + end * 5)
+    assert long.course is not None and "from 1.7 in the first logged step to 11.8" in long.course.headline
+    assert diagnose_text(f"{begin}$ torchrun train.py --bf16\n" + end * 5).course is None
