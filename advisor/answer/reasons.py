@@ -41,7 +41,7 @@ def reasons(
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     others = other_taken_plans(ladder, chosen)
     if not others:
-        return "No other strategy fits."
+        return f"No other strategy fits{_without(ladder)}."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
@@ -66,6 +66,14 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         f"The next best plan, {rival.strategy}, runs at {percent(ratio)} of this speed; the difference is mostly "
         f"{component_title(extra)}."
     )
+
+
+def _without(ladder: Sequence[LadderStep]) -> str:
+    """Return ` without NVMe` or ` without more RAM or NVMe` if strategies lack nothing else."""
+    fits = (step.candidate.fit for step in ladder if step.candidate is not None and not step.taken)
+    lacks = {fit.limit for fit in fits if fit.gpu_likely_suffices}
+    titles = [title for limit, title in (("host", "more RAM"), ("nvme", "NVMe")) if limit in lacks]
+    return f" without {' or '.join(titles)}" if titles else ""
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
