@@ -151,7 +151,7 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     number_keys, more = svg.text_legend([f"{number} {name}" for name, number in numbers.items()], used, width)
     used += more
     rows = max((name.row + 1 for name in names), default=0)
-    top = used + 24.0 + (_NAME_ROW * rows - 4 if rows else 0) + 14 * (chart.x_limit is not None)
+    top = used + 24.0 + _NAME_ROW * rows + 14 * (chart.x_limit is not None)
     axes = [_panel_axis(scale, top + row * (tall + _GAP), tall, left, right) for row, scale in enumerate(scales)]
     bottom = top + len(axes) * (tall + _GAP) - _GAP
     parts = [keys, number_keys]

@@ -231,9 +231,14 @@ def speed_against_memory(best: Sequence[Candidate], cluster: Cluster, chosen: Ca
         panels=[Panel(title="tokens/s", layers={"weights": [plan.tokens_per_s for plan in best]})],
         hints=[_hint(plan) for plan in best],
         own=None if chosen is None else best.index(chosen),
-        hollow=[at for at, plan in enumerate(best) if plan.fit.probability < LIKELY],
+        hollow=_unlikely(best),
         spans=[(best[at].device_bytes, names[at]) for at in _changes(names)],
     )
+
+
+def _unlikely(plans: Iterable[Candidate | None]) -> list[int]:
+    """Return the positions of plans that are not likely to fit."""
+    return [at for at, plan in enumerate(plans) if plan is not None and plan.fit.probability < LIKELY]
 
 
 def _hint(plan: Candidate) -> str:
@@ -274,5 +279,6 @@ def series_chart(series: Series, cluster: Cluster) -> Lines:
         labels=series.values,
         hints=hints,
         own=series.own,
+        hollow=_unlikely(series.plans),
         spans=[(max(0, at - 0.5), names[at]) for at in _changes(names)],
     )

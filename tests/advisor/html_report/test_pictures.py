@@ -196,6 +196,8 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
         )
     last = series["micro batch"].plans[-1]
     assert last is not None and last.device_bytes > answer.question.cluster.gpu.memory_bytes
+    sizes = series_chart(series["micro batch"], answer.question.cluster)
+    assert [*sizes.hollow][-1] == len(sizes.xs) - 1 and sizes.own not in sizes.hollow
     assert len({plan.strategy for plan in series["GPUs"].plans if plan is not None}) > 1
 
 
