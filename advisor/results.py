@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..ds_configs.files import CONFIG_NAME, write_config
+from ..ds_configs.files import ARGUMENTS, CONFIG_NAME, write_config
 from ..estimators.errors import ConfigFileError
 from ..estimators.json_form import to_json
 from ..estimators.plan import PlainPyTorch, Strategy
@@ -70,8 +70,8 @@ class Answer(Recommendation):
         config, file = self.ds_config, Path(path)
         if config is None:
             why = f"plain PyTorch ({self.strategy}) has none" if self.fits else "no plan fits"
-            raise ConfigFileError("there is no configuration to save", why=why, fix="check `answer.ds_config` first")
-        write_config(config, file, force=force)
+            raise ConfigFileError("there is no configuration to save", why=why, fix="check `answer.fits` first")
+        write_config(config, file, force=force, remedies=ARGUMENTS)
         return file
 
     @cached_property

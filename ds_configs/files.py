@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..estimators.errors import ConfigFileError, DsAdviseError
 
@@ -103,12 +103,34 @@ def config_text(config: Mapping[str, Any]) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
+class Remedies(NamedTuple):
+    """What a caller can do about a file that cannot be written: replace another file, name another path, or find a
+    folder that can be written to."""
+
+    replace: str
+    path: str
+    folder: str
+
+
+OPTIONS = Remedies(
+    "pass --force to overwrite it, or another path with -o",
+    "pass another path with -o",
+    "pass a path in a folder that you may write to with -o, or --no-write",
+)
+ARGUMENTS = Remedies(
+    "pass force=True to overwrite it, or another path",
+    "pass another path",
+    "pass a path in a folder that you may write to",
+)
+"""Remedies on the command line, and in Python."""
+
+
+def write_config(config: Mapping[str, Any], path: Path, *, force: bool, remedies: Remedies = OPTIONS) -> None:
     """Write a configuration by `write_text`, with the same errors."""
-    write_text(config_text(config), path, force=force)
+    write_text(config_text(config), path, force=force, remedies=remedies)
 
 
-def write_text(text: str, path: Path, *, force: bool) -> None:
+def write_text(text: str, path: Path, *, force: bool, remedies: Remedies = OPTIONS) -> None:
     """Write `text` to `path` atomically: a reader sees the old file or the new one, never a part.
 
     A file with the same content only gets the current time, because commands take the newest configuration; one with
@@ -116,7 +138,7 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
 
     Raises ConfigFileError as `check_write` does, and if the path cannot be written.
     """
-    target = check_write(text, path, force=force)
+    target = check_write(text, path, force=force, remedies=remedies)
     if target.exists() and not (force and differs(text, target)):  # without force, `check_write` has compared them
         with contextlib.suppress(OSError):  # the file of another user
             target.touch()
@@ -127,11 +149,11 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
         raise ConfigFileError(
             f"cannot write {path}: {error.strerror}",
             why="nothing was written",
-            fix="pass a path in a folder that you may write to with -o, or --no-write",
+            fix=remedies.folder,
         ) from error
 
 
-def check_write(text: str, path: Path, *, force: bool) -> Path:
+def check_write(text: str, path: Path, *, force: bool, remedies: Remedies = OPTIONS) -> Path:
     """Return the file that `write_text` would write, with links followed. Raises ConfigFileError if a file with other
     content exists and `force` is not set, or the path is not a regular file."""
     try:
@@ -142,27 +164,27 @@ def check_write(text: str, path: Path, *, force: bool) -> Path:
         raise ConfigFileError(
             f"{path} is a broken link",
             why="a link points to itself, or its folder does not exist",
-            fix="pass another path with -o",
+            fix=remedies.path,
         ) from error
     if target.exists() and not target.is_file():
         raise ConfigFileError(
             f"{path} is not a regular file",
             why="a file cannot replace it",
-            fix="pass another path with -o",
+            fix=remedies.path,
         )
-    if not force and differs(text, target):
+    if not force and differs(text, target, fix=remedies.path):
         raise ConfigFileError(
             f"{path} exists and differs",
             why="its content would be lost",
-            fix="pass --force to overwrite it, or another path with -o",
+            fix=remedies.replace,
         )
     return target
 
 
-def differs(text: str, path: Path) -> bool:
-    """Whether `path` is a regular file with other content than `text`."""
+def differs(text: str, path: Path, *, fix: str = OPTIONS.path) -> bool:
+    """Whether `path` is a regular file with other content than `text`. fix: that of the error if it cannot be read."""
     content = text.encode()
-    return path.is_file() and read_file(path, len(content), fix="pass another path with -o") != content
+    return path.is_file() and read_file(path, len(content), fix=fix) != content
 
 
 def replace_file(target: Path, content: str | bytes) -> None:

@@ -8,11 +8,11 @@ from itertools import takewhile
 from math import sqrt
 
 from ...estimators.models.training_dtype import trained_in_bf16
-from ...estimators.plan import STRATEGIES, Plan
+from ...estimators.plan import Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
-from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, other_taken_plans
+from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, is_passed_for_room, other_taken_plans
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times
 
@@ -41,7 +41,7 @@ def reasons(
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     others = other_taken_plans(ladder, chosen)
     if not others:
-        return "No other strategy fits."
+        return f"No other strategy fits{_without(ladder)}."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
@@ -51,7 +51,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
             return f"{gain}."
         need = gib(rival.memory.host_bytes_per_node)
         return f"{gain}, and takes {need} GiB of host RAM."
-    if ratio >= 1 - SAME_SPEED and STRATEGIES.index(rival.strategy) < STRATEGIES.index(chosen.strategy):
+    if ratio >= 1 - SAME_SPEED and is_passed_for_room(rival, chosen):
         return f"{rival.strategy} is equally fast, but leaves less than {percent(1 - COMFORTABLE)} of a resource free."
     if ratio >= 1 - SAME_SPEED:
         return f"{rival.strategy} is equally fast within {percent(SAME_SPEED)}; {chosen.strategy} is simpler."
@@ -66,6 +66,14 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         f"The next best plan, {rival.strategy}, runs at {percent(ratio)} of this speed; the difference is mostly "
         f"{component_title(extra)}."
     )
+
+
+def _without(ladder: Sequence[LadderStep]) -> str:
+    """Return ` without NVMe` or ` without more RAM or NVMe` if strategies lack nothing else."""
+    fits = (step.candidate.fit for step in ladder if step.candidate is not None and not step.taken)
+    lacks = {fit.limit for fit in fits if fit.gpu_likely_suffices}
+    titles = [title for limit, title in (("host", "more RAM"), ("nvme", "NVMe")) if limit in lacks]
+    return f" without {' or '.join(titles)}" if titles else ""
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
@@ -228,17 +236,19 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
 
 
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[str]:
-    """Yield `zero3: predicted 2 % faster, within the error; the simpler plan is used.`, and `zero2 and ddp are close:
-    25,600 to 30,400 tokens/s.`"""
-    gains = {plan.strategy: plan.tokens_per_s / chosen.tokens_per_s - 1 for plan in plans}
-    ahead = [strategy for strategy, gain in gains.items() if gain >= 0.005]
-    behind = [plan for plan in plans if plan.strategy not in ahead]
-    if ahead:
-        gain = percent(max(gains.values()))
-        if len(ahead) > 1:
-            gain = f"up to {gain}"
-        names = _joined(ahead)
-        yield f"{names}: predicted {gain} faster, within the error; the simpler plan is used."
+    """Yield `zero3: predicted 2 % faster, within the error; the simpler plan is used.` or, for a lower strategy, `...;
+    zero2 leaves more memory free.`, and `zero2 and ddp are close: 25,600 to 30,400 tokens/s.`"""
+    ahead = [plan for plan in plans if plan.tokens_per_s >= 1.005 * chosen.tokens_per_s]
+    behind = [plan for plan in plans if plan not in ahead]
+    for for_room in (True, False):
+        passed = [plan for plan in ahead if is_passed_for_room(plan, chosen) == for_room]
+        if passed:
+            gain = percent(max(plan.tokens_per_s for plan in passed) / chosen.tokens_per_s - 1)
+            if len(passed) > 1:
+                gain = f"up to {gain}"
+            names = _joined([plan.strategy for plan in passed])
+            why = f"{chosen.strategy} leaves more memory free" if for_room else "the simpler plan is used"
+            yield f"{names}: predicted {gain} faster, within the error; {why}."
     if behind:
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])

@@ -19,18 +19,26 @@ _MOST_BATCH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One varied quantity of the question, and the plan for each value; None if no plan fits."""
+    """One varied quantity of the question, and for each value the plan and its samples per step; None if no plan
+    fits."""
 
     title: str
     values: tuple[str, ...]
     plans: tuple[Candidate | None, ...]
+    samples: tuple[int | None, ...]
     own: int
     """Index of the question's own value; -1 if it is not included."""
+
+    @property
+    def mixes_batches(self) -> bool:
+        """Whether the plans have different global batches, so that their speeds differ for that reason too."""
+        return len({samples for samples in self.samples if samples is not None}) > 1
 
 
 def build_scaling(question: Question, chosen: Candidate) -> tuple[Series, ...]:
     """Return the fastest fitting plan for each sequence length and number of GPUs, and the chosen plan at each micro
     batch up to the first that does not fit. A series of one value is left out."""
+    ranks = question.cluster.world_size
     kinds = (
         ("sequence length", _lengths(question), str(question.workload.seq_len)),
         ("micro batch", _batches(question, chosen), str(chosen.plan.micro_batch_size)),
@@ -42,7 +50,13 @@ def build_scaling(question: Question, chosen: Candidate) -> tuple[Series, ...]:
         if sum(plan is not None for plan in plans.values()) > 1:
             values = tuple(plans)
             position = values.index(own) if own in plans else -1
-            found.append(Series(title=title, values=values, plans=tuple(plans.values()), own=position))
+            samples = (
+                None if plan is None else plan.plan.samples_per_step(int(value) if title == "GPUs" else ranks)
+                for value, plan in plans.items()
+            )
+            found.append(
+                Series(title=title, values=values, plans=tuple(plans.values()), samples=tuple(samples), own=position)
+            )
     return tuple(found)
 
 

@@ -64,7 +64,7 @@ def answer_verdict(answer: Recommendation) -> Verdict:
         if missed is not None:
             lacks += [what_lacks(question, missed), *_accepted(missed), *loading_peak(missed)]
             lacks += _margin(question, missed)
-        sentences[:0] = map(Sentence, [*lacks, *_fits_once_loaded(answer)])
+        sentences[:0] = map(Sentence, [*lacks, *_once_loaded(answer)])
     return Verdict(
         tone=tone,
         headline=headline,
@@ -94,17 +94,21 @@ def _first_failure(answer: Recommendation) -> str | None:
     return message if message is None or message.endswith((".", "!", "?")) else f"{message}."
 
 
-def _fits_once_loaded(answer: Recommendation) -> Iterator[str]:
-    """Yield a sentence if another plan than the closest lacks memory only while the model loads."""
-    room = answer.question.cluster.gpu.memory_bytes
+def _once_loaded(answer: Recommendation) -> Iterator[str]:
+    """Yield a sentence if another plan than the closest needs the most memory while the model loads: what the one that
+    needs the least afterwards then needs, or that it then fits."""
+    needs = dict[int, str]()
     for each in (step.candidate for step in answer.ladder):
         if each is None or each is answer.closest or each.memory.peak.name != "load":
             continue
         later = max(phase.allocated_bytes for phase in each.memory.phases if phase.name != "load")
-        need = each.device_bytes - each.memory.allocated_bytes_per_gpu + later
-        if need <= room:
-            yield f"{each.strategy} fits once it is loaded ({gib(need)} GiB); before, every GPU holds the whole model."
-            return
+        needs.setdefault(each.device_bytes - each.memory.allocated_bytes_per_gpu + later, each.strategy)
+    if needs:
+        need = min(needs)
+        loaded = f"{needs[need]} needs {gib(need)} GiB once it is loaded"
+        if need <= answer.question.cluster.gpu.memory_bytes:
+            loaded = f"{needs[need]} fits once it is loaded ({gib(need)} GiB)"
+        yield f"{loaded}; before, every GPU holds the whole model."
 
 
 def what_lacks(question: Question, missed: Candidate, *, is_closest: bool = True) -> str:

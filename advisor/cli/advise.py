@@ -99,7 +99,7 @@ def advise(
     With a file    ds-advise lint ds_config.json
 
     Exit code: 0 if a plan fits (with --sharding fsdp also PyTorch's), 1 if none fits, 2 if the question cannot be
-    answered.
+    answered or its file not be written.
     """
     # Imported here: `--help` needs none of it.
     from ..advise import checked_answer

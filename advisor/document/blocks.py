@@ -109,21 +109,23 @@ class Row(NamedTuple):
     remarks: Sequence[str | Snippet] = ()
 
 
+HIDDEN = "Not shown at this width"
+"""What a table says of the columns that a narrow terminal leaves out."""
+
+
 class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
-    order. legend: what a short title means; a terminal with room for all columns prints it at the end of the head.
-    notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out.
-    names_hidden: whether a line below names the columns that were left out."""
+    order. notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out.
+    hidden: what a line below says before the names of the columns that were left out; "" for no such line."""
 
     head: Sequence[str]
     rows: Sequence[Row]
     widths: Sequence[int] = ()
     gap: int = 2
     optional: Sequence[int] = ()
-    legend: str = ""
     notes: Sequence[tuple[str, str]] = ()
-    names_hidden: bool = False
+    hidden: str = ""
 
     @property
     def footnote(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
@@ -131,6 +131,8 @@ class Lines:
     """Text on hover for each position, which then has a point."""
     own: int | None = None
     """The emphasized position."""
+    hollow: Collection[int] = ()
+    """Positions whose points are not filled: they cannot be had as asked."""
     spans: Sequence[tuple[float, str]] = ()
     """Names of stretches above the panels, each with its beginning."""
 

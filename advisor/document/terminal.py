@@ -209,9 +209,6 @@ def _print_table(table: Table, console: Console) -> None:
         return
     footnote = table.footnote
     widths[0] = min(widths[0], room)
-    before = indent + sum(width + table.gap for width in widths[:-1])
-    if count == 0 and table.legend and before + cell_len(table.legend) <= terminal:
-        lines[0][-1] = table.legend
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, each in zip(lines, (Row(table.head), *table.rows), strict=True):
         is_head = line is lines[0]
@@ -232,8 +229,9 @@ def _print_table(table: Table, console: Console) -> None:
     if footnote:
         sentence(console, f" {footnote}", style="dim")
     hidden = [title for title in whole.head if title and title not in table.head]
-    if hidden and whole.names_hidden:
-        sentence(console, f" Not shown at this width: {', '.join(hidden)}.", style="dim")
+    if hidden and whole.hidden:
+        colon, comma, stop = _marks(whole.head)
+        sentence(console, f" {whole.hidden}{colon}{comma.join(hidden)}{stop}", style="dim")
 
 
 def _print_columns(
@@ -278,11 +276,16 @@ def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int
     titles = [f"{title} " if width > 0 else "" for title, width in zip(head[1:], widths[1:], strict=True)]
     if others and len(line) < len(head):
         titles[len(others) - 1] = ""  # the last text extends over other columns
-    is_wide = any(cell_len(title) > len(title) for title in head)
-    colon, comma = ("\uff1a", "\uff0c") if is_wide else (": ", ", ")
+    colon, comma, _ = _marks(head)
     known = ((title, text.strip()) for title, text in zip(titles, others, strict=False) if text.strip(f" {NOTHING}"))
     words = comma.join(f"{title}{text}" for title, text in known)
     return f"{name}{colon if name and words else ''}{words}"
+
+
+def _marks(head: Sequence[str]) -> tuple[str, str, str]:
+    """Return colon, comma and full stop of the titles' language."""
+    is_wide = any(cell_len(title) > len(title) for title in head)
+    return ("\uff1a", "\uff0c", "\u3002") if is_wide else (": ", ", ", ".")
 
 
 def _widths(table: Table, lines: Sequence[Sequence[str]], terminal: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -154,6 +154,12 @@ def stroke(ink: str) -> dict[str, str]:
     return {"class_": f"s-{ink}", "stroke": INKS[ink].light}
 
 
+def outline(ink: str) -> dict[str, Attribute]:
+    """Return the attributes of a form that is not filled."""
+    colours = {**fill("paper"), **stroke(ink)}
+    return {**colours, "class_": f"f-paper s-{ink}", "stroke_width": 1.8}
+
+
 def label(
     x: float,
     y: float,
@@ -234,7 +240,7 @@ def horizontal_axis(values: Ticks, x_of: Scale, top: float, bottom: float) -> Ma
     )
 
 
-def vertical_limit(x: float, words: str, y: float, stretches: Sequence[tuple[float, float]], width: int) -> Markup:
+def vertical_limit(x: float, words: str, y: float, stretches: Iterable[tuple[float, float]], width: int) -> Markup:
     """Return dashed lines over stretches of the height, with a centred label above each, inside the chart."""
     half = text_width(words, SMALL) / 2
     middle = min(max(x, half + 2), width - half - 2)
@@ -255,6 +261,20 @@ def legend(titles: Mapping[str, str], width: int) -> tuple[Markup | None, float]
             x, y = 0.0, y + 18
         marks.append(element("rect", x=x, y=y, width=10, height=10, rx=2, **fill(ink)))
         marks.append(small(x + 15, y + 9, words))
+        x += taken
+    return joined(*marks), y + 22
+
+
+def text_legend(entries: Sequence[str], top: float, width: int) -> tuple[Markup | None, float]:
+    """Return (texts on one or more lines from `top`, their height)."""
+    if not entries:
+        return None, 0.0
+    marks, x, y = [], 0.0, 0.0
+    for words in entries:
+        taken = text_width(words, SMALL) + 14
+        if x and x + taken > width:
+            x, y = 0.0, y + 18
+        marks.append(small(x, top + y + 9, words))
         x += taken
     return joined(*marks), y + 22
 

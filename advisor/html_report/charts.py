@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from ..document.charts import Bar, Drawing, Limit, Lines, Panel, StackedBars
 from . import canvas as svg
@@ -21,6 +22,9 @@ _MOST_POINTS = 1000
 
 _BETWEEN_LABELS = 6.0
 """Least space between two labels of an axis in pixels."""
+
+_MOST_NAME_ROWS, _NAME_ROW = 2, 14.0
+"""Most rows of names of stretches, and the height of a row in pixels."""
 
 _GAP = 34.0
 """Height of the space between two panels."""
@@ -137,27 +141,34 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     """Return the panels, one below the other, with the names of stretches above them."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
     keys, used = svg.legend(chart.families, width)
-    top = used + 24.0 + 24 * bool(chart.spans) + 14 * (chart.x_limit is not None)
     tall = (150.0 if narrow else 190.0) if alone else 110.0
-    axes = [_panel_axis(panel, top + row * (tall + _GAP), tall, right) for row, panel in enumerate(chart.panels)]
-    left, pad = max(axis[1] for axis in axes), 18 if chart.labels else 0
-    bottom = top + len(axes) * (tall + _GAP) - _GAP
+    scales = [_panel_ticks(panel, tall) for panel in chart.panels]
+    left = 12 + max(svg.text_width(text, SMALL) for _, ticks in scales for _, text in ticks)
+    pad = 18 if chart.labels else 0
     last = max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0)
     x_of = Scale(0 if chart.labels is None else chart.xs[0], last or 1, left + pad, right - pad)
-    parts = [keys]
+    names, numbers = _placed_names(chart.spans, x_of)
+    number_keys, more = svg.text_legend([f"{number} {name}" for name, number in numbers.items()], used, width)
+    used += more
+    rows = max((name.row + 1 for name in names), default=0)
+    top = used + 24.0 + _NAME_ROW * rows + 14 * (chart.x_limit is not None)
+    axes = [_panel_axis(scale, top + row * (tall + _GAP), tall, left, right) for row, scale in enumerate(scales)]
+    bottom = top + len(axes) * (tall + _GAP) - _GAP
+    parts = [keys, number_keys]
     if chart.labels is None:
         steps = svg.round_steps(last, 4 if narrow else 7, chart.x_unit.size)
         whole = [value for value in steps if float(value).is_integer()]
         parts.append(svg.horizontal_axis(svg.ticks(whole, chart.x_unit.write), x_of, top, bottom))
     if chart.x_limit is not None:
         x, words = x_of(chart.x_limit.value), chart.x_limit.words
-        parts.append(svg.vertical_limit(x, words, top - 34, [(top - 30, bottom)], width))
+        above = top - 6 - _NAME_ROW * rows
+        parts.append(svg.vertical_limit(x, words, above, _beside_names(x, names, above + 4, top, bottom), width))
     for index, words in _apart(chart, x_of):
         ink = "text" if index == chart.own else "soft"
         parts.append(svg.small(x_of(chart.xs[index]), bottom + 16, words, anchor="middle", ink=ink))
-    parts += _span_names(chart.spans, x_of, top, bottom)
-    for panel, (rows, _, y_of) in zip(chart.panels, axes, strict=True):
-        parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), rows]
+    parts += _span_names(names, x_of, top, bottom)
+    for panel, (lines, y_of) in zip(chart.panels, axes, strict=True):
+        parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), lines]
         parts += _areas(panel, chart.xs, x_of, y_of) if panel.areas else _line(panel, chart, x_of, y_of)
         if panel.limit is not None:
             y = y_of(panel.limit.value)
@@ -166,15 +177,22 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     return svg.frame(chart.title, width, bottom + 42, *parts)
 
 
-def _panel_axis(panel: Panel, top: float, tall: float, right: float) -> tuple[Markup, float, Scale]:
-    """Return (grid lines with their values at the left, where they begin, the scale of the values)."""
+def _panel_ticks(panel: Panel, tall: float) -> tuple[float, svg.Ticks]:
+    """Return (the end of the scale of a panel's values, its ticks)."""
     sums = (sum(value or 0 for value in column) for column in zip(*panel.layers.values(), strict=True))
     highest = 1.1 * max([*sums, panel.limit.value if panel.limit else 0]) or 1.0
-    ticks = svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
-    left, y_of = 12 + max(svg.text_width(text, SMALL) for _, text in ticks), Scale(0, highest, top + tall, top)
+    return highest, svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
+
+
+def _panel_axis(
+    scale: tuple[float, svg.Ticks], top: float, tall: float, left: float, right: float
+) -> tuple[Markup, Scale]:
+    """Return (grid lines with their values at the left, the scale of the values)."""
+    highest, ticks = scale
+    y_of = Scale(0, highest, top + tall, top)
     lines = (svg.line(left, y_of(value), right, y_of(value)) for value, _ in ticks)
     names = (svg.small(left - 6, y_of(value) + 4, text, anchor="end") for value, text in ticks)
-    return svg.joined(*lines, *names), left, y_of
+    return svg.joined(*lines, *names), y_of
 
 
 def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Markup]:
@@ -187,6 +205,7 @@ def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Mark
     yield svg.element("path", d=f"M{path}", fill="none", stroke_width=1.8, **svg.stroke(ink))
     for index, value in shown if chart.hints else ():
         colour, radius = ("good", 6) if index == chart.own else (ink, 4)
+        look = svg.outline(colour) if index in chart.hollow else svg.fill(colour)
         hint = chart.hints[index]
         yield svg.element(
             "circle",
@@ -197,7 +216,7 @@ def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Mark
             tabindex="0",
             role="img",
             aria_label=hint,
-            **svg.fill(colour),
+            **look,
         )
 
 
@@ -224,15 +243,53 @@ def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
     return [f"{x:.2f},{y:.1f}" for x, y in points]
 
 
-def _span_names(spans: Sequence[tuple[float, str]], x_of: Scale, top: float, bottom: float) -> Iterator[Markup]:
-    """Yield the name of each stretch above its beginning, on two lines and where there is room, and a line at it."""
-    free = [0.0, 0.0]
-    for index, (begin, name) in enumerate(spans):
-        x, long = x_of(begin), svg.text_width(name, SMALL)
-        if index:
-            yield svg.line(x, top - 4, x, bottom, "soft")
-        begins = min(x + 4, x_of.end + 18 - long)
-        row = next((row for row, taken in enumerate(free) if begins >= taken), None)
-        if row is not None:
-            yield svg.small(begins, top - 8 - 14 * row, name, ink="text")
-            free[row] = begins + long + 8
+class _Name(NamedTuple):
+    """The name of a stretch: where the stretch and the name begin and the name ends, and its row, 0 at the bottom."""
+
+    x: float
+    begins: float
+    ends: float
+    row: int
+    words: str
+
+
+def _placed_names(spans: Sequence[tuple[float, str]], x_of: Scale) -> tuple[list[_Name], dict[str, int]]:
+    """Return (the names of the stretches, the numbers that stand for them): numbers if the names need more than
+    `_MOST_NAME_ROWS` rows. No stretch stays without either, since it would seem to belong to the one before."""
+    names = [*_in_rows([(x_of(begin), name) for begin, name in spans], x_of.end)]
+    if max((name.row for name in names), default=0) < _MOST_NAME_ROWS:
+        return names, {}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for _, name in spans), start=1)}
+    return [*_in_rows([(x_of(begin), str(numbers[name])) for begin, name in spans], x_of.end)], numbers
+
+
+def _in_rows(names: Sequence[tuple[float, str]], end: float) -> Iterator[_Name]:
+    """Yield each name at the beginning of its stretch, in the lowest row with room."""
+    free = list[float]()
+    for x, words in names:
+        long = svg.text_width(words, SMALL)
+        begins = min(x + (4 if len(words) > 1 else 1), end + 18 - long)
+        row = next((row for row, taken in enumerate(free) if begins >= taken), len(free))
+        free[row : row + 1] = [begins + long + min(8, long / 2)]
+        yield _Name(x, begins, begins + long, row, words)
+
+
+def _span_names(names: Sequence[_Name], x_of: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    """Yield the name of each stretch above its beginning, and a line at it."""
+    for name in names:
+        if name.x > x_of.start:
+            yield svg.line(name.x, top - 4, name.x, bottom, "soft")
+        yield svg.small(name.begins, top - 8 - _NAME_ROW * name.row, name.words, ink="text")
+
+
+def _beside_names(
+    x: float, names: Sequence[_Name], above: float, top: float, bottom: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the parts of a vertical line from above to bottom that cross no name."""
+    crossed = sorted((name.row for name in names if name.begins - 2 < x < name.ends + 2), reverse=True)
+    for row in crossed:
+        baseline = top - 8 - _NAME_ROW * row
+        if baseline - 10 > above:
+            yield above, baseline - 10
+        above = baseline + 3
+    yield above, bottom

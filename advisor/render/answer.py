@@ -23,7 +23,7 @@ from ..text.job import parts_sentences
 from ..text.labels import device_label, phase_title, plan_title
 from ..text.units import amount, gib, percent, rate, seconds
 from .configuration import configuration
-from .ladder import Shown, ladder_notes, ladder_table
+from .ladder import Shown, ladder_table
 from .plans import best_plans, gpu_limit, memory_bar, memory_chart, time_bar
 
 if TYPE_CHECKING:
@@ -146,8 +146,6 @@ def _ladder(
     shown: Shown = "fits" if "unsure" in left_out else "fits the GPU" if "ladder" in left_out else "all"
     yield Heading("Every strategy", "ladder", printed=False)
     yield ladder_table(answer, all_candidates=all_candidates, shown=shown, details=details)
-    for note in ladder_notes(answer, all_candidates=all_candidates, shown=shown):
-        yield Sentence(f" {note}", "dim")
 
 
 def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Block]:

@@ -10,6 +10,7 @@ from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
 from ..document.charts import Drawing
+from ..search.candidate import LIKELY, Candidate
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
 from .ladder import ladder_table
@@ -19,6 +20,7 @@ from .plans import (
     host_bars,
     host_parts,
     memory_bars,
+    pareto_optimal,
     series_chart,
     speed_against_memory,
     time_chart,
@@ -58,9 +60,24 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
     yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
     yield time_chart(plans, chosen=chosen)
     yield Heading("Speed against memory", "speed")
-    yield _note("The Pareto-optimal plans, and, in green, the recommended one. The table has every plan.")
-    points = speed_against_memory(answer.candidates, cluster, answer.recommended)
+    best = pareto_optimal(answer.candidates, cluster, answer.recommended)
+    yield _note(f"{_what_fits(answer, best)} The table has every plan.")
+    points = speed_against_memory(best, cluster, answer.recommended)
     yield Chart(points, ladder_table(answer, all_candidates=True))
+
+
+def _what_fits(answer: Recommendation, plans: Sequence[Candidate]) -> str:
+    """Return which points are which in the chart of speed against memory."""
+    lacks = {plan.fit.limit for plan in plans if plan.fit.probability < LIKELY}
+    if answer.recommended is not None:
+        hollow = " Hollow ones lack memory." if lacks == {"gpu"} else " Hollow ones lack memory, RAM or NVMe."
+        return f"The Pareto-optimal plans, and, in green, the recommended one.{hollow * bool(lacks)}"
+    found = "No plan is sure to fit" if answer.try_first is not None else "No plan fits"
+    more = {frozenset(("host",)): "more RAM", frozenset(("nvme",)): "NVMe"}.get(
+        frozenset(lacks - {"gpu"}), "more RAM or NVMe"
+    )
+    left = f": hollow points left of the dashed line need {more}" if lacks - {"gpu"} else ""
+    return f"The Pareto-optimal plans. {found}{left}."
 
 
 def scaling_blocks(answer: Recommendation) -> Iterator[Block]:
@@ -72,13 +89,16 @@ def scaling_blocks(answer: Recommendation) -> Iterator[Block]:
             "The fastest plan that fits for each value; for each micro batch the recommended plan. Green: this "
             "question."
         )
+    if any(series.mixes_batches for series in every_series):
+        yield _note("The global batch differs between the values (see the tables): a larger one is faster per token.")
     for series in every_series:
         rows = []
-        for value, plan in zip(series.values, series.plans, strict=True):
+        for value, plan, samples in zip(series.values, series.plans, series.samples, strict=True):
             figures = (None, None) if plan is None else (plan.tokens_per_s, plan.device_bytes)
             speed, size = make_figure(figures[0], rate), make_figure(figures[1], gib)
-            rows.append(Row([value, "nothing fits" if plan is None else plan.strategy, speed, size]))
-        table = Table([series.title, "strategy", "tokens/s", "GPU GiB"], rows)
+            batch = make_figure(samples, str)
+            rows.append(Row([value, "nothing fits" if plan is None else plan.strategy, batch, speed, size]))
+        table = Table([series.title, "strategy", "global batch", "tokens/s", "GPU GiB"], rows)
         yield Chart(series_chart(series, answer.question.cluster), table)
 
 

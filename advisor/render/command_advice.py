@@ -27,7 +27,7 @@ from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times, whole_gib
 from .answer import MOST_LINES, change_blocks
-from .ladder import Shown, ladder_notes, ladder_table
+from .ladder import Shown, ladder_table
 from .runs import START, next_command
 
 if TYPE_CHECKING:
@@ -227,8 +227,6 @@ def _plans(answer: CommandAdvice, left_out: tuple[str, ...], *, details: bool) -
         today_title=answer.today_title,
         keeps_today=answer.is_needless,
     )
-    for note in ladder_notes(answer, shown=shown):
-        yield doc.Sentence(f" {note}", "dim")
 
 
 def _evidence(answer: CommandAdvice) -> Iterator[doc.Block]:

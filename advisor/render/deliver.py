@@ -54,26 +54,30 @@ def deliver(
     emit: job files to write next to the configuration. script: path of the training script.
     html, plot: paths of the report and of its chart.
 
-    Raises ConfigFileError as `check_write` does, before anything is written or shown. If writing fails, the answer is
-    shown before the error is raised.
+    Raises ConfigFileError as `check_write` does, after the answer is shown: a file that cannot be written leaves the
+    others unwritten, too, if that is known before.
     """
-    files, line = list[tuple[Path, str]](), ""
+    files, line, failure = list[tuple[Path, str]](), "", None
     if isinstance(destination, Path):
         if numbered and not force:
             answer, destination = _free(answer, destination)
         answer, files, line = _files(answer, destination, emit, script)
-        for file, text in files:
-            check_write(text, file, force=force)
+        try:
+            for file, text in files:
+                check_write(text, file, force=force)
+        except DsAdviseError as error:
+            failure, files = error, []
     path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)
-    failure = None
     try:
         for file, text in files:
             write_text(text, file, force=force)
             answer = replace(answer, files=(*answer.files, str(file)))
     except DsAdviseError as error:
-        failure, line = error, ""
+        failure = error
+    if failure is not None:
+        line = ""
         answer = replace(answer, job_files=tuple(job for job in answer.job_files if str(job.path) in answer.files))
     if destination == "-" and answer.recommended is not None:
         print(config_text(written_config(answer, answer.recommended)), end="")
@@ -95,7 +99,7 @@ def deliver(
                 path,
                 details=details or markdown,
                 all_candidates=all_candidates,
-                is_written=isinstance(destination, Path),
+                is_written=isinstance(destination, Path) and failure is None,
                 columns=console.width,
             )
         document = translated(document, language if can_encode(console, SAMPLES[language]) else "en")

@@ -13,7 +13,7 @@ from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, 
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import Cell, Figure, Row, Table, make_figure
+from ..document.blocks import HIDDEN, Cell, Figure, Row, Table, make_figure
 from ..document.charts import GIB
 from ..question.this_machine import measured_hardware
 from ..text.labels import batch_label
@@ -107,7 +107,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     words = " ".join(text for text, is_shown in meanings.items() if is_shown)
     # A run on the CPU has no other memory than RAM.
     needs_ram = any(_lacks_gpu_memory(row, gpu, ram) for row in rows)
-    table = Table(titles, rows, gap=1, optional=(4, 3, 1, 6) if needs_ram else (4, ram, 3, 6, 1), names_hidden=True)
+    table = Table(titles, rows, gap=1, optional=(4, 3, 1, 6) if needs_ram else (4, ram, 3, 6, 1), hidden=HIDDEN)
     blocks: list[doc.Block] = [
         table.without({gpu} if is_cpu else ()),
         doc.Gap(),

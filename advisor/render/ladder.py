@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from ..answer.recommendation import Recommendation
-from ..document.blocks import Cell, Figure, Look, Row, Table
+from ..document.blocks import HIDDEN, Cell, Figure, Look, Row, Table
 from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, Candidate
 from ..text.labels import batch_label, checkpointing_label, device_label, shape_label
 from ..text.units import gib, rate, whole_gib
@@ -72,11 +72,9 @@ def ladder_table(
             )
             previous = ""
     titles, widths = [column.title for column in columns], [column.width for column in columns]
-    notes = [*_title_notes(answer, steps, details=details)]
-    has_steps = any(plan and "x" in batch_label(plan.plan) for _, plan, _ in steps)
-    legend = "" if notes or not has_steps else " batch: micro x accum"
+    notes = [*_notes(answer, steps, details=details)]
     head, optional = ["strategy", *titles, ""], (_CHECKPOINTING, _BATCH, _RAM)
-    return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, legend=legend, notes=notes)
+    return Table(head, rows, [19, *widths, 0], gap=1, optional=optional, notes=notes, hidden=HIDDEN)
 
 
 def _steps(
@@ -106,18 +104,33 @@ def _steps(
     ]
 
 
-def _title_notes(
-    answer: Recommendation, steps: Iterable[tuple[str, Candidate | None, str]], *, details: bool
+def _notes(
+    answer: Recommendation, steps: Sequence[tuple[str, Candidate | None, str]], *, details: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what short titles mean, each with its title."""
-    shares = any(plan is not None and plan.plan.ranks_per_sample > 1 for _, plan, _ in steps)
-    if not shares and not details:
-        return
+    """Yield what short titles, tokens and verdicts mean, each with the title of its column."""
+    plans = [plan for _, plan, _ in steps if plan is not None]
+    shares = any(plan.plan.ranks_per_sample > 1 for plan in plans)
     sharing = f" / {device_label(answer.question.cluster)}s that share it" if shares else ""
-    yield "batch", f"batch: micro batch{sharing} x accumulation"
+    if shares or details:
+        yield "batch", f"batch: micro batch{sharing} x accumulation"
+    elif any(plan.plan.gradient_accumulation_steps > 1 for plan in plans):
+        yield "batch", "batch: micro x accum"
     if details:
         yield "ckpt", "ckpt: checkpointing"
-    yield "RAM GiB", "RAM, NVMe: per node"
+    if shares or details:
+        yield "RAM GiB", "RAM, NVMe: per node"
+    cluster, length = answer.question.cluster, answer.question.model.fixed_len
+    reasons = [plan.fit.reason for plan in plans]
+    if length and length > 1:
+        yield "strategy", f"tokens/s: with {length} tokens per sample"
+    if IF_RAM_ALLOWS in reasons:
+        assumed = whole_gib(cluster.usual_host_bytes_per_node)
+        yield "strategy", f"if RAM allows: over assumed {assumed:,} GiB with margin (--ram)"
+    if any(reason.startswith(NEEDS_RAM) for reason in reasons):
+        most = gib(cluster.most_host_bytes_per_node)
+        yield "strategy", f"needs --ram: pass it if a host has more than {most} GiB"
+    if any(reason.endswith("%") for reason in reasons):
+        yield "strategy", "%: the probability that it fits (--risk)"
 
 
 def _is_shown_as(today: Candidate, best: Candidate, recommended: Candidate | None) -> bool:
@@ -138,20 +151,3 @@ def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_
     if is_chosen:
         look = "closest" if answer.recommended is None else "chosen"
     return Row([plan.strategy, *figures, f" {verdict}"], look)
-
-
-def ladder_notes(answer: Recommendation, *, all_candidates: bool = False, shown: Shown = "all") -> Iterator[str]:
-    """Yield what the tokens and the verdicts of the table are."""
-    cluster, length = answer.question.cluster, answer.question.model.fixed_len
-    steps = _steps(answer, all_candidates=all_candidates, shown=shown)
-    reasons = [plan.fit.reason for _, plan, _ in steps if plan is not None]
-    if length and length > 1:
-        yield f"tokens/s: with {length} tokens per sample"
-    if IF_RAM_ALLOWS in reasons:
-        assumed = whole_gib(cluster.usual_host_bytes_per_node)
-        yield f"if RAM allows: needs, with a margin, more than the assumed {assumed:,} GiB (--ram)"
-    if any(reason.startswith(NEEDS_RAM) for reason in reasons):
-        most = gib(cluster.most_host_bytes_per_node)
-        yield f"needs --ram: pass it if a host has more than {most} GiB"
-    if any(reason.endswith("%") for reason in reasons):
-        yield "%: the probability that it fits (--risk)"

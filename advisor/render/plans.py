@@ -13,7 +13,7 @@ from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series
 from ..document.blocks import Chart, Row, Table, make_figure
 from ..document.charts import GIB, Bar, Limit, Lines, Panel, Part, StackedBars, Unit, time_unit
-from ..search.candidate import Candidate
+from ..search.candidate import LIKELY, Candidate
 from ..text.labels import (
     MEMORY_FAMILIES,
     TIME_FAMILIES,
@@ -138,7 +138,7 @@ def time_bars(
             Bar(
                 label=name,
                 parts=_parts(plan.time.components, scale, time_family, _step_share(step_s), terms),
-                note=f"{rate(plan.tokens_per_s)} tokens/s" if plan.fit.fits else "does not fit",
+                note=f"{rate(plan.tokens_per_s)} tokens/s" if plan.fit.fits else plan.fit.reason,
                 words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
                 chosen=plan is chosen,
                 faded=not plan.fit.fits,
@@ -206,17 +206,22 @@ def time_chart(plans: Mapping[str, Candidate], *, chosen: Candidate | None = Non
     return chart_with_table(bars, parts, "of one step", seconds)
 
 
-def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: Candidate | None) -> Lines:
-    """Return speed against memory of the plans that no other beats in both and of the chosen one, with strategies.
-    Plans that need more than twice the GPU's memory are left out."""
-    limit, device = cluster.gpu.memory_bytes, device_label(cluster)
-    best: list[Candidate] = []
+def pareto_optimal(plans: Iterable[Candidate], cluster: Cluster, chosen: Candidate | None) -> list[Candidate]:
+    """Return the plans that no other beats in speed and device memory, and the chosen one, by memory. Plans that need
+    more than twice the GPU's memory are left out."""
+    limit, best = cluster.gpu.memory_bytes, list[Candidate]()
     for plan in sorted(plans, key=lambda plan: (plan.device_bytes, -plan.tokens_per_s)):
         if plan.device_bytes <= MOST_MEMORY * limit and (not best or plan.tokens_per_s > best[-1].tokens_per_s):
             best.append(plan)
     if chosen is not None and chosen not in best:  # a simpler plan whose speed is within the error
         best = sorted([*best, chosen], key=lambda plan: plan.device_bytes)
-    names = [plan.strategy for plan in best]
+    return best
+
+
+def speed_against_memory(best: Sequence[Candidate], cluster: Cluster, chosen: Candidate | None) -> Lines:
+    """Return speed against memory of the `pareto_optimal` plans, with strategies. Plans that are not likely to fit have
+    hollow points."""
+    device, names = device_label(cluster), [plan.strategy for plan in best]
     return Lines(
         title=f"Speed against memory per {device} of the plans that no other beats in both",
         x_title=f"GiB per {device}",
@@ -226,8 +231,14 @@ def speed_against_memory(plans: Sequence[Candidate], cluster: Cluster, chosen: C
         panels=[Panel(title="tokens/s", layers={"weights": [plan.tokens_per_s for plan in best]})],
         hints=[_hint(plan) for plan in best],
         own=None if chosen is None else best.index(chosen),
+        hollow=_unlikely(best),
         spans=[(best[at].device_bytes, names[at]) for at in _changes(names)],
     )
+
+
+def _unlikely(plans: Iterable[Candidate | None]) -> list[int]:
+    """Return the positions of plans that are not likely to fit."""
+    return [at for at, plan in enumerate(plans) if plan is not None and plan.fit.probability < LIKELY]
 
 
 def _hint(plan: Candidate) -> str:
@@ -244,8 +255,10 @@ def series_chart(series: Series, cluster: Cluster) -> Lines:
     """Return speed above memory for each value of a series, with the strategies."""
     device = device_label(cluster)
     names = ["nothing fits" if plan is None else plan.strategy for plan in series.plans]
+    batches = [samples for samples in series.samples if samples is not None]
+    mixed = f" (global batch {min(batches)} to {max(batches)})" if series.mixes_batches else ""
     speed = Panel(
-        title=f"tokens/s, by {series.title}",
+        title=f"tokens/s, by {series.title}{mixed}",
         layers={"weights": [None if plan is None else plan.tokens_per_s for plan in series.plans]},
     )
     memory = Panel(
@@ -255,8 +268,8 @@ def series_chart(series: Series, cluster: Cluster) -> Lines:
         limit=gpu_limit(cluster),
     )
     hints = [
-        "" if plan is None else f"{series.title} {value}: {_hint(plan)}"
-        for value, plan in zip(series.values, series.plans, strict=True)
+        "" if plan is None else f"{series.title} {value}: {_hint(plan)}, global batch {samples}"
+        for value, plan, samples in zip(series.values, series.plans, series.samples, strict=True)
     ]
     return Lines(
         title=f"Speed and memory per {device} against {series.title}, with the strategy",
@@ -266,5 +279,6 @@ def series_chart(series: Series, cluster: Cluster) -> Lines:
         labels=series.values,
         hints=hints,
         own=series.own,
+        hollow=_unlikely(series.plans),
         spans=[(max(0, at - 0.5), names[at]) for at in _changes(names)],
     )

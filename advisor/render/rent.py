@@ -8,7 +8,7 @@ from math import floor, inf, log10
 from string import ascii_lowercase, ascii_uppercase
 
 from ..answer.facts import training_subject
-from ..document.blocks import Block, Chart, Commands, Document, Figure, Gap, Heading, Row, Sentence, Table
+from ..document.blocks import HIDDEN, Block, Chart, Commands, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..question.question import Question
 from ..rent import Offer, RentAdvice
@@ -237,7 +237,7 @@ def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
             _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), names_hidden=True)
+    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), hidden=HIDDEN)
 
 
 def _same_of_all(question: Question, shown: Sequence[Offer]) -> Question:

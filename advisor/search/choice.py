@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from ...estimators.plan import Plan
+from ...estimators.plan import STRATEGIES, Plan
 from ..question.options import Risk
 from .candidate import LEAST, LIKELY, Candidate, LadderStep
 
@@ -112,6 +112,13 @@ def drop_dominated(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
         if not any(choices[rival].tokens_per_s >= enough and features[rival] < features[index] for rival in kept):
             kept.append(index)
     return [choices[index] for index in sorted(kept)]
+
+
+def is_passed_for_room(rival: Candidate, chosen: Candidate) -> bool:
+    """Whether a plan of equal speed on a lower strategy is passed over because it does not fit comfortably."""
+    is_lower = STRATEGIES.index(rival.strategy) < STRATEGIES.index(chosen.strategy)
+    is_as_simple = costly_features(rival.plan) <= costly_features(chosen.plan)
+    return is_lower and is_as_simple and rival.fit.utilization > max(COMFORTABLE, chosen.fit.utilization)
 
 
 def costly_features(plan: Plan) -> frozenset[str]:

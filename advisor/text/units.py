@@ -14,7 +14,9 @@ from ...estimators.units import whole_gib as whole_gib
 GLUE, FIRM = "\ue000", "\ue001"
 """Non-breaking spaces, printed as spaces. A word with a firm one is never broken at all."""
 
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)")
+_UNBREAKABLE = re.compile(
+    r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|[MBT]|GiB|GB|tokens/s|samples/s)(?:\W|$))|(?<=batch) (?=\d)"
+)
 
 _MOST_NUMBERS = 8
 """Numbers that are listed."""

@@ -113,7 +113,7 @@ def test_another_configuration_is_kept_and_a_numbered_file_is_written(
     assert "another configuration" not in capsys.readouterr().out
 
 
-def test_a_named_file_with_other_content_is_refused_before_the_answer(
+def test_a_named_file_with_other_content_is_kept_and_the_answer_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is written then, also if only a job file beside it is the user's."""
@@ -122,9 +122,12 @@ def test_a_named_file_with_other_content_is_refused_before_the_answer(
     ask = ["gpt2", "--gpus", "T4", *FAST]
     assert run_here([*ask, "-o", "zero.json"]) == 2 and target.read_text() == "{}"
     out, err = capsys.readouterr()
-    assert out == "" and "zero.json exists and differs" in err and "--force" in err and len(err.splitlines()) == 1
+    assert out.startswith(" DDP fits.") and "zero.json is not written." in out and "Wrote" not in out
+    assert "zero.json exists and differs" in err and "--force" in err and len(err.splitlines()) == 1
     (tmp_path / "job.sbatch").write_text("mine")
-    assert run_here([*ask, "--emit", "slurm"]) == 2 and capsys.readouterr().out == ""
+    assert run_here([*ask, "--emit", "slurm", "--json"]) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["recommended"]["strategy"] == "ddp" and shown["files"] == []
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.sbatch", "zero.json"]
     assert run_here([*ask, "-o", "zero.json", "--force"]) == 0 and target.read_text() != "{}"
     assert run_here([*ask, "-o", "zero.json"]) == 0
@@ -288,7 +291,7 @@ def test_links_are_followed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert run_here(["gpt2", "--gpus", "T4", *FAST]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "is a broken link" in err and len(err.splitlines()) == 1
+    assert "Wrote" not in out and "is a broken link" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,10 @@ def test_an_answer_is_saved_and_becomes_a_table(tmp_path: Path) -> None:
     assert len(found["candidates"]) == len(answer.candidates)
     assert answer.save(file) == file and json.loads(file.read_text()) == answer.ds_config
     file.write_text("{}")
-    with pytest.raises(ds_advise.DsAdviseError, match="exists and differs"):
+    with pytest.raises(ds_advise.DsAdviseError, match=r"exists and differs.* pass force=True to overwrite it"):
         answer.save(file)
     assert file.read_text() == "{}" and answer.save(file, force=True) and file.read_text() != "{}"
-    with pytest.raises(ds_advise.DsAdviseError, match="no configuration to save: no plan fits"):
+    with pytest.raises(ds_advise.DsAdviseError, match=r"to save: no plan fits; check `answer\.fits` first"):
         asked("nothing").save(file)
 
 

@@ -193,12 +193,17 @@ def test_a_narrow_terminal_leaves_out_optional_columns_and_reports_have_no_bars_
     assert markdown_text(_of(table)).splitlines()[2].count("|") == 5
 
 
-def test_the_legend_of_a_table_is_printed_where_all_columns_have_room() -> None:
+def test_a_narrow_terminal_names_the_columns_that_a_table_leaves_out() -> None:
+    """The notes on them are left out, too."""
     head, cells = ["strategy", "batch", ""], ["zero3-offload-param", doc.Figure("1x16"), "needs 11 x the memory"]
-    table = doc.Table(head, [doc.Row(cells)], [40, 5, 0], optional=(1,), legend="batch: micro x accum")
-    assert _printed(_of(table), 80)[0].endswith("  batch: micro x accum")
-    assert "micro" not in _printed(_of(table._replace(widths=[60, 5, 0])), 80)[0]
-    assert not any("micro" in line for line in _printed(_of(table), 40))
+    notes = [("batch", "batch: micro x accum"), ("strategy", "%: a probability")]
+    table = doc.Table(head, [doc.Row(cells)], [40, 5, 0], optional=(1,), notes=notes, hidden=doc.HIDDEN)
+    assert _printed(_of(table), 80)[-1].strip() == "batch: micro x accum; %: a probability"
+    assert [line.strip() for line in _printed(_of(table), 40)[-2:]] == [
+        "%: a probability",
+        "Not shown at this width: batch.",
+    ]
+    assert "Not shown" not in " ".join(_printed(_of(table._replace(hidden="")), 40))
 
 
 def test_areas_are_as_high_as_the_terminal_allows(monkeypatch: pytest.MonkeyPatch) -> None:

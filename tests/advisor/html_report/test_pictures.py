@@ -12,6 +12,7 @@ import pytest
 from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import build_scaling
+from ds_advise.advisor.document.blocks import Chart, Figure, Sentence
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
 from ds_advise.advisor.document.terminal_charts import _INKS
 from ds_advise.advisor.html_report.canvas import (
@@ -24,15 +25,17 @@ from ds_advise.advisor.html_report.canvas import (
     text_width,
 )
 from ds_advise.advisor.html_report.charts import draw
+from ds_advise.advisor.render.answer_charts import chart_blocks, scaling_blocks
 from ds_advise.advisor.render.plans import (
     best_plans,
     host_bars,
     memory_bars,
+    pareto_optimal,
     series_chart,
     speed_against_memory,
     time_bars,
 )
-from ds_advise.advisor.text.units import gib
+from ds_advise.advisor.text.units import gib, rate
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,7 +97,9 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
         assert {part.name: part.value for part in bar.parts} == plan.memory.components
         assert (bar.value, bar.note) == (plan.device_bytes, gib(plan.device_bytes))
         assert timed.value == pytest.approx(1000 / plan.tokens_per_s)
-        assert (timed.note == "does not fit") == (not plan.fit.fits)  # a speed would invite to choose it
+        # A speed would invite to choose it. One that only lacks an option is not said to be too large.
+        assert timed.note == (f"{rate(plan.tokens_per_s)} tokens/s" if plan.fit.fits else plan.fit.reason)
+    assert time.bars[-1].note == "needs --nvme"
     assert [bar.label for bar in memory.bars if bar.chosen] == ["zero3-offload"]
     assert len(_rows(draw(memory))) == len(plans)
     hosts = host_bars(plans, answer.question.cluster).bars  # loading the model may take more than training
@@ -103,12 +108,61 @@ def test_bars_hold_the_figures_of_the_plans(answer: Recommendation) -> None:
 
 
 def test_speed_against_memory_holds_what_no_other_plan_beats_and_the_chosen_one(answer: Recommendation) -> None:
-    chart = speed_against_memory(answer.candidates, answer.question.cluster, None)
+    cluster = answer.question.cluster
+    chart = speed_against_memory(pareto_optimal(answer.candidates, cluster, None), cluster, None)
     (speeds,) = chart.panels[0].layers.values()
     assert list(chart.xs) == sorted(chart.xs) and list(speeds) == sorted(speeds) and len(speeds) > 1
     for plan in answer.candidates[0], answer.recommended:
-        chart = speed_against_memory(answer.candidates, answer.question.cluster, plan)
+        chart = speed_against_memory(pareto_optimal(answer.candidates, cluster, plan), cluster, plan)
         assert chart.own is not None and plan is not None and chart.xs[chart.own] == plan.device_bytes
+
+
+def test_points_of_plans_that_lack_something_are_hollow_and_the_caption_says_what() -> None:
+    """Where nothing fits, points left of the GPU's memory would seem possible, and no recommended one is spoken of."""
+    answer = advise("Llama-3.1-70B", gpus="2xRTX3090", ram="64GB", deepspeed_estimate=False, offline=True)
+    *_, note, chart = chart_blocks(answer)
+    assert isinstance(note, Sentence) and isinstance(chart, Chart) and isinstance(chart.drawing, Lines)
+    assert "No plan fits: hollow points left of the dashed line need more RAM." in note.text
+    assert "recommended" not in note.text
+    drawn, room = chart.drawing, answer.question.cluster.gpu.memory_bytes
+    assert [*drawn.hollow] == [*range(len(drawn.xs))] and min(drawn.xs) < room
+    circles = [*ET.fromstring(draw(drawn)).iter(f"{SVG}circle")]
+    assert {circle.get("class", "").split()[0] for circle in circles} == {"f-paper"} and len(circles) == len(drawn.xs)
+    *_, note, chart = chart_blocks(advise("Llama-3.1-8B", gpus="8xA100-80GB", deepspeed_estimate=False, offline=True))
+    assert isinstance(note, Sentence) and "in green, the recommended one. Hollow ones lack memory." in note.text
+    assert (
+        isinstance(chart, Chart) and isinstance(chart.drawing, Lines) and chart.drawing.own not in chart.drawing.hollow
+    )
+
+
+def test_no_stretch_stays_without_its_name_and_no_line_crosses_one() -> None:
+    """It would seem to belong to the one before: where names have no room, numbers stand for them, with a key."""
+    names = ["zero1", "zero3-offload", "zero2", "zero1", "zero3-offload-param", "zero2"]
+    xs = [10.0, 14, 18, 22, 26, 96]
+    chart = Lines(
+        title="t",
+        x_title="x",
+        xs=[*xs, 100.0],
+        panels=[Panel(title="y", layers={"weights": [1.0] * 7})],
+        x_limit=Limit(98, "98 per GPU"),
+        spans=[*zip(xs, names, strict=True)],
+    )
+    for width in (WIDE, NARROW):
+        picture = ET.fromstring(draw(chart, width))
+        words = [(node.text or "", node) for node in picture.iter(f"{SVG}text")]
+        above = [node for text, node in words if node.get("class") == "f-text" and text in ("1", "2", "3", "4", *names)]
+        assert len(above) == len(names)
+        if width == NARROW:
+            assert [text for text, _ in words[:4]] == [
+                "1 zero1", "2 zero3-offload", "3 zero2", "4 zero3-offload-param"
+            ]  # fmt: skip
+            assert [node.text for node in above] == ["1", "2", "3", "1", "4", "3"]
+        limits = [node for node in picture.iter(f"{SVG}line") if node.get("class") == "s-limit"]
+        for name in above:
+            x, y, end = float(name.get("x", 0)), float(name.get("y", 0)), text_width(name.text or "", SMALL)
+            for line in limits:
+                at, first, last = (float(line.get(key, 0)) for key in ("x1", "y1", "y2"))
+                assert not (x < at < x + end and first < y < last)
 
 
 def test_areas_add_up_to_their_sum() -> None:
@@ -131,6 +185,7 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
     assert answer.recommended is not None
     series = {one.title: one for one in build_scaling(answer.question, answer.recommended)}
+    assert not series["sequence length"].mixes_batches
     assert list(series) == ["sequence length", "micro batch", "GPUs"]
     for one in series.values():
         own = one.plans[one.own]
@@ -141,7 +196,26 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
         )
     last = series["micro batch"].plans[-1]
     assert last is not None and last.device_bytes > answer.question.cluster.gpu.memory_bytes
+    sizes = series_chart(series["micro batch"], answer.question.cluster)
+    assert [*sizes.hollow][-1] == len(sizes.xs) - 1 and sizes.own not in sizes.hollow
     assert len({plan.strategy for plan in series["GPUs"].plans if plan is not None}) > 1
+
+
+def test_speeds_of_different_batches_are_not_compared_silently() -> None:
+    """The default batch grows with the GPUs, and a larger one is faster per token."""
+    answer = advise("Llama-3.1-8B", gpus="8xA100-80GB", deepspeed_estimate=False, offline=True)
+    _, _, note, *charts = scaling_blocks(answer)
+    assert isinstance(note, Sentence) and "a larger one is faster per token" in note.text
+    chart = charts[-1]
+    assert isinstance(chart, Chart) and isinstance(chart.drawing, Lines) and chart.table is not None
+    assert chart.drawing.panels[0].title == "tokens/s, by GPUs (global batch 32 to 64)"
+    column = chart.table.head.index("global batch")
+    batches = {
+        row.cells[0]: row.cells[column].text for row in chart.table.rows if isinstance(row.cells[column], Figure)
+    }
+    assert batches["32"] == "32" and batches["64"] == "64" and chart.drawing.hints[-1].endswith("global batch 64")
+    given = advise("Llama-3.1-8B", gpus="8xA100-80GB", global_batch=64, deepspeed_estimate=False, offline=True)
+    assert not [block for block in scaling_blocks(given) if isinstance(block, Sentence) and "per token" in block.text]
 
 
 HUES = {

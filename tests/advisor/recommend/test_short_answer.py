@@ -70,6 +70,9 @@ def test_an_answer_names_what_has_no_room(question: str, left_out: str) -> None:
         assert f"Left out: {left_out} (--details)." in text or not left_out
         assert "What would change the answer" in text
         head = next(line for line in lines if "GPU GiB" in line)
+        assert all(title in f"{head} " for title in (" batch ", " ckpt ", " RAM GiB ")) == (
+            "Not shown at this width: " not in text
+        )
         assert ("that share it" in text) <= (" batch " in head) and ("RAM, NVMe: per node" in text) <= ("RAM" in head)
     assert "What would change" in text and ("ds-advise dry-run" in text)
 
@@ -108,6 +111,29 @@ def test_an_answer_says_that_only_the_loading_is_in_the_way() -> None:
     assert need and 5 < float(need[1]) < 15
     fits = " ".join(" ".join(_answer("Llama-3.1-70B --gpus 2x48GB --method qlora --ram 256GB")).split())
     assert "Its peak is the loading" in fits and "once it is loaded" not in fits
+
+
+def test_the_loading_peak_of_a_plan_that_needs_too_much_after_it_is_named_too() -> None:
+    """Else ZeRO-3 seems to shard nothing."""
+    answer = advise("Llama-3.1-70B", gpus="2xRTX3090", ram="64GB", method="qlora", offline=True)
+    zero3 = next(step.candidate for step in answer.ladder if step.strategy == "zero3")
+    assert zero3 is not None and zero3.memory.peak.name == "load" and not answer.fits
+    text = " ".join(str(answer).split())
+    need = re.search(r"zero3 needs ([\d.]+) GiB once it is loaded; before, every GPU holds the whole model\.", text)
+    assert need and 23.7 < float(need[1]) < 25
+
+
+def test_the_form_of_a_batch_is_explained_below_the_table_and_is_no_title_of_the_verdicts() -> None:
+    lines = _answer(QUESTIONS[0])
+    head = next(at for at, line in enumerate(lines) if line.startswith("  strategy "))
+    assert lines[head].endswith("tokens/s")
+    last = next(at for at in range(head, len(lines)) if not lines[at])
+    assert lines[last - 1].startswith("  batch: micro x accum; if RAM allows: ")
+
+
+def test_a_count_of_parameters_is_not_split() -> None:
+    lines = _answer("Llama-3.1-8B --gpus 2x24GB", 40)
+    assert any("8.03 B parameters" in line for line in lines) and not [line for line in lines if line.endswith(" 8.03")]
 
 
 def test_the_phases_of_a_step_with_rollouts_name_what_they_do() -> None:
@@ -151,7 +177,7 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
     for words in (
         "TrainingArguments(",
         "Assumed: ",
-        "No other strategy fits.",
+        "No other strategy fits without NVMe.",
         "estimate_zero3_model_states",
     ):
         assert [line for line in long if words in line], words
