@@ -274,7 +274,7 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
     path = path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
-    yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}", "dim", hang=6)
+    yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}".rstrip(), "dim", hang=6)
     text = hide_secrets(document.text)
     yield marked_excerpt(text, finding.line, finding.column, finding.length, style)
     if why:

@@ -118,6 +118,7 @@ def lint(
     *,
     facts: DeepSpeedFacts,
     framework: Framework | None = None,
+    framework_is_assumed: bool | None = None,
     cluster: Cluster | None = None,
     model: ModelShape | None = None,
     workload: Workload | None = None,
@@ -129,11 +130,13 @@ def lint(
 
     framework: the reader of the file. None: the Trainer or accelerate if the file has an `auto` that only they fill,
                else plain DeepSpeed.
+    framework_is_assumed: whether a given framework is such an assumption. None: it is if no framework is given.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     batch:     fills `auto` for memory and speed.
     advise:    the command that finds a plan for this model and these GPUs.
     ignored:   codes of rules whose findings are left out.
     """
+    is_assumed = framework is None if framework_is_assumed is None else framework_is_assumed
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     written = LintedConfig(
         document=document,
@@ -145,7 +148,7 @@ def lint(
         workload=workload,
         batch=batch,
         advise=advise,
-        framework_is_assumed=framework is None,
+        framework_is_assumed=is_assumed,
     )
     config, found = _judged(written, document)
     found = [each for each in found if each.code not in ignored]
@@ -155,7 +158,7 @@ def lint(
         findings=(*_with_effect_of_edits(written, shown, found), *found[MAX_FINDINGS:]),
         facts=facts,
         framework=written.framework,
-        framework_is_assumed=framework is None,
+        framework_is_assumed=is_assumed,
         batch=batch,
         prediction=config.prediction,
     )
@@ -216,7 +219,7 @@ def _errors(found: Sequence[LintFinding]) -> Counter[tuple[str, KeyPath]]:
 def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
     """The findings that can be followed together: without advice on a key that has a more serious finding or that a
     more serious one proposes, and without advice that the proposed stage and offload make needless."""
-    serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant)}
+    serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant) if path}
     kept = [each for each in _with_one_rename(found) if each.severity != "advice" or each.path not in serious]
     advised = {each.code for each in kept if each.severity == "advice"} - {*PROPOSALS}
     if config.faster is None or not advised:

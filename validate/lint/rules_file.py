@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .config_file import CorrectSyntax, WritePlainJson
-from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE
+from .document import BYTE_ORDER_MARK, COMMA, COMMENT, NON_FINITE
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, error_rule, section
 
@@ -13,12 +13,15 @@ _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
+    """One violation of the whole file. While plain DeepSpeed is assumed it is advice, but a warning for a missing comma,
+    which nobody leaves out by choice."""
     found_in_text = (found for found in config.document.extensions if not found.mistake)
     extensions = [found for found in found_in_text if found.kind not in NON_FINITE]
     by_trainer = config.framework == "hf"
     if not extensions or not (by_trainer or config.framework_is_assumed):
         return
-    first = extensions[0]
+    is_mistake = not by_trainer and any(found.kind == COMMA for found in extensions)
+    first = next((found for found in extensions if is_mistake and found.kind == COMMA), extensions[0])
     kinds = [*dict.fromkeys(found.kind for found in extensions)]
     edits: tuple[WritePlainJson, ...] = (WritePlainJson(),)
     fix = "write plain JSON"
@@ -29,11 +32,11 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     elif COMMENT in kinds:
         edits, fix = (), "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
     yield Violation(
-        path=config.document.key_before(first.start),
+        path=(),
         what=f"the file is not plain JSON: it has {' and '.join(kinds)}",
         why="" if by_trainer else "DeepSpeed reads it, but the Trainer and accelerate, which use Python's json, do not",
         fix=fix,
-        severity=None if by_trainer else "advice",
+        severity=None if by_trainer else "warning" if is_mistake else "advice",
         edits=edits,
         span=(first.start, first.end),
     )

@@ -90,10 +90,10 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
-            # No training has a file that is rejected, so a correction cannot change one.
-            found = unknown_name(
-                config, path, _no_such_key(path, block), names_of(block), fix="remove it", is_safe=not dropped
-            )
+            # No training has a file that is rejected, so a correction cannot change one. A name that no block has may
+            # stand for a key that is needed.
+            fix = "remove it" if dropped or config.facts.owners(path[-1]) else "write the key that is meant, or remove it"
+            found = unknown_name(config, path, _no_such_key(path, block), names_of(block), fix=fix, is_safe=not dropped)
             yield replace(found, severity="warning") if dropped else found
     for wrong in config.misspelled:
         path, right, span = wrong
