@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .config_file import Edit, Remove, Replace, apply, can_be_made, comment_in_t
 from .document import Document, KeyPath
 from .document_reader import read_document
 from .facts import DeepSpeedFacts
-from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
+from .linted_config import NOTHING_FILLED, OTHER_PLAN, Fill, FilledBatch, LintedConfig, Situation, nothing_filled
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
 from .rules_experts import EXPERT_RULES
@@ -122,8 +122,8 @@ def lint(
     cluster: Cluster | None = None,
     model: ModelShape | None = None,
     workload: Workload | None = None,
-    batch: FilledBatch = NOTHING_FILLED,
-    advise: str = ADVISE,
+    fill: Fill = nothing_filled,
+    what_fits: Callable[[], str] = lambda: OTHER_PLAN,
     ignored: Collection[str] = (),
 ) -> LintReport:
     """Check a configuration.
@@ -132,8 +132,8 @@ def lint(
                else plain DeepSpeed.
     framework_is_assumed: whether a given framework is such an assumption. None: it is if no framework is given.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
-    batch:     fills `auto` for memory and speed.
-    advise:    the command that finds a plan for this model and these GPUs.
+    fill:      fills `auto` for memory and speed.
+    what_fits: what to do if the configuration does not fit this model and these GPUs.
     ignored:   codes of rules whose findings are left out.
     """
     is_assumed = framework is None if framework_is_assumed is None else framework_is_assumed
@@ -146,8 +146,8 @@ def lint(
         cluster=cluster,
         model=model,
         workload=workload,
-        batch=batch,
-        advise=advise,
+        fill=fill,
+        what_fits=what_fits,
         framework_is_assumed=is_assumed,
     )
     config, found = _judged(written, document)
@@ -159,7 +159,7 @@ def lint(
         facts=facts,
         framework=written.framework,
         framework_is_assumed=is_assumed,
-        batch=batch,
+        batch=config.batch,
         prediction=config.prediction,
     )
 

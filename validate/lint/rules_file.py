@@ -13,8 +13,8 @@ _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
-    """One violation of the whole file. While plain DeepSpeed is assumed it is advice, but a warning for a missing comma,
-    which nobody leaves out by choice."""
+    """One violation of the whole file. While plain DeepSpeed is assumed it is advice; a missing comma, which nobody
+    leaves out by choice, is a warning."""
     found_in_text = (found for found in config.document.extensions if not found.mistake)
     extensions = [found for found in found_in_text if found.kind not in NON_FINITE]
     by_trainer = config.framework == "hf"

@@ -92,7 +92,7 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
             # No training has a file that is rejected, so a correction cannot change one. A name that no block has may
             # stand for a key that is needed.
-            fix = "remove it" if dropped or config.facts.owners(path[-1]) else "write the key that is meant, or remove it"
+            fix = "remove it" if dropped or config.facts.owners(path[-1]) else "remove it, or write what is meant"
             found = unknown_name(config, path, _no_such_key(path, block), names_of(block), fix=fix, is_safe=not dropped)
             yield replace(found, severity="warning") if dropped else found
     for wrong in config.misspelled:
@@ -208,7 +208,7 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
             has_successor = re.search(r"\b(Use|Set)\b", words)
             instead = "configure its replacement" if has_successor else "train without the feature"
             fix = f"remove {place}" if unused else f"remove {place}, and {instead}"
-            yield violation(path, words.partition(" See http")[0].strip(), fix=fix)
+            yield violation(path, words.partition(" See http")[0].strip().rstrip("."), fix=fix)
 
 
 def _deprecated(config: LintedConfig) -> Iterator[Violation]:

@@ -36,7 +36,7 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
 
 _OF_STAGE_3, _OF_STAGE_12 = "only the code of stage 3 uses it", "only the optimizer of stages 1 and 2 uses it"
 _OFFLOADS_SHARDS = "DeepSpeed passes it only to the optimizer of stage 3; at other stages the weights stay on the GPUs"
-_TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions; at other stages each GPU has all of them"
+_TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions; otherwise each GPU has all of them"
 
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:

@@ -99,6 +99,7 @@ def _is_json(text: str) -> bool:
         (b'"{}"', "a single value, not an object"),
         (b"ds_config = {'train_batch_size': 8}", "begin with {"),
         (b"{'bf16': {'enabled': True},\n}", "True is Python"),
+        (b"{'steps_per_print': float('inf')}", "float(...) is Python"),
         (b"{", "closing }"),
         (b'{"a"', "colon"),
         (b'{"a":', "value is missing"),
