@@ -92,12 +92,12 @@ def _what_fits(asked: Mapping[str, Any], command: str) -> str:
     if (chosen := fastest_that_fits(ladder)) is not None:
         return f"`{command}` writes a plan that fits: {chosen.strategy}{ram_condition(chosen.fit)}"
     found = islice(changes(question, ladder, None), _MOST_CHANGES)
-    fitting = [f"{each.flags} ({each.outcome.removeprefix('fits: ')})" for each in found]
+    fitting = [f"`{each.flags}` ({each.outcome.removeprefix('fits: ')})" for each in found]
     none = "no stage and no offload fits these machines"
     return f"{none}; a plan fits with {' or '.join(fitting)}" if fitting else f"{none}; use a smaller model"
 
 
-_MOST_CHANGES = 3
+_MOST_CHANGES = 4
 """Most changes of the question that a fix names."""
 
 

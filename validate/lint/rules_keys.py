@@ -90,9 +90,10 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
-            # No training has a file that is rejected, so a correction cannot change one. A name that no block has may
-            # stand for a key that is needed.
-            fix = "remove it" if dropped or config.facts.owners(path[-1]) else "remove it, or write what is meant"
+            # No training has a file that is rejected, so a correction cannot change one. bf16 needs no key of fp16's
+            # loss scaling; any other name may stand for a key that is needed.
+            is_needless = block.path in ("bf16", "bfloat16") and "fp16" in config.facts.owners(path[-1])
+            fix = "remove it" if dropped or is_needless else "remove it, or write what is meant"
             found = unknown_name(config, path, _no_such_key(path, block), names_of(block), fix=fix, is_safe=not dropped)
             yield replace(found, severity="warning") if dropped else found
     for wrong in config.misspelled:

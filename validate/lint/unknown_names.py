@@ -14,8 +14,8 @@ from .document import KeyPath
 from .facts import ConfigBlock, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation
-from .rules_types import key_type
-from .values import find_problem
+from .rules_types import as_object, key_type
+from .values import find_problem, json_text, parsed_text
 
 OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
 """Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
@@ -116,7 +116,10 @@ def _problem(config: LintedConfig, path: KeyPath, meant: str) -> str:
     """What else must be written if a key's value does not suit the right name; "" if it does or is unknown."""
     kind, value = key_type(config.facts, meant), config.get(".".join(path))
     problem = None if kind is None or value == "auto" else find_problem(kind, value)
-    return f", and write {problem.wanted}" if problem else ""
+    if problem is None or kind is None:
+        return ""
+    plain = as_object(config, meant, value) if kind.name == "dict" else parsed_text(kind, value)
+    return f", and write {problem.wanted if plain is None else json_text(plain)}"
 
 
 def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:

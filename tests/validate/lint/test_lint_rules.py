@@ -218,7 +218,7 @@ def test_what_fits_is_named_where_no_offload_does() -> None:
         config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": offload}
         report = judged(config, model="Qwen2.5-72B", gpus="4xRTX4090", ram="125GiB")
         (fix,) = [each.fix for each in report.findings if each.code == code]
-        assert fix.startswith("no stage and no offload fits these machines; a plan fits with --ram ")
+        assert fix.startswith("no stage and no offload fits these machines; a plan fits with `--ram ")
         assert "--nvme PATH:" in fix and "--gpus " in fix
 
 

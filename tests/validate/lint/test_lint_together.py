@@ -164,14 +164,23 @@ def test_the_syntax_beyond_json_is_reported_beside_other_findings(form: str, sev
 
 def test_no_key_that_may_be_meant_is_removed() -> None:
     """A deprecated name stands for its successor; a name that is like no other may be needed."""
-    zero = {"stage": 3, "stage3_gather_fp16_weights": True, "flag_of_mine": 3, "cpu_ofload": True}
-    report = judged({"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}, "zero_optimization": zero})
+    zero = {
+        "stage": 3,
+        "stage3_gather_fp16_weights": True,
+        "flag_of_mine": 3,
+        "cpu_ofload": True,
+        "offload_parameter": "cpu",
+    }
+    config = {"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}, "zero_optimization": zero}
+    report = judged(config | {"compile": {"enabled": True}})
     fixes = {each.path[-1]: (each.fix, bool(each.edits)) for each in report.findings if each.code == "DS010"}
     assert fixes == {
         "stage3_gather_fp16_weights": ("rename it to stage3_gather_16bit_weights_on_model_save", True),
         "flag_of_mine": ("remove it, or write what is meant", False),
         "cpu_ofload": ("rename it to offload_optimizer, and write an object or null", False),
+        "offload_parameter": ('rename it to offload_param, and write {"device": "cpu"}', False),
         "loss_scale": ("remove it", True),
+        "enabled": ("remove it, or write what is meant", False),
     }
 
 
