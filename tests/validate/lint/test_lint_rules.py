@@ -461,10 +461,13 @@ def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: py
 @pytest.mark.parametrize(("framework", "text", "is_corrected"), [
     ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False, "memory_breakdown": None}', True),
     ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"memory_breakdown": false}', False),
+    ("deepspeed", '{"wall_clock_breakdown": False,\n"zero_optimization": {"overlap_comm": True,\n"stage": 2}}', True),
+    ("deepspeed", '{"wall_clock_breakdown": False, "zero_optimization": {\n"stage": 2}}', True),
     ("hf", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"zero_optimization": {"stage": 2}}', True),
 ])  # fmt: skip
 def test_a_mistake_is_corrected_if_its_reader_rejects_the_file(framework: str, text: str, is_corrected: bool) -> None:
-    """Hjson reads `False,` at the end of a line as text, which is true. The other findings are of what is meant."""
+    """Hjson reads `False,` at the end of a line as text: true, or an error in a block that a class validates. The other
+    findings are of what is meant."""
     found = judged(text, framework=framework).findings
     mistakes = [each for each in found if each.code == "DS006"]
     assert mistakes[0].sentence == "False is Python" and mistakes[0].path == ("wall_clock_breakdown",)
