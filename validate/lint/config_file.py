@@ -153,7 +153,8 @@ def _files_of(folder: Path, command: str) -> str:
         return FIX
     more = len(found) - _MOST_NAMES
     names = " or ".join([*found[:_MOST_NAMES], *([f"one of {more} more"] if more > 0 else [])])
-    several = f", or write {command} {shlex.quote(str(folder))}/*.json".replace(" ./*", " *")
+    inside = "" if folder == Path() else f"{shlex.quote(str(folder))}/"
+    several = f", or write {command} {inside}*.json"
     return f"name its file: {names}{several if command and len(found) > 1 else ''}"
 
 
