@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import Framework
-from ...validate.lint import DeepSpeedFacts, LintReport, lint, load_facts
-from ...validate.lint.config_file import apply, correct, read_config_file, shown_name
-from ..question.cluster import advise_command
-from ..question.file_question import FileQuestion, file_question, split_batch
+from ...estimators.workload import Framework, Workload
+from ...validate.lint import DeepSpeedFacts, Document, LintReport, lint, load_facts, read_document
+from ...validate.lint.config_file import apply, read_config_file, shown_name, write_corrected
+from ...validate.lint.linted_config import NOTHING_FILLED, Fill, FilledBatch
+from ..question.file_question import FileQuestion, file_question, question_words, split_batch
 from ..question.model_source import load_model
+from ..question.question import Question
 from ..question.rollouts import training_cluster
 from ..question.workload import apply_model_options, configured_workload
 from ..text.labels import method_title
@@ -48,12 +53,52 @@ def lint_settings(
             workload = None
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
-        known["advise"] = advise_command(model if isinstance(model, str) else shape.name, cluster)
-        from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
-
-        with suppress(DsAdviseError):  # a lint rule reports it
-            known["batch"] = filled_batch(config, shape, workload, cluster, **batch)
+        words = question_words(model if isinstance(model, str) else shape.name, options)
+        asked = {"model": shape, "workload": workload, "cluster": cluster, "free_loss": options.get("loss") is None}
+        known["fill"] = _fill(shape, workload, cluster, batch)
+        known["what_fits"] = cache(lambda: _what_fits(asked, f"ds-advise {words}"))
     return known
+
+
+def _fill(model: ModelShape, workload: Workload, cluster: Cluster, given: Mapping[str, Any]) -> Fill:
+    """The function that fills `auto` with the given batch and the advice's. It searches once for a configuration."""
+    from ..search.open_batch import filled_batch  # imported here: a file without a model needs no search
+
+    @cache
+    def fill_text(text: str) -> FilledBatch:
+        with suppress(DsAdviseError):  # a lint rule reports it
+            return filled_batch(json.loads(text), model, workload, cluster, **given)
+        return NOTHING_FILLED
+
+    return lambda config: fill_text(json.dumps(config))
+
+
+def _what_fits(asked: Mapping[str, Any], command: str) -> str:
+    """The plan that fits the model and the machines of a question, and the command that writes it; without one, the
+    first changes of the question with which a plan fits. asked: the fields of the question."""
+    from ..search.candidate import ram_condition  # imported here: only a configuration that does not fit needs it
+    from ..search.choice import fastest_that_fits
+    from ..search.search import predict_all
+    from .what_if import changes
+
+    try:
+        question = Question(**asked)
+        if question.workload.global_batch_size is None:
+            question = question.with_default_batch()
+        question = question.offered_loss_question or question
+        ladder, _ = predict_all(question)
+    except DsAdviseError:  # the command explains it
+        return f"find a plan that fits: `{command}`"
+    if (chosen := fastest_that_fits(ladder)) is not None:
+        return f"`{command}` writes a plan that fits: {chosen.strategy}{ram_condition(chosen.fit)}"
+    found = islice(changes(question, ladder, None), _MOST_CHANGES)
+    fitting = [f"`{each.flags}` ({each.outcome.removeprefix('fits: ')})" for each in found]
+    none = "no stage and no offload fits these machines"
+    return f"{none}; a plan fits with {' or '.join(fitting)}" if fitting else f"{none}; use a smaller model"
+
+
+_MOST_CHANGES = 4
+"""Most changes of the question that a fix names."""
 
 
 Correction = Literal["none", "fix", "diff"]
@@ -76,7 +121,9 @@ class LintAnswer:
     copy: Path | None
     """Copy of the original file; None if nothing was corrected."""
     corrected: int
-    """Number of findings that were corrected."""
+    """Number of findings that were corrected; for "diff", that would be."""
+    left: int = 0
+    """Number of findings after the correction."""
     is_strict: bool = False
     """Whether warnings fail as errors do."""
 
@@ -116,6 +163,20 @@ def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
     return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, **placed))
 
 
+def _corrected(report: LintReport, judge: Callable[[Document], LintReport]) -> tuple[LintReport, int]:
+    """(the report on the corrected document, the number of corrected findings). A correction may show another finding
+    that can be corrected, such as a renamed key that has no effect, so the edits are repeated until there are none."""
+    seen, corrected = {report.document.text}, 0
+    while report.fixable:
+        text, made = apply(report.document, report.edits)
+        if not made or (text in seen and not report.document.has_byte_order_mark):
+            break
+        seen.add(text)
+        corrected += report.fixable
+        report = judge(read_document(text.encode(), name="the corrected file", as_meant=True))
+    return report, corrected
+
+
 def lint_file(
     path: Path,
     *,
@@ -133,26 +194,23 @@ def lint_file(
 
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
-    file = read_config_file(path, as_meant=True)
+    file = read_config_file(path, as_meant=True, command="ds-advise lint")
     question = file_question(file.document, given, name=shown_name(path))
     question.tell(say)
     known = lint_settings(question.config, model=question.model, **question.options) | {"ignored": ignored}
     facts = load_facts()
     report = lint(file.document, facts=facts, **known)
-    fixable = report.fixable
     old_text = text = "\ufeff" * file.document.has_byte_order_mark + file.document.text
-    copy = None
-    if correction == "diff" and fixable:
-        text, _ = apply(file.document, report.edits)
-    if correction == "fix" and (corrected := correct(file, report.edits)):
-        file, copy = corrected
-        text = file.document.text
-        assumed = report.framework_is_assumed
-        report = lint(file.document, facts=facts, **known | {"framework": report.framework})
-        report = replace(report, framework_is_assumed=assumed)
-    workload, batch = known["workload"], known.get("batch")
-    basis = None
-    if workload is not None and batch is not None:
+    copy, after, corrected = None, report, 0
+    if correction != "none":
+        reader = {"framework": report.framework, "framework_is_assumed": report.framework_is_assumed}
+        after, corrected = _corrected(report, lambda each: lint(each, facts=facts, **known | reader))
+    if corrected:
+        text = after.document.text
+    if corrected and correction == "fix":
+        copy, report = write_corrected(file, text), after
+    workload, batch, basis = known["workload"], report.batch, None
+    if "fill" in known:
         basis = (
             f"{method_title(workload)} in {workload.precision}, sequence {workload.seq_len}, {workload.loss} loss, "
             f"checkpointing {'on' if batch.gradient_checkpointing else 'off'} (--method, --precision, --seq-len, "
@@ -166,6 +224,7 @@ def lint_file(
         old_text=old_text,
         text=text,
         copy=copy,
-        corrected=0 if copy is None else fixable,
+        corrected=corrected,
+        left=len(after.findings),
         is_strict=is_strict,
     )

@@ -40,7 +40,8 @@ def other_command(name: str) -> str:
         return ""
     if path.suffix.lower() in _OF_TOOLS and (run := _run_of_tool(path)) is not None:
         if run.gpus_per_node is not None and not value_of("--gpus", typed):
-            gpus = gpus.rpartition("x")[2]  # the file has their number
+            nodes = f"{run.nodes}x" if (run.nodes or 1) > 1 else ""
+            gpus = f"{nodes}{run.gpus_per_node}x{gpus.rpartition('x')[2]}"
         name += f" --model {model}" * (run.model is None)
     return _READERS.get(path.suffix.lower(), "").format(name=name, gpus=gpus)
 

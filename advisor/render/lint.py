@@ -22,6 +22,9 @@ _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "
 
 _LONGEST_PATH = 55
 
+_MANY = 8
+"""Findings that fill a screen; for more the short form is named."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FindingFigures:
@@ -162,7 +165,9 @@ def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc
     nothing = doc.Sentence(f"{prefix}{_not_corrected(len(report.findings))}")
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
-        would = f"--fix would correct {report.fixable} of {counted_noun(len(report.findings), 'finding')}."
+        would = (
+            f"--fix would correct {counted_noun(answer.corrected, 'finding')}; {answer.left or 'none'} would be left."
+        )
         blocks = [nothing]
         if answer.text != answer.old_text:
             blocks = [changes, doc.Gap(), doc.Sentence(would, "bold")]
@@ -242,6 +247,8 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
         blocks.append(doc.Sentence(f"For {basis}.", "dim"))
     if report.batch.words:
         blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
+    if len(report.shown) > _MANY:
+        blocks.append(doc.Sentence("A line for each: --output-format concise.", "dim"))
     explained: set[tuple[str, str]] = set()
     for finding in report.shown:
         reason = finding.code, finding.why
@@ -274,7 +281,7 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
     path = path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
-    yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}", "dim", hang=6)
+    yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}".rstrip(), "dim", hang=6)
     text = hide_secrets(document.text)
     yield marked_excerpt(text, finding.line, finding.column, finding.length, style)
     if why:

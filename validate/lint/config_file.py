@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,9 @@ STANDARD_INPUT = Path("-")
 
 _MOST_NAMES = 4
 """Most files of a folder that are named."""
+
+_MOST_COUNTED = 1000
+"""Most files of a folder that are looked at."""
 
 
 class Remove(NamedTuple):
@@ -130,33 +134,42 @@ class ConfigFile:
     document: Document
 
 
-def read_config_file(path: Path, *, as_meant: bool = False) -> ConfigFile:
-    """Read the configuration in a file, `-` for standard input. as_meant: as in `read_document`. Raises ConfigFileError
-    if there is none."""
+def read_config_file(path: Path, *, as_meant: bool = False, command: str = "") -> ConfigFile:
+    """Read the configuration in a file, `-` for standard input. Raises ConfigFileError if there is none.
+
+    as_meant: as in `read_document`. command: proposed for a folder if it reads several files.
+    """
     with suppress(OSError, ValueError):  # reading it reports them
         if path.is_dir():
-            found = [str(each) for each in islice(sorted(path.glob("*.json")), _MOST_NAMES)]
-            raise ConfigFileError(f"{path}: a folder", fix=f"name its file: {' or '.join(found)}" if found else FIX)
+            raise ConfigFileError(f"{path}: a folder", fix=_files_of(path, command))
     raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STANDARD_INPUT else read_file(path, MAX_BYTES, fix=FIX)
     return ConfigFile(path=path, raw=raw, document=read_document(raw, name=shown_name(path), as_meant=as_meant))
+
+
+def _files_of(folder: Path, command: str) -> str:
+    """What to write in place of a folder."""
+    found = [str(each) for each in sorted(islice(folder.glob("*.json"), _MOST_COUNTED))]
+    if not found:
+        return FIX
+    more = len(found) - _MOST_NAMES
+    names = " or ".join([*found[:_MOST_NAMES], *([f"one of {more} more"] if more > 0 else [])])
+    inside = "" if folder == Path() else f"{shlex.quote(str(folder))}/"
+    several = f", or write {command} {inside}*.json"
+    return f"name its file: {names}{several if command and len(found) > 1 else ''}"
 
 
 def shown_name(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
-def correct(file: ConfigFile, edits: Sequence[Edit]) -> tuple[ConfigFile, Path] | None:
-    """Apply the edits to the file. Returns (the edited file, the backup), or None if no edit is made. The edited file
-    has no byte order mark.
+def write_corrected(file: ConfigFile, text: str) -> Path:
+    """Write the corrected text of a file, and return the backup.
 
     The file is replaced, and its old bytes go to FILE.bak (or .bak.1, ...). The backup never overwrites an existing
     file and follows no link. If the file is a link, its target is edited and the backup is in the target's folder.
 
     Raises ConfigFileError if either cannot be written; the file is then unchanged.
     """
-    text, made = apply(file.document, edits)
-    if not made:
-        return None
     if file.path == STANDARD_INPUT:
         raise ConfigFileError(
             "standard input cannot be corrected", why="--fix writes in the place of the file", fix="name a file"
@@ -171,8 +184,7 @@ def correct(file: ConfigFile, edits: Sequence[Edit]) -> tuple[ConfigFile, Path] 
             why="the file is unchanged",
             fix="leave --fix out, or correct a copy in a folder that you may write to",
         ) from problem
-    raw = text.encode()
-    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path), as_meant=True)), copy
+    return copy
 
 
 def _copy(target: Path, old: bytes) -> Path:

@@ -41,6 +41,8 @@ _STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'
 _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
 _PYTHON_CONSTANT = re.compile("(True|False|None)" + _MEANT_END)
 _PYTHON_NUMBER = re.compile(r"([-+]?(?:\d[\d_]*)?(?:\.[\d_]*)?(?:[eE][-+]?\d+)?)" + _MEANT_END, re.ASCII)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w{0,60}) *= *\{")
+_PYTHON_CALL = re.compile(r"[A-Za-z_][\w.]{0,60}\(")
 _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
@@ -112,6 +114,8 @@ class _Reader:
             self._fail("the file is empty", start, FIX)
         if self.text[start] != "{":
             self._refuse_other_json()
+            if assigned := _ASSIGNED.match(self.text, start):
+                self._fail(f"it does not begin with {{, but with {assigned[1]} =", start, "remove that")
             self._fail("it does not begin with {", start, FIX)
         value, end = self._object(start, ())
         end = self._skip(end)
@@ -191,6 +195,8 @@ class _Reader:
             mistake = f"{written[1][:_MAX_DIGITS]} is not a JSON number"
             self._note("a number that is not JSON", at, written.end(), json.dumps(number), mistake)
             return number, written.end()
+        if self.as_meant and (call := _PYTHON_CALL.match(text, at)):
+            self._fail(f"{call[0]}...) is Python", at, "write its value")
         bare = (_MEANT_STRING if self.as_meant else _BARE_STRING).match(text, at)
         if bare is None:
             self._fail("this is no value of JSON", at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .config_file import Edit, Remove, Replace, apply, can_be_made, comment_in_t
 from .document import Document, KeyPath
 from .document_reader import read_document
 from .facts import DeepSpeedFacts
-from .linted_config import ADVISE, NOTHING_FILLED, FilledBatch, LintedConfig, Situation
+from .linted_config import NOTHING_FILLED, OTHER_PLAN, Fill, FilledBatch, LintedConfig, Situation, nothing_filled
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
 from .rules_experts import EXPERT_RULES
@@ -118,22 +118,25 @@ def lint(
     *,
     facts: DeepSpeedFacts,
     framework: Framework | None = None,
+    framework_is_assumed: bool | None = None,
     cluster: Cluster | None = None,
     model: ModelShape | None = None,
     workload: Workload | None = None,
-    batch: FilledBatch = NOTHING_FILLED,
-    advise: str = ADVISE,
+    fill: Fill = nothing_filled,
+    what_fits: Callable[[], str] = lambda: OTHER_PLAN,
     ignored: Collection[str] = (),
 ) -> LintReport:
     """Check a configuration.
 
     framework: the reader of the file. None: the Trainer or accelerate if the file has an `auto` that only they fill,
                else plain DeepSpeed.
+    framework_is_assumed: whether a given framework is such an assumption. None: it is if no framework is given.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
-    batch:     fills `auto` for memory and speed.
-    advise:    the command that finds a plan for this model and these GPUs.
+    fill:      fills `auto` for memory and speed.
+    what_fits: what to do if the configuration does not fit this model and these GPUs.
     ignored:   codes of rules whose findings are left out.
     """
+    is_assumed = framework is None if framework_is_assumed is None else framework_is_assumed
     by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     written = LintedConfig(
         document=document,
@@ -143,9 +146,9 @@ def lint(
         cluster=cluster,
         model=model,
         workload=workload,
-        batch=batch,
-        advise=advise,
-        framework_is_assumed=framework is None,
+        fill=fill,
+        what_fits=what_fits,
+        framework_is_assumed=is_assumed,
     )
     config, found = _judged(written, document)
     found = [each for each in found if each.code not in ignored]
@@ -155,8 +158,8 @@ def lint(
         findings=(*_with_effect_of_edits(written, shown, found), *found[MAX_FINDINGS:]),
         facts=facts,
         framework=written.framework,
-        framework_is_assumed=framework is None,
-        batch=batch,
+        framework_is_assumed=is_assumed,
+        batch=config.batch,
         prediction=config.prediction,
     )
 
@@ -216,7 +219,7 @@ def _errors(found: Sequence[LintFinding]) -> Counter[tuple[str, KeyPath]]:
 def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
     """The findings that can be followed together: without advice on a key that has a more serious finding or that a
     more serious one proposes, and without advice that the proposed stage and offload make needless."""
-    serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant)}
+    serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant) if path}
     kept = [each for each in _with_one_rename(found) if each.severity != "advice" or each.path not in serious]
     advised = {each.code for each in kept if each.severity == "advice"} - {*PROPOSALS}
     if config.faster is None or not advised:

@@ -7,7 +7,7 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ _MISSING = object()
 
 ADVISE = "ds-advise MODEL --gpus SPEC"
 
+OTHER_PLAN = f"find a plan that fits: `{ADVISE}`"
 
 NO_GPUS = "--gpus is missing"
 """Why nothing is predicted for a model without GPUs."""
@@ -69,6 +70,13 @@ class FilledBatch(NamedTuple):
 
 
 NOTHING_FILLED = FilledBatch()
+
+Fill = Callable[[Mapping[str, Any]], FilledBatch]
+"""The values for `auto` of a configuration."""
+
+
+def nothing_filled(_: Mapping[str, Any]) -> FilledBatch:
+    return NOTHING_FILLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +157,10 @@ class LintedConfig:
     cluster: Cluster | None = None
     model: ModelShape | None = None
     workload: Workload | None = None
-    batch: FilledBatch = NOTHING_FILLED
+    fill: Fill = nothing_filled
     """The values for `auto`."""
-    advise: str = ADVISE
-    """The command that finds a plan for this model and these GPUs."""
+    what_fits: Callable[[], str] = lambda: OTHER_PLAN
+    """What to do if the configuration does not fit this model and these GPUs."""
     framework_is_assumed: bool = False
     misspelled: tuple[Misspelled, ...] = ()
     """Keys that have their right paths in `values`."""
@@ -288,6 +296,10 @@ class LintedConfig:
     @property
     def world_size(self) -> int | None:
         return self.cluster.world_size if self.cluster is not None else None
+
+    @cached_property
+    def batch(self) -> FilledBatch:
+        return self.fill(self.values)
 
     @property
     def situation(self) -> Situation | None:

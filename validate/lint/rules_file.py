@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .config_file import CorrectSyntax, WritePlainJson
-from .document import BYTE_ORDER_MARK, COMMENT, NON_FINITE
+from .document import BYTE_ORDER_MARK, COMMA, COMMENT, NON_FINITE, KeyPath
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, error_rule, section
+from .values import find_problem
 
 _LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
+    """One violation of the whole file. While plain DeepSpeed is assumed it is advice; a missing comma, which nobody
+    leaves out by choice, is a warning."""
     found_in_text = (found for found in config.document.extensions if not found.mistake)
     extensions = [found for found in found_in_text if found.kind not in NON_FINITE]
     by_trainer = config.framework == "hf"
     if not extensions or not (by_trainer or config.framework_is_assumed):
         return
-    first = extensions[0]
+    is_mistake = not by_trainer and any(found.kind == COMMA for found in extensions)
+    first = next((found for found in extensions if is_mistake and found.kind == COMMA), extensions[0])
     kinds = [*dict.fromkeys(found.kind for found in extensions)]
     edits: tuple[WritePlainJson, ...] = (WritePlainJson(),)
     fix = "write plain JSON"
@@ -29,20 +33,21 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     elif COMMENT in kinds:
         edits, fix = (), "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
     yield Violation(
-        path=config.document.key_before(first.start),
+        path=(),
         what=f"the file is not plain JSON: it has {' and '.join(kinds)}",
         why="" if by_trainer else "DeepSpeed reads it, but the Trainer and accelerate, which use Python's json, do not",
         fix=fix,
-        severity=None if by_trainer else "advice",
+        severity=None if by_trainer else "warning" if is_mistake else "advice",
         edits=edits,
         span=(first.start, first.end),
     )
 
 
 def _mistakes(config: LintedConfig) -> Iterator[Violation]:
-    """Hjson may read a text with a mistake, so only the Trainer, or DeepSpeed if hjson does not, rejects the file."""
+    """Hjson may read a text with a mistake, so only the Trainer, or DeepSpeed if hjson or the class of a block does not
+    take it, rejects the file."""
     document, by_trainer = config.document, config.framework == "hf"
-    is_rejected = by_trainer or not document.is_hjson
+    is_rejected = by_trainer or not document.is_hjson or _class_rejects(config)
     for found in document.mistakes:
         path = document.key_before(found.start)
         yield Violation(
@@ -53,6 +58,22 @@ def _mistakes(config: LintedConfig) -> Iterator[Violation]:
             edits=(CorrectSyntax(path),) if is_rejected else (),
             span=(found.start, max(found.end, found.start + 1)),
         )
+
+
+def _class_rejects(config: LintedConfig) -> bool:
+    """Whether DeepSpeed's class of a block rejects a text with a mistake, which hjson reads up to the end of the line,
+    with all later keys of that line."""
+    document, first = config.document, dict[int, KeyPath]()  # line -> the key of its first mistake
+    for found in sorted(document.mistakes, key=lambda each: each.start):
+        first.setdefault(document.place(found.start)[0], document.key_before(found.start))
+    for path in first.values():
+        field, member = config.facts.find_field(".".join(path)), document.member(path)
+        if field is None or member is None:
+            continue
+        text = document.text[member.value_start :].partition("\n")[0].strip()
+        if not text.startswith(("[", "{")) and find_problem(field.type, text):
+            return True
+    return False
 
 
 _PYTHONS_JSON = "the Trainer and accelerate read the file with Python's json, which raises an error"

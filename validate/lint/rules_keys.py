@@ -90,10 +90,11 @@ def _rejected(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these first
-            # No training has a file that is rejected, so a correction cannot change one.
-            found = unknown_name(
-                config, path, _no_such_key(path, block), names_of(block), fix="remove it", is_safe=not dropped
-            )
+            # No training has a file that is rejected, so a correction cannot change one. bf16 needs no key of fp16's
+            # loss scaling; any other name may stand for a key that is needed.
+            is_needless = block.path in ("bf16", "bfloat16") and "fp16" in config.facts.owners(path[-1])
+            fix = "remove it" if dropped or is_needless else "remove it, or write what is meant"
+            found = unknown_name(config, path, _no_such_key(path, block), names_of(block), fix=fix, is_safe=not dropped)
             yield replace(found, severity="warning") if dropped else found
     for wrong in config.misspelled:
         path, right, span = wrong
@@ -208,7 +209,7 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
             has_successor = re.search(r"\b(Use|Set)\b", words)
             instead = "configure its replacement" if has_successor else "train without the feature"
             fix = f"remove {place}" if unused else f"remove {place}, and {instead}"
-            yield violation(path, words.partition(" See http")[0].strip(), fix=fix)
+            yield violation(path, words.partition(" See http")[0].strip().rstrip("."), fix=fix)
 
 
 def _deprecated(config: LintedConfig) -> Iterator[Violation]:

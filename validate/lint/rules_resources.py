@@ -8,8 +8,8 @@ from dataclasses import replace
 from ...estimators.memory.fit_probability import FIT_THRESHOLD
 from ...estimators.units import gib
 from .key_effects import unpredicted
-from .linted_config import LintedConfig
-from .rule import Violation, advice_rule, error_rule, section, violation
+from .linted_config import FasterConfig, LintedConfig
+from .rule import Severity, Violation, advice_rule, error_rule, section, violation
 
 _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 
@@ -24,8 +24,7 @@ def _too_large(config: LintedConfig) -> Iterator[Violation]:
     memory, available = situation.memory(), gib(situation.cluster.gpu.memory_bytes)
     time = " at the first evaluation" if memory.peak.name == "evaluation" else ""
     what = f"it needs about {gib(memory.device_bytes_per_gpu)} GiB per GPU{time}, which has {available} GiB"
-    fix = f"`{config.advise}` finds a plan that fits"
-    yield from _may_not_fit(what, situation.fit_probability(), why=_GPU_RUNS_OUT, fix=fix)
+    yield from _may_not_fit(config, what, situation.fit_probability(), _GPU_RUNS_OUT)
 
 
 def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
@@ -34,30 +33,37 @@ def _too_much_ram(config: LintedConfig) -> Iterator[Violation]:
     if situation and ram:
         need = gib(situation.memory().host_bytes_per_node)
         what = f"it needs about {need} GiB of RAM per node, which has {gib(ram)} GiB"
-        yield from _may_not_fit(what, situation.host_fit_probability(), why=_RAM_RUNS_OUT)
+        yield from _may_not_fit(config, what, situation.host_fit_probability(), _RAM_RUNS_OUT)
 
 
-def _may_not_fit(what: str, probability: float, **words: str) -> Iterator[Violation]:
+def _may_not_fit(config: LintedConfig, what: str, probability: float, why: str) -> Iterator[Violation]:
     """An error if it cannot be expected to fit, a warning if it may."""
-    if probability < 1 - FIT_THRESHOLD:
-        yield violation("zero_optimization", what, severity="error", **words)
-    elif probability < FIT_THRESHOLD:
-        chance = f"it fits with a probability of {probability:.0%}, because the prediction has an error"
-        yield violation("zero_optimization", f"{what}: {chance}", severity="warning", **words)
+    if probability >= FIT_THRESHOLD:
+        return
+    severity: Severity = "error" if probability < 1 - FIT_THRESHOLD else "warning"
+    if severity == "warning":
+        what += f": it fits with a probability of {probability:.0%}, because the prediction has an error"
+    yield violation("zero_optimization", what, why=why, fix=config.what_fits(), severity=severity)
 
 
 def _unneeded_offload(config: LintedConfig) -> Iterator[Violation]:
     if (faster := config.faster) and faster.removed:
         names = " and ".join(faster.removed)
         at_stage = "" if faster.stage is None else f" at stage {faster.stage}"
-        what = f"without {names} the model fits{at_stage}, and is predicted {faster.gain:.1f} x as fast"
+        how = f"{at_stage}{_filled(faster, config)}"
+        what = f"without {names} the model fits{how}, and is predicted {faster.gain:.1f} x as fast"
         fix = f"remove {names}" + ("" if faster.stage is None else f', and write "stage": {faster.stage}')
         yield violation(f"zero_optimization.{faster.removed[0]}", what, fix=fix)
 
 
+def _filled(faster: FasterConfig, config: LintedConfig) -> str:
+    """The batch that fills `auto` in the proposed configuration if it differs."""
+    return f" ({faster.config.batch.words})" if faster.config.batch.words not in ("", config.batch.words) else ""
+
+
 def _lower_stage(config: LintedConfig) -> Iterator[Violation]:
     if (faster := config.faster) and not faster.removed:
-        what = f"at stage {faster.stage} it fits, and is predicted {faster.gain:.1f} x as fast"
+        what = f"at stage {faster.stage} it fits{_filled(faster, config)}, and is predicted {faster.gain:.1f} x as fast"
         yield violation("zero_optimization.stage", what)
 
 
@@ -102,7 +108,6 @@ RESOURCE_RULES = section(
         "DS902 a training that does not fit the RAM",
         _too_much_ram,
         why=f"{_RAM_RUNS_OUT}; {_MAY_FIT}",
-        fix="offload less, or use a machine with more RAM",
         source=_SOURCE,
     ),
     advice_rule(

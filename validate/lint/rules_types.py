@@ -176,7 +176,7 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         wrong = find_problem(kind, value, converts_text=by_class)
         if wrong is None:
             continue
-        plain = _as_object(config, path, value) if kind.name == "dict" else parsed_text(kind, value)
+        plain = as_object(config, path, value) if kind.name == "dict" else parsed_text(kind, value)
         plain, effect = _MEANT.get((path, value), (plain, "")) if isinstance(value, str) else (plain, "")
         fix = f"write {wrong.wanted if plain is None else json_text(plain)}{effect}"
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
@@ -196,7 +196,7 @@ _MEANT: dict[tuple[str, str], tuple[Any, str]] = {
 runtime/precision_config.py (loss_scale), runtime/zero/offload_config.py OffloadDeviceEnum."""
 
 
-def _as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | None:
+def as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | None:
     """The object of a block that a file gives as the value of its main key: whether it is enabled, its device, stage or
     type; None if no such key takes the value."""
     block = config.facts.block(path)

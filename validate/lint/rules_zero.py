@@ -17,20 +17,26 @@ from .rules_types import scatters_means
 
 
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
-    unused = list[tuple[str, bool]]()  # (path, whether the value is the default)
+    unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
         if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
             path = config.zero_path(name)
             if config.has(path) and not config.is_auto(path):
-                unused.append((path, config.get(path) == config.facts.default(path)))
+                why = _TO_SAVE if path in _GATHERS else _OF_STAGE_3 if known.stages == (3,) else _OF_STAGE_12
+                unused.append((path, config.get(path) == config.facts.default(path), why))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, False))
-    for path, is_default in unused:
+        unused.append((block, False, _OFFLOADS_SHARDS))
+    for path, is_default, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        yield violation(path, what, edits=(Remove(tuple(path.split("."))),), severity=severity)
+        yield violation(path, what, why=why, edits=(Remove(tuple(path.split("."))),), severity=severity)
+
+
+_OF_STAGE_3, _OF_STAGE_12 = "only the code of stage 3 uses it", "only the optimizer of stages 1 and 2 uses it"
+_OFFLOADS_SHARDS = "DeepSpeed passes it only to the optimizer of stage 3; at other stages the weights stay on the GPUs"
+_TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions; otherwise each GPU has all of them"
 
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
@@ -137,9 +143,9 @@ ZERO_RULES = section(
     warning_rule(
         "DS302 a setting of another stage",
         _other_stage,
-        why="DeepSpeed passes it to an optimizer that does not use it",
+        why=f"{_OF_STAGE_3}, or {_OF_STAGE_12[5:]}",
         fix="remove it, or use that stage",
-        source="runtime/engine.py _configure_zero_optimizer",
+        source="runtime/engine.py _configure_zero_optimizer, save_16bit_model",
     ),
     error_rule(
         "DS303 an offloaded optimizer at stage 0",

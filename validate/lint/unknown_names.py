@@ -4,7 +4,7 @@ or a misspelled one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from .document import KeyPath
 from .facts import ConfigBlock, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation
-from .rules_types import key_type
-from .values import find_problem
+from .rules_types import as_object, key_type
+from .values import find_problem, json_text, parsed_text
 
 OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
 """Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
@@ -38,8 +38,9 @@ class Meant(NamedTuple):
 
 
 def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
-    """What is meant by an unknown key. known: the names of its block."""
-    block, name, known = ".".join(path[:-1]), path[-1], [*known]
+    """What is meant by an unknown key. known: the names of its block, or those of `names_of`."""
+    block, name, successors = ".".join(path[:-1]), path[-1], known if isinstance(known, Mapping) else {}
+    known = [*known]
     if old := OLD_NAMES.get(".".join(path)):
         return Meant((old,), block)
     for each in CONFIG_KEYS.values():
@@ -47,7 +48,8 @@ def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
         if each.argument == name and (key in known if owner == block else is_inside(owner, block)):
             return Meant((key,), owner)
     with_words = _with_its_words(name, known)
-    return Meant(with_words or _misspelled(name, known), block, not with_words)
+    found = dict.fromkeys(successors.get(each, each) for each in with_words or _misspelled(name, known))
+    return Meant((*found,), block, not with_words)
 
 
 def unknown_name(
@@ -81,9 +83,14 @@ def unknown_name(
     return Violation(path=path, what=what, fix=fix, edits=edits, meant=meant)
 
 
-def names_of(block: ConfigBlock) -> list[str]:
-    """The keys of a block that can be meant: not the deprecated ones."""
-    return [*block.keys, *(known.usual_name for known in block.fields if not known.deprecated)]
+def names_of(block: ConfigBlock) -> dict[str, str]:
+    """Key of a block that can be meant -> the key to write: the successor of a deprecated one, which cannot be meant
+    without one."""
+    names = {key: key for key in block.keys}
+    for known in block.fields:
+        successor = block.field(known.successor) if known.deprecated else known
+        names |= {known.usual_name: successor.usual_name} if successor is not None else {}
+    return names
 
 
 def place_in_arguments(facts: DeepSpeedFacts, block: str, name: str) -> str:
@@ -109,7 +116,10 @@ def _problem(config: LintedConfig, path: KeyPath, meant: str) -> str:
     """What else must be written if a key's value does not suit the right name; "" if it does or is unknown."""
     kind, value = key_type(config.facts, meant), config.get(".".join(path))
     problem = None if kind is None or value == "auto" else find_problem(kind, value)
-    return f", and write {problem.wanted}" if problem else ""
+    if problem is None or kind is None:
+        return ""
+    plain = as_object(config, meant, value) if kind.name == "dict" else parsed_text(kind, value)
+    return f", and write {problem.wanted if plain is None else json_text(plain)}"
 
 
 def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:

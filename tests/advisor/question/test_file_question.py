@@ -116,7 +116,7 @@ def test_a_file_reproduces_its_answer_without_a_further_word(question: str, caps
     assert estimate.memory.device_bytes_per_gpu == answer["device_bytes_per_gpu"]
     assert estimate.time.tokens_per_s == answer["tokens_per_second"]
     linted = lint_settings(file.config, model=file.model, **file.options)
-    plan = linted["batch"].plan(file.config, linted["model"], linted["cluster"])
+    plan = linted["fill"](file.config).plan(file.config, linted["model"], linted["cluster"])
     report = said("lint ds_config.json", capsys)
     assert plan == estimate.plan and (report["errors"], report["warnings"]) == (0, 0)
 

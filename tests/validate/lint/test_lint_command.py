@@ -55,8 +55,13 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_for_a_folder_its_json_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    several = ", or write ds-advise lint *.json\n"
     assert run(["lint", "."]) == 2
-    assert capsys.readouterr().err.endswith(" .: a folder; name its file: bad.json or good.json\n")
+    assert capsys.readouterr().err.endswith(f" .: a folder; name its file: bad.json or good.json{several}")
+    for number in range(5):
+        Path(f"c{number}.json").write_text("{}")
+    assert run(["lint", "."]) == 2
+    assert f" or c2.json or one of 3 more{several}" in capsys.readouterr().err
     Path("empty").mkdir()
     assert run(["lint", "empty"]) == 2
     assert "give the JSON file" in capsys.readouterr().err
@@ -129,6 +134,27 @@ def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.Capture
     ).replace("overlap_com", "overlap_comm")
     assert run(["lint", "bad.json", "--fix"]) == run(["lint", "bad.json", "--diff"]) == 0
     assert not Path("bad.json.bak.1").exists()
+
+
+def test_fix_corrects_what_another_correction_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """A renamed key that has no effect at this stage, in one run; what is left keeps the assumption of the reader."""
+    zero = {"stage": 2, "stage3_gather_fp16_weights_on_model_save": True, "offload_paramm": {"device": "cpu"}}
+    Path("twice.json").write_text(json.dumps(GOOD | {"zero_optimization": zero}, indent=1)[:-2] + ",\n}")
+    assert run(["lint", "twice.json", "--diff"]) == 1
+    assert "--fix would correct 5 findings; none would be left." in capsys.readouterr().out
+    assert run(["lint", "twice.json", "--fix"]) == 0
+    assert "Corrected 5 findings;" in capsys.readouterr().out
+    assert json.loads(Path("twice.json").read_text())["zero_optimization"] == {"stage": 2}
+    Path("noted.json").write_text('{"train_batch_size": "8", "bf16": {"enabled": true}, # of all\n}')
+    assert run(["lint", "noted.json", "--fix"]) == 0
+    assert "DS001 advice" in capsys.readouterr().out
+
+
+def test_many_findings_name_the_short_form(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("many.json").write_text(json.dumps(GOOD | {f"key_{number}": 1 for number in range(9)}))
+    for name, is_named in (("many.json", True), ("bad.json", False)):
+        run(["lint", name])
+        assert ("--output-format concise" in capsys.readouterr().out) == is_named
 
 
 def test_only_a_name_that_deepspeed_rejects_is_corrected() -> None:
@@ -219,7 +245,7 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureF
         json.dumps({"train_batch_size": 8, "\x1b[2J\nDS000": 1, "zero_optimization": {"a\x07": 1}})
     )
     assert run(["lint", "escape.json"]) == 1
-    assert run(["lint", "escape.json", "--fix"]) == 0
+    assert run(["lint", "escape.json", "--fix"]) == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out
 
@@ -275,7 +301,7 @@ def test_for_a_file_of_another_tool_the_deepspeed_file_that_it_names_is_proposed
 ) -> None:
     """The number of GPUs is the file's, and a model is asked for if it has none; also as one of several files."""
     Path("named.yml").write_text("stage: sft\nmodel_name_or_path: gpt2\nfinetuning_type: full\ndeepspeed: good.json\n")
-    of_own = "write ds-advise from own.yaml --model MODEL --gpus 24GB"
+    of_own = "write ds-advise from own.yaml --model MODEL --gpus 4x24GB"
     of_named = "write ds-advise lint good.json, or ds-advise from named.yml --gpus 2x24GB"
     Path("own.yaml").write_text(
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 4\n"

@@ -205,8 +205,36 @@ def test_findings_name_the_missing_key_and_the_command_of_this_model_and_these_g
     assert missing.sentence == "zero_optimization is missing"
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     (large,) = [each for each in judged(config, model="Qwen2.5-14B", gpus="2x24GB").findings if each.code == "DS901"]
-    assert "`ds-advise Qwen2.5-14B --gpus 2x24GB`" in large.fix
+    assert large.fix.startswith(
+        "`ds-advise Qwen2.5-14B --gpus 2x24GB --offline` writes a plan that fits: zero3-offload if"
+    )
     assert large.severity == "error"  # its memory is beyond that of the GPU by more than the error
+
+
+def test_what_fits_is_named_where_no_offload_does() -> None:
+    """Storage and GPUs that the search finds, for the RAM and for the memory of the GPUs."""
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    for offload, code in ((zero, "DS902"), ({"stage": 3}, "DS901")):
+        config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": offload}
+        report = judged(config, model="Qwen2.5-72B", gpus="4xRTX4090", ram="125GiB")
+        (fix,) = [each.fix for each in report.findings if each.code == code]
+        assert fix.startswith("no stage and no offload fits these machines; a plan fits with `--ram ")
+        assert "--nvme PATH:" in fix and "--gpus " in fix
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value", "why"),
+    [
+        (2, "offload_param", {"device": "cpu"}, "passes it only to the optimizer of stage 3"),
+        (2, "stage3_gather_16bit_weights_on_model_save", True, "only to save the weights that stage 3 partitions"),
+        (1, "stage3_prefetch_bucket_size", 9, "only the code of stage 3 uses it"),
+        (3, "round_robin_gradients", True, "only the optimizer of stages 1 and 2 uses it"),
+    ],
+)
+def test_a_setting_of_another_stage_says_what_reads_it(stage: int, key: str, value: Any, why: str) -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": stage, key: value}}
+    (finding,) = [each for each in judged(config).findings if each.code == "DS302"]
+    assert why in finding.why
 
 
 def test_sub_groups_of_an_offloaded_optimizer_are_cast_on_the_host() -> None:
@@ -433,10 +461,13 @@ def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: py
 @pytest.mark.parametrize(("framework", "text", "is_corrected"), [
     ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False, "memory_breakdown": None}', True),
     ("deepspeed", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"memory_breakdown": false}', False),
+    ("deepspeed", '{"wall_clock_breakdown": False,\n"zero_optimization": {"overlap_comm": True,\n"stage": 2}}', True),
+    ("deepspeed", '{"wall_clock_breakdown": False, "zero_optimization": {\n"stage": 2}}', True),
     ("hf", '{"train_batch_size": 8, "wall_clock_breakdown": False,\n"zero_optimization": {"stage": 2}}', True),
 ])  # fmt: skip
 def test_a_mistake_is_corrected_if_its_reader_rejects_the_file(framework: str, text: str, is_corrected: bool) -> None:
-    """Hjson reads `False,` at the end of a line as text, which is true. The other findings are of what is meant."""
+    """Hjson reads `False,` at the end of a line as text: true, or an error in a block that a class validates. The other
+    findings are of what is meant."""
     found = judged(text, framework=framework).findings
     mistakes = [each for each in found if each.code == "DS006"]
     assert mistakes[0].sentence == "False is Python" and mistakes[0].path == ("wall_clock_breakdown",)

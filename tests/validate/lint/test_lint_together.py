@@ -36,6 +36,23 @@ def test_one_change_of_stage_and_offload_is_proposed_and_its_gain_is_that_of_the
     assert all(name in proposed[0].fix for name in offloads)
 
 
+def test_auto_is_filled_again_for_a_proposed_change() -> None:
+    """Without the offload a smaller micro batch fits, which is named with the gain."""
+    zero = {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": True},
+    }
+    asked = {"model": "Qwen2.5-7B", "gpus": "4xA100-80GB"}
+    report, after = (judged(config | {"zero_optimization": each}, **asked) for each in (zero, {"stage": 3}))
+    (proposed,) = [each for each in report.findings if each.code == "DS903"]
+    assert not isinstance(report.prediction, str) and not isinstance(after.prediction, str)
+    gain = after.prediction.tokens_per_s() / report.prediction.tokens_per_s()
+    assert report.batch != after.batch
+    assert f"({after.batch.words}), and is predicted {gain:.1f} x as fast" in proposed.what
+
+
 def test_a_misspelled_block_is_first_and_the_others_judge_what_is_meant() -> None:
     """Figures and findings are those of the renamed block, at its keys in the text."""
     wrong = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
@@ -127,6 +144,44 @@ def test_fix_writes_plain_json_for_the_trainer_and_keeps_the_values() -> None:
     assert finding.edits and (finding.line, finding.column) == (2, 3)
     text, _ = apply(report.document, finding.edits)
     assert json.loads(text) == report.document.value and len(text.splitlines()) == 5
+
+
+@pytest.mark.parametrize("more", ["", ', "foo": 1', ', "bf_16": {"enabled": true}'])
+@pytest.mark.parametrize(
+    ("form", "severity"),
+    [
+        ('{{"train_batch_size": 8%s,}}', "advice"),
+        ('{{ // mine\n"train_batch_size": 8%s}}', "advice"),
+        ('{{"train_batch_size": 8%s\n"gradient_clipping": 1}}', "warning"),
+    ],
+)
+def test_the_syntax_beyond_json_is_reported_beside_other_findings(form: str, severity: str, more: str) -> None:
+    """A comma that is missing is a mistake, whoever reads the file."""
+    text = form.replace("{{", "{").replace("}}", "}") % more
+    assert "DS001" in codes(judged(text), severity)
+    assert "DS001" in codes(judged(text, framework="hf"), "error")
+
+
+def test_no_key_that_may_be_meant_is_removed() -> None:
+    """A deprecated name stands for its successor; a name that is like no other may be needed."""
+    zero = {
+        "stage": 3,
+        "stage3_gather_fp16_weights": True,
+        "flag_of_mine": 3,
+        "cpu_ofload": True,
+        "offload_parameter": "cpu",
+    }
+    config = {"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}, "zero_optimization": zero}
+    report = judged(config | {"compile": {"enabled": True}})
+    fixes = {each.path[-1]: (each.fix, bool(each.edits)) for each in report.findings if each.code == "DS010"}
+    assert fixes == {
+        "stage3_gather_fp16_weights": ("rename it to stage3_gather_16bit_weights_on_model_save", True),
+        "flag_of_mine": ("remove it, or write what is meant", False),
+        "cpu_ofload": ("rename it to offload_optimizer, and write an object or null", False),
+        "offload_parameter": ('rename it to offload_param, and write {"device": "cpu"}', False),
+        "loss_scale": ("remove it", True),
+        "enabled": ("remove it, or write what is meant", False),
+    }
 
 
 def test_a_trailing_comma_is_reported_and_corrected_unless_deepspeed_is_named(
