@@ -167,7 +167,7 @@ def _autos(node: dict[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
 def _in_both(config: LintedConfig) -> Iterator[Violation]:
     for path, known in CONFIG_KEYS.items():
         if config.framework == "hf" and known.argument and config.number(path) is not None:
-            yield violation(path, f"{path} must be equal to {known.argument} of TrainingArguments")
+            yield violation(path, f"with the Trainer, {path} must be equal to {known.argument} of TrainingArguments")
 
 
 TRAINER_RULES = section(
@@ -190,8 +190,9 @@ TRAINER_RULES = section(
     advice_rule(
         "DS154 a number that TrainingArguments also has",
         _in_both,
-        why="the Trainer compares them at the start, and raises an error if they differ",
-        fix='write "auto", so that TrainingArguments decides',
+        why="the Trainer compares them at the start, and raises an error if they differ; a script with accelerate "
+        "alone has no TrainingArguments",
+        fix='if the script uses the Trainer, write "auto", so that TrainingArguments decides',
         source=_TRAINER + ".fill_match",
     ),
     warning_rule(
