@@ -168,7 +168,7 @@ def _figures(
     return found
 
 
-def _gib(size: float) -> str:
+def _gib(size: int) -> str:
     return f"{gib(size)} GiB"
 
 
