@@ -8,7 +8,7 @@ only for a larger relative saving of time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -32,6 +32,8 @@ from .search.search import best_over_losses, fastest
 
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
+
+_YEAR_S = 365 * 24 * 3600.0
 
 MOST_NODES = 4
 """Default maximum of machines joined by their network."""
@@ -130,6 +132,8 @@ class RentAdvice:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of the question by name, with `model`."""
     most_nodes: int = MOST_NODES
+    amount_is_assumed: bool = False
+    """Whether the amount of training is `TOKENS`, because the question has none."""
 
     @property
     def front(self) -> tuple[Offer, ...]:
@@ -197,12 +201,15 @@ class RentAdvice:
     def recommended(self) -> Offer | None:
         """The best offer within the limits, or with a budget alone the fastest, conditional only if all are. None if no
         offer is within the limits."""
-        choices, cheapest = _choices(offer for offer in self.offers if offer.figures.meets_limits), self.cheapest_choice
-        if cheapest is None or self.recommends_fastest:
+        choices = _choices(offer for offer in self.offers if offer.figures.meets_limits)
+        if self.recommends_fastest:
             return min(choices, key=lambda offer: offer.figures.duration_s, default=None)
-        most = cheapest.figures.cost_high or cheapest.figures.cost
-        equal = [offer for offer in choices if offer.figures.cost <= most]
-        return min(equal, key=lambda offer: offer.figures.cost * offer.figures.duration_s)
+        return _best_value(choices)
+
+    @property
+    def best_value(self) -> Offer | None:
+        """The best offer without limits, conditional only if all are."""
+        return _best_value(_choices(self.offers))
 
     def advise_command(self, offer: Offer) -> str:
         """The command that asks for the plan of an offer, and its cost."""
@@ -236,6 +243,16 @@ def _choices(offers: Iterable[Offer]) -> list[Offer]:
     return [offer for offer in found if not offer.figures.is_conditional] or found
 
 
+def _best_value(choices: Sequence[Offer]) -> Offer | None:
+    """The offer of the least cost times time, of those that cost at most the upper end of the cheapest's interval.
+    choices: by ascending cost."""
+    if not choices:
+        return None
+    cheapest = choices[0].figures
+    equal = [offer for offer in choices if offer.figures.cost <= (cheapest.cost_high or cheapest.cost)]
+    return min(equal, key=lambda offer: offer.figures.cost * offer.figures.duration_s)
+
+
 def rent(
     model: str,
     *,
@@ -259,11 +276,15 @@ def rent(
     if budget is not None and not 0 < budget < inf:
         raise WorkloadError(f"--budget is {budget:g}", why="it must be above 0", fix="pass --budget 50")
     basis: tuple[str, ...] = ()
-    if all(question.get(name) is None for name in ("data", "samples", "tokens")):
+    is_assumed = all(question.get(name) is None for name in ("data", "samples", "tokens"))
+    if is_assumed:
         question["tokens"] = TOKENS
         basis = (f"{TOKENS} tokens are assumed for the job (--data, --samples or --tokens set it).",)
     about = _about_any(model, table, question)
-    found = list(_market(about, table.machines, most_nodes))
+    if question.get("samples") is not None and about.model.unit == "tokens" and about.workload.rollouts is None:
+        length = f"{about.workload.seq_len:,} tokens each"
+        basis = (f"Samples are assumed to have {length}, which time and cost depend on (--seq-len, --data FILE).",)
+    found = _without_years(list(_market(about, table.machines, most_nodes)))
     return RentAdvice(
         table=table,
         offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, budget),
@@ -273,7 +294,22 @@ def rent(
         basis=(*about.job_basis, *basis),
         asked={"model": model} | {name: value for name, value in question.items() if name in OPTIONS},
         most_nodes=most_nodes,
+        amount_is_assumed=is_assumed,
     )
+
+
+def _without_years(found: Sequence[Offer | LeftOut]) -> list[Offer | LeftOut]:
+    """The market without offers on which the job takes more than a year, if another takes less."""
+    offers = [one for one in found if isinstance(one, Offer)]
+    if all(offer.figures.duration_s > _YEAR_S for offer in offers):
+        return list(found)
+    reason = "it would take more than a year"
+    return [
+        from_attributes(LeftOut, one.figures, reason=reason)
+        if isinstance(one, Offer) and one.figures.duration_s > _YEAR_S
+        else one
+        for one in found
+    ]
 
 
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:

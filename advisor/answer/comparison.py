@@ -107,6 +107,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     question: Question | None
     deepspeed: str
+    is_identical: bool = False
+    """Whether both sides are files of the same text."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -144,6 +146,9 @@ def compare(
         differences=differences(sides[0].settings, sides[1].settings) if has_keys else (),
         question=None if context is None else context.question,
         deepspeed=facts.version,
+        is_identical=isinstance(first, FileQuestion)
+        and isinstance(second, FileQuestion)
+        and first.document.text == second.document.text,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
+from ...estimators.time.job import HOUR_S
 from ...validate.lint import load_facts
 from ..answer.lint_file import lint_question
 from ..question.file_question import FileQuestion
@@ -14,7 +15,7 @@ from ..question.job import parse_duration
 from ..question.machine_parts import parse_size
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
-from ..text.job import hours, money
+from ..text.job import figure_and_interval, hours, money
 from ..text.units import gib, rate, rough_rates, whole_gib
 from .comparison import ComparisonContext, build_side
 
@@ -30,6 +31,7 @@ class Requirement:
     met: bool | None
     """Null if it was not checked, because lint failed."""
     detail: str
+    """The figure and its limit; of lint a line for each error."""
     value: float | None
     """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money; null if
     it was not checked."""
@@ -97,7 +99,7 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     warnings, advice = report.count("warning"), report.count("advice")
     clean = "no errors, 1 warning" if warnings == 1 else f"no errors, {warnings} warnings"
     clean += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
-    detail = "; ".join(found) if found else clean
+    detail = "\n".join(found) if found else clean
     yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
     if context is None:
         return
@@ -147,13 +149,29 @@ def _figures(
     if ends is not None:
         speed = f"{speed} ({' to '.join(rough_rates(*ends, time.tokens_per_s))})"
     found: dict[RequirementName, tuple[float, str, Callable[[Any], str]]] = {
-        "memory": (needed, f"{gib(needed)} GiB per GPU", gib),
-        "ram": (host, f"{gib(host)} GiB per node", gib),
+        "memory": (needed, f"{gib(needed)} GiB per GPU", _gib),
+        "ram": (host, f"{gib(host)} GiB per node", _gib),
         "speed": (time.tokens_per_s, speed, rate),
     }
     if duration is not None:
-        found["duration"] = (duration.duration_s, hours(duration.duration_s), hours)
+        between = duration.duration_s_range
+        interval = between and (_tenths(between[0]), _tenths(between[1]))
+        text = figure_and_interval(_tenths(duration.duration_s), interval)
+        found["duration"] = (duration.duration_s, text, hours)
     if duration is not None and price is not None:
-        cost, currency = duration.cost(price), price.currency
-        found["cost"] = (cost, money(cost, currency), lambda limit: money(limit, currency))
+        cost, currency, ends = duration.cost(price), price.currency, duration.cost_range(price)
+        interval = ends and (money(ends[0], currency), money(ends[1], currency))
+        text = figure_and_interval(money(cost, currency), interval)
+        if not currency:
+            text += " in the currency of --price"
+        found["cost"] = (cost, text, lambda limit: money(limit, currency))
     return found
+
+
+def _gib(size: int) -> str:
+    return f"{gib(size)} GiB"
+
+
+def _tenths(duration_s: float) -> str:
+    """The hours with a digit more than `hours` has, so that a duration near its limit differs from it."""
+    return f"{duration_s / HOUR_S:,.1f} h" if duration_s >= 9.95 * HOUR_S else hours(duration_s)

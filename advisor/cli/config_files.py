@@ -93,8 +93,8 @@ _compared = _file_question(
 
 @click.command(cls=GroupedCommand)
 @click.argument("config_files", metavar="DS_CONFIG...", nargs=-1, required=True, shell_complete=complete_file)
-@click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB.")
-@click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB.")
+@click.option("--max-memory", metavar="SIZE", help="Maximum memory per GPU, such as 30GiB; GB counts as GiB.")
+@click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB; GB counts as GiB.")
 @click.option("--min-tokens-per-second", type=NUMBER, metavar="N", help="Minimum predicted speed of all GPUs.")
 @click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
 @click.option("--max-cost", type=NUMBER, metavar="N", help="Maximum cost of the job, by --price.")
@@ -151,7 +151,11 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         requirements=tuple(found),
         unread=tuple(UnreadFigures(file=name, problem=error.reason) for name, error in unread.items()),
     )
-    show_document(lambda: _check_document(result, only_lint=known is None), output)
+    sizes = [size for size in (limits["max_memory"], limits["max_ram"]) if size]
+    notes = ["A GB of --max-memory and --max-ram is a GiB."] * any("i" not in size.lower() for size in sizes)
+    if known is None:
+        notes.append("Only lint was checked; --model and --gpus also check memory and speed.")
+    show_document(lambda: _check_document(result, notes), output)
     return max((int(not result.met), *(error.exit_code for error in unread.values())))
 
 
@@ -171,8 +175,9 @@ def with_dry_runs(context: ComparisonContext | None, output: Output) -> Comparis
     return context if context is None or find_spec("torch") is None else replace(context, dry_run=ran)
 
 
-def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
-    """Return one line per requirement, because logs of a pipeline are searched by line, and their number."""
+def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
+    """Return one line per requirement and per error of lint, because logs of a pipeline are searched by line, their
+    number, and the notes."""
     from ..document import blocks as doc
     from ..text.units import counted_noun, printable
 
@@ -185,16 +190,14 @@ def _check_document(result: CheckResult, *, only_lint: bool) -> Document:
     for each in result.requirements:
         word, style = looks[each.met]
         counts[each.met] += 1
-        lines.append(doc.Line(f"{word}  {each.file}: {each.name}: {each.detail}", style))
-    total = f"{counted_noun(len(lines), 'requirement')}: {counts[True]} met, {counts[False]} failed"
+        lines += [doc.Line(f"{word}  {each.file}: {each.name}: {line}", style) for line in each.detail.splitlines()]
+    total = f"{counted_noun(len(result.requirements), 'requirement')}: {counts[True]} met, {counts[False]} failed"
     total += f", {counts[None]} skipped" * bool(counts[None])
     if result.unread:
         lines += [doc.Line(f"FAIL  {printable(each.problem)}", "bad") for each in result.unread]
         total += f"; {counted_noun(len(result.unread), 'file')} not read"
     total += "."
-    blocks: list[doc.Block] = [*lines, doc.Line(total, "bold")]
-    if only_lint:
-        blocks.append(doc.Line("Only lint was checked; --model and --gpus also check memory and speed.", "dim"))
+    blocks: list[doc.Block] = [*lines, doc.Line(total, "bold"), *(doc.Line(note, "dim") for note in notes)]
     return doc.Document(subject="Requirements", verdict="", tone=None, blocks=blocks, data=result)
 
 

@@ -100,6 +100,14 @@ class AccelerateFormat:
         is_known = kind in ("DEEPSPEED", "FSDP", "NO") or kind.startswith("MULTI_")
         processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
         accumulation, precision = block.get("gradient_accumulation_steps"), _precision(values)
+        remarks = []
+        if accumulation == "auto":
+            # `accelerate launch` exports it, and `Accelerator.__init__` calls int() on it (1.15 accelerator.py). The
+            # Trainer passes its own number instead.
+            remarks.append(
+                "gradient_accumulation_steps: auto stops a script with a plain Accelerator() (ValueError: invalid "
+                "literal for int()): write a number, or remove the key, unless the script uses the Trainer"
+            )
         fsdp = _block(values, "fsdp_config") if kind == "FSDP" else {}
         run = ImportedRun(
             tool="accelerate",
@@ -114,6 +122,7 @@ class AccelerateFormat:
             nodes=machines,
             gpus_per_node=max(1, processes // machines) if processes else None,
             faults=tuple(faults),
+            remarks=remarks,
             obstacle="" if is_known and not missing else f"not predicted: {', '.join(missing) or kind}",
             unknown=unknown,
         )

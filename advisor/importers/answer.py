@@ -183,7 +183,8 @@ def complete_answer(answer: ImportAnswer, destination: Path | None) -> ImportAns
     source, form, run, figures, document = answer.source, answer.form, answer.run, answer.figures, answer.document
     report = None
     if document is not None:
-        report = lint_part(document, None if figures is None else figures.question)
+        is_own = form.name == "accelerate" and run.deepspeed is not None and run.deepspeed.path is None
+        report = lint_part(document, None if figures is None else figures.question, in_accelerates_file=is_own)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:

@@ -11,7 +11,7 @@ from ...ds_configs.launch_commands import ALLOCATOR_SETTING, unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
-from ...estimators.hardware import Cluster, cores_per_rank
+from ...estimators.hardware import Cluster, cores_per_rank, cpu_cores
 from ...estimators.memory.plan_memory import has_room_for_pinned
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
@@ -117,9 +117,11 @@ def import_figures(
         gain = as_is.time.step_s / predict(model, workload, cluster, plan).time.step_s
         if gain >= _LEAST_GAIN:
             own = counted_noun(as_started.threads_per_rank or 1, "thread")
+            cores, is_assumed = f"{cpu_cores(cluster)} CPU cores", cluster.cpu_cores_per_node is None
             remarks.append(
                 f"the optimizer runs on the host with {own} per rank: OMP_NUM_THREADS={cores_per_rank(cluster)} would "
-                f"make the run {times(gain)} as fast"
+                f"make the run {times(gain)} as fast on a node with {cores}"
+                + (", which are assumed (--host)" if is_assumed else "")
             )
         remarks += _slow_offload(as_is.plan, model, workload, as_started)
     if run.training.get("seq_len") is None:

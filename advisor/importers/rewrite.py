@@ -82,7 +82,7 @@ def plan_files(
     Raises ConfigFileError if the file's form does not allow the change.
     """
     path = destination or source.path
-    named = run.deepspeed.name if run.deepspeed is not None else ""
+    named = run.deepspeed.name if run.deepspeed is not None and run.deepspeed.path is not None else ""
     config_path = path.with_name(f"{path.stem}.ds_config.json")
     if destination is None and named.endswith(".json"):  # next to the configuration that is replaced
         config_path = Path(named).with_name(config_path.name)
@@ -107,29 +107,28 @@ def plan_files(
 
 
 def changed_keys(source: Source, file: ChangedFile) -> list[str]:
-    """The changed keys of the tool's file or of a DeepSpeed configuration, as `key: value`, and `no key` for a removed
-    one."""
+    """The changed keys of the tool's file or of a DeepSpeed configuration: `key: old -> new`, `key: new` for an added
+    one, and `no key` for a removed one."""
     kind = source.kind if file.old_name == str(source.path) else "json"
-    old, new = (parse_source(file.new_path, text, kind).values for text in (file.old_text, file.new_text))
+    texts = (file.old_text or "{}", file.new_text)
+    old, new = (parse_source(file.new_path, text, kind).values for text in texts)
     return list(_changed(old, new, ""))
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any], block: str) -> Iterator[str]:
     for key, value in new.items():
-        before = old.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            yield from _changed(before, value, f"{block}{key}.")
-        elif key not in old or before != value:
-            yield f"{block}{key}: {_in_line(value)}"
+        before, name = old.get(key), f"{block}{key}"
+        inside = before if isinstance(before, Mapping) else {}
+        if key in old and before == value:
+            continue
+        if isinstance(value, Mapping) and value and (inside or key not in old):
+            yield from _changed(inside, value, f"{name}.")
+            continue
+        yield f"{name}: {_in_line(before)} -> {_in_line(value)}" if key in old else f"{name}: {_in_line(value)}"
     yield from (f"no {block}{key}" for key in old if key not in new)
 
 
 def _in_line(value: Any) -> str:
-    """A value on one line; of a block that holds blocks, only what it is."""
-    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
-        return "the block below"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_in_line(each)}' for key, each in value.items())}}}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -162,14 +161,19 @@ def better_config(run: ImportedRun, plan: Plan, question: Question, *, accelerat
     return _corrected_text(document, lint_part(document, question)) or document.text
 
 
-def lint_part(document: Document, question: Question | None) -> LintReport:
+def lint_part(document: Document, question: Question | None, *, in_accelerates_file: bool = False) -> LintReport:
     """Lint result of a DeepSpeed configuration. If a question is given, model and machines are known. The rules on
-    memory and speed are skipped: the figures use the batch that the configuration leaves to the tool."""
+    memory and speed are skipped: the figures use the batch that the configuration leaves to the tool.
+
+    in_accelerates_file: whether accelerate makes the configuration from fields of its own file, in which "auto" stops a
+        plain `Accelerator()`; the rule whose fix is "auto" is skipped.
+    """
     known: dict[str, Any] = {}
     if question is not None:
         known = {"cluster": question.cluster, "model": question.model, "workload": question.workload}
     report = lint(document, facts=load_facts(), framework="hf", **known)
-    return replace(report, findings=tuple(each for each in report.findings if each.code not in _RULES_ON_FIGURES))
+    skipped = (*_RULES_ON_FIGURES, *(["DS154"] if in_accelerates_file else []))
+    return replace(report, findings=tuple(each for each in report.findings if each.code not in skipped))
 
 
 def _for_accelerate(
@@ -181,9 +185,10 @@ def _for_accelerate(
     for name in ("bf16", "fp16"):
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
-    # accelerate and the Trainer replace auto, by 1 where the script has no number; another number must be the plan's.
-    is_number = own.get("gradient_accumulation_steps", "auto") != "auto" and steps != 1
-    return {**config, "gradient_accumulation_steps": steps if is_number else "auto"}
+    # A number stays one: accelerate would replace "auto" by the script's, which is 1 in a plain `Accelerator()`. A file
+    # without the key has 1 (1.15 utils/dataclasses.py `DeepSpeedPlugin`). Without a file the script alone decides.
+    is_by_script = (own.get("gradient_accumulation_steps", 1) if own else "auto") == "auto"
+    return {**config, "gradient_accumulation_steps": "auto" if is_by_script else steps}
 
 
 def _corrected_text(document: Document, report: LintReport) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Any, Literal
 
 from ...ds_configs.files import read_text
 from ...estimators.errors import ConfigFileError
-from ...probes.command.words import is_training, shell_lines
 from ...validate.lint.document_reader import MAX_BYTES, read_document
 from ..question.run import read_ds_config
+from ..text.units import listed
 from .file_text import edit_json, edit_yaml, read_yaml
 from .imported_run import DeepSpeedPart, Value
 from .script_arguments import ScriptArguments
+from .script_command import training_command, unknown_variables
 
 Kind = Literal["yaml", "json"]
 
@@ -68,16 +68,13 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
 
 def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileError:
     """The error for a script, with the first training command in its text, and what is exported before."""
-    command, why = f"torchrun {path}", "a dry run of its command answers in its place"
+    command = f"torchrun {path}"
     if path.suffix != ".py":
-        command, exported = "COMMAND, with the command that starts the training", list[str]()
-        for line in shell_lines(text):
-            if is_training(line.words):
-                command = " ".join([*(["env", *exported] if exported else []), line.text])
-                break
-            exported += [shlex.quote(word) for word in line.words[1:] if line.words[0] == "export" and "=" in word]
-    if "$" in command:
-        why += "; write the values of the variables"
+        command = training_command(text) or "COMMAND, with the command that starts the training"
+    why = "a dry run of its command answers in its place"
+    if unknown := unknown_variables(command):
+        names = listed([f"${name}" for name in unknown])
+        why += f", once you have replaced {names}, which the script gives no literal value"
     return ConfigFileError(
         f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus {gpus}{further} -- {command}"
     )

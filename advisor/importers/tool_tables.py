@@ -15,6 +15,7 @@ from ...estimators.objectives import OBJECTIVES
 from ..question.workload import TOOL_SOFTWARE, TOOL_TRL
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
+from .shipped_configs import llama_factory_config, ms_swift_config
 from .source import Source
 from .tool_format import ToolFormat, deepspeed_part
 
@@ -48,6 +49,9 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
     in_16_bits = bool(arguments.flag("pure_bf16"))
     if in_16_bits:
         training["precision"] = "bf16"
+    part = run.deepspeed
+    if part is not None and part.path is None and llama_factory_config(part.name) is not None:
+        run.remarks.append(f"{part.name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted")
     training["software"] = {**TOOL_SOFTWARE["llama-factory"]}
     run.use_software(reentrant=arguments.flag("use_reentrant_gc") is not False)
     if in_16_bits:
@@ -85,6 +89,14 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
         run.lacks(f"finetuning_type {method[:20]}")
 
 
+def _llama_factory_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
+    """The DeepSpeed configuration that the file names; LLaMA-Factory's own example where its checkout is absent."""
+    part = deepspeed_part(arguments, folder)
+    if part is not None and part.config is None:
+        return replace(part, config=llama_factory_config(part.name))
+    return part
+
+
 LLAMA_FACTORY = ToolFormat(
     name="llama-factory",
     title="a LLaMA-Factory configuration",
@@ -95,6 +107,7 @@ LLAMA_FACTORY = ToolFormat(
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
     ),
     details=_llama_factory_details,
+    deepspeed=_llama_factory_deepspeed,
     lists_modules=True,
     stops_at_unknown=True,  # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
@@ -126,46 +139,17 @@ LLAMA_FACTORY = ToolFormat(
     },
 )
 
-_BUCKETS = {"overlap_comm": False, "allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8}
-_STAGE_3 = {
-    "overlap_comm": False,
-    "sub_group_size": 1e9,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9,
-    "stage3_gather_16bit_weights_on_model_save": True,
-}
-_ON_CPU = {"device": "cpu", "pin_memory": True}
-_MS_SWIFT_ZERO: Mapping[str, Mapping[str, Any]] = {
-    "zero0": {"stage": 0, **_BUCKETS},
-    "zero1": {"stage": 1, **_BUCKETS},
-    "zero2": {"stage": 2, **_BUCKETS},
-    "zero2_offload": {"stage": 2, "offload_optimizer": _ON_CPU, **_BUCKETS},
-    "zero3": {"stage": 3, **_STAGE_3},
-    "zero3_offload": {"stage": 3, "offload_optimizer": _ON_CPU, "offload_param": _ON_CPU, **_STAGE_3},
-}
-"""`zero_optimization` of the configurations that ms-swift ships (swift/config/*.json), reduced to the keys that decide
-memory and speed."""
-
 
 def _ms_swift_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The DeepSpeed configuration with the options that ms-swift copies into it (swift/arguments/sft_args.py
     `_init_deepspeed`)."""
     name = arguments.text("deepspeed") or ""
     hpz, autotp = arguments.number("zero_hpz_partition_size"), arguments.number("deepspeed_autotp_size")
-    if name in _MS_SWIFT_ZERO:
-        left_open = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size")
-        config: dict[str, Any] = dict.fromkeys((*left_open, "train_micro_batch_size_per_gpu"), "auto")
-        config |= {precision: {"enabled": "auto"} for precision in ("bf16", "fp16")}
-        config["zero_optimization"] = dict(_MS_SWIFT_ZERO[name])
-        part = DeepSpeedPart(name=name, config=config)
-    else:
-        found = deepspeed_part(arguments, folder)
-        if found is None or found.config is None:
-            return found
-        part, config = found, dict(found.config)
+    shipped = ms_swift_config(name)
+    part = deepspeed_part(arguments, folder) if shipped is None else DeepSpeedPart(name=name, config=shipped)
+    if part is None or part.config is None:
+        return part
+    config = dict(part.config)
     if hpz:
         config["zero_optimization"] = {**config.get("zero_optimization", {}), "zero_hpz_partition_size": hpz}
     if autotp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,18 @@ COLUMNS = (
     "source",
 )
 """The columns of a table. Prices are per hour, and a row has one price of each pair; empty cells are unknown."""
+
+_OTHER_COLUMNS = {
+    **dict.fromkeys(("name", "instance", "type", "sku"), "machine"),
+    **dict.fromkeys(("cloud", "vendor", "company"), "provider"),
+    **dict.fromkeys(("price", "cost", "rate", "hourly", "usd"), "price_per_gpu or price_per_machine"),
+    **dict.fromkeys(("network", "bandwidth"), "interconnect"),
+    **dict.fromkeys(("gpu", "accelerator", "card", "cards"), "gpus"),
+    **dict.fromkeys(("memory", "mem"), "ram"),
+    "link": "source",
+    "url": "source",
+}
+"""Columns by words that other tables use for them. The first word of a name that is here decides."""
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
 """Currencies whose sign precedes the amount."""
@@ -132,11 +145,20 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             unknown = [name for name in cells if name not in COLUMNS]
             if unknown or "gpus" not in cells:
                 what = f"has a column {unknown[0][:40]!r}" if unknown else "has no column gpus"
-                raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=_EXAMPLE)
+                meant = _meant_column(unknown[0]) if unknown else ""
+                fix = f"rename it to {meant}" if meant else _EXAMPLE
+                raise ConfigFileError(f"{path.name} {what}", why=f"the columns are {', '.join(COLUMNS)}", fix=fix)
             if any(cells.values()):
                 yield row.place, cells
     except DataError as error:
         raise ConfigFileError(error.what, fix=_EXAMPLE) from None
+
+
+def _meant_column(name: str) -> str:
+    """The columns that another name may mean; "" if none is near."""
+    words = re.split(r"[\W_]+", name)
+    meant = next((_OTHER_COLUMNS[word] for word in words if word in _OTHER_COLUMNS), "")
+    return meant or next(iter(get_close_matches(name, COLUMNS, n=1, cutoff=0.7)), "")
 
 
 def _machines(row: Mapping[str, str], where: str) -> Iterator[Machine]:

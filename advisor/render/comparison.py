@@ -43,7 +43,8 @@ _SAME = 0.005
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return the verdict, the figures side by side, their basis, and the keys that differ."""
+    """Return the verdict, the figures side by side, their basis, and the keys that differ; of identical files only the
+    verdict."""
     first, *more = _verdict(comparison)
     blocks: list[Block] = [*map(Sentence, more), Heading("Side by side", "figures", printed=False)]
     for letter, side in zip("AB", comparison.sides, strict=True):
@@ -58,10 +59,11 @@ def comparison_document(comparison: Comparison) -> Document:
         if side.dry_run is not None:
             blocks.append(Sentence(f"{letter}: the memory per GPU is that of a dry run.", "yellow"))
     is_predicted = len(comparison.candidates) == 2
-    if is_predicted:
+    if is_predicted and not comparison.is_identical:
         blocks += [*_figures(comparison), *_parts(comparison)]
     blocks += _differences(comparison.differences, with_meanings=not is_predicted)
-    blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
+    if not comparison.is_identical:
+        blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
         subject = f"{subject} · {_subject_of(comparison.question)}"
@@ -73,6 +75,8 @@ def comparison_document(comparison: Comparison) -> Document:
 
 def _verdict(comparison: Comparison) -> tuple[str, ...]:
     """Return the first sentences of the comparison."""
+    if comparison.is_identical:
+        return ("The files are identical.",)
     count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
         if not count:

@@ -12,6 +12,7 @@ from ...ds_configs.training_script import python_source, training_arguments
 from ...estimators.hardware import network_assumption
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.objectives import LOSSES
+from ...estimators.plan import Plan
 from ...validate.lint import LintReport
 from ..answer.advice import PlanFigures, plan_figures
 from ..answer.facts import answer_subject, speed_assumptions
@@ -38,14 +39,11 @@ _MOST_KEYS = 12
 _LONGEST_KEY = 300
 """Characters of a changed key with its value."""
 
-_LONGEST_LINE = 160
-"""Characters of a line up to which the difference of a file shows lines, and above which it shows the changed keys."""
+_STAGE_0 = "DeepSpeed, stage 0"
 
-_GIVE_WAY = ("configuration", "file", "findings")
-"""Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the difference of the DeepSpeed
-configuration; the difference of the file, whose keys are listed instead; and all of a lint finding that is no error but
-its place, its problem and its fix."""
-
+_GIVE_WAY = ("configuration", "findings")
+"""Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the changed keys of the DeepSpeed
+configuration, and all of a lint finding that is no error but its place, its problem and its fix."""
 
 _IN_SCRIPT = (
     "per_device_train_batch_size",
@@ -92,7 +90,7 @@ def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
     if figures.as_is is None:
         return f"{title}: it cannot run, because {figures.refusal}.", "bad"
     fit = figures.as_is.fit
-    return f"{title}: {refused}{fits_sentence(plan_title(figures.as_is.plan), fit)}", tone or fit_tone(fit)
+    return f"{title}: {refused}{fits_sentence(_plan_title(figures.as_is.plan), fit)}", tone or fit_tone(fit)
 
 
 def _plans(result: ToolRun) -> Iterator[doc.Block]:
@@ -120,9 +118,9 @@ def _remarks(result: ToolRun) -> Iterator[doc.Block]:
     yield doc.Gap()
     if figures is not None:
         yield from map(doc.Sentence, answer_subject(figures.own, answer.form.tool or "TRL"))
-    if advice is None:
+    if advice is None and figures is not None:  # without figures an error says why there are none
         yield doc.Sentence(f"Read, not run: {ended(printable(result.not_run))}")
-    else:
+    if advice is not None:
         yield doc.Sentence("Run on a simulated GPU:")
         yield doc.Commands([shlex.join(answer.command)])
     by_tool = advice is not None and figures is not None  # else the speeds name it
@@ -136,6 +134,12 @@ def _remarks(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
 
 
+def _plan_title(plan: Plan) -> str:
+    """Return the title of a plan; DDP is called the stage of DeepSpeed that it is, because the files of tools also name
+    torch's own DDP."""
+    return plan_title(plan).replace("DDP", _STAGE_0, 1)
+
+
 def _listed(keys: Sequence[str]) -> str:
     names, more = ", ".join(printable(key)[:90] for key in keys[:_MOST_KEYS]), len(keys) - _MOST_KEYS
     return f"{names} and {more} more" if more > 0 else names
@@ -145,7 +149,7 @@ def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
     """Yield the better plan with its advantage, or the command that shows what would help."""
     as_is, better = figures.as_is, figures.recommended
     if better is not None and figures.is_better:
-        title, text = plan_title(better.plan), ""
+        title, text = _plan_title(better.plan), ""
         if as_is is not None:
             ratio = times(better.tokens_per_s / as_is.tokens_per_s)
             text = (
@@ -189,7 +193,7 @@ def _facts(question: Question, candidate: Candidate) -> dict[str, str]:
     plan, cluster, between = candidate.plan, question.cluster, candidate.time.tokens_per_s_range
     have, host = cluster.host_memory_bytes_per_node, gib(candidate.memory.host_bytes_per_node)
     return {
-        "strategy": candidate.strategy,
+        "strategy": candidate.strategy if candidate.strategy != "ddp" else _STAGE_0,
         "batch": f"{batch_label(plan)}, {plan.samples_per_step(cluster.world_size)} a step",
         "checkpointing": checkpointing_label(plan),
         f"{device_label(cluster)} GiB": f"{gib(candidate.device_bytes)} of {gib(cluster.gpu.memory_bytes)}",
@@ -248,20 +252,17 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     if answer.files:
         yield doc.Heading(f"Change in {name}", "change")
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
-        old, new = printable(file.old_name) or "a new file", printable(str(file.new_path))
-        in_long_lines = any(len(line) > _LONGEST_LINE for line in file.old_text.splitlines())
-        if part not in left_out and not in_long_lines:
-            yield doc.Diff(old, new, *map(hide_secrets, (file.old_text, file.new_text)))
-        elif part not in left_out or part == "file":
-            if part == "configuration":
-                yield doc.Sentence(f"Change in {old}, written to {new}:")
-            keys = changed_keys(answer.source, file)
-            yield from (doc.Sentence(f"  {printable(key)[:_LONGEST_KEY]}", hang=4) for key in keys[:_MOST_KEYS])
-            if len(keys) > _MOST_KEYS:
-                yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")
-        else:
+        old, new = printable(file.old_name), printable(str(file.new_path))
+        if part in left_out:
             lines = counted_noun(len(file.new_text.splitlines()), "line")
             yield doc.Sentence(f"DeepSpeed configuration: {new}, {lines} (--json has them).")
+            continue
+        if part == "configuration":
+            yield doc.Sentence(f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:")
+        keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
+        yield from (doc.Sentence(f"  {key}", hang=4) for key in keys[:_MOST_KEYS])
+        if len(keys) > _MOST_KEYS:
+            yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")
     yield from _beside_the_file(answer)
     if answer.written:
         yield doc.Sentence(f"Wrote {', '.join(printable(str(path)) for path in answer.written)}.", "good")

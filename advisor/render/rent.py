@@ -86,12 +86,12 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
     limits, cheapest = _limits(advice), advice.cheapest_within
-    kind = _kind(advice)
+    kind, amount = _kind(advice), f"{_amount(chosen)}{' (assumed)' * advice.amount_is_assumed}"
     condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
     yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
     per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
     yield (
-        f"{_amount(chosen)}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
+        f"{amount}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
     yield from _upper_ends(advice, chosen)
@@ -184,7 +184,12 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
     affordable = advice.fastest_affordable if budget is not None else None
     nearest = (
         (f"cheapest within {hours(deadline_s or 0)}", in_time) if in_time else ("fastest", advice.fastest),
-        (f"fastest within {money(budget or 0, sign)}", affordable) if affordable else ("cheapest", advice.cheapest),
+        (f"fastest within {money(budget or 0, sign)}", affordable)
+        if affordable
+        # The cheapest of all may take years.
+        else ("best value without the deadline", advice.best_value)
+        if budget is None
+        else ("cheapest", advice.cheapest),
     )
     for which, offer in nearest:
         assert offer is not None, "there are offers"

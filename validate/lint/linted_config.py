@@ -235,13 +235,20 @@ class LintedConfig:
     @cached_property
     def stage(self) -> int:
         """The ZeRO stage; 0 if it is absent or does not exist."""
+        return self.existing_stage or 0
+
+    @property
+    def existing_stage(self) -> int | None:
+        """The ZeRO stage; 0 if it is absent or no number, None for a number that is no stage."""
         value = self.get("zero_optimization")
         if isinstance(value, bool):
             return int(value)
         stage = self.get("zero_optimization.stage")
-        if isinstance(stage, str) and stage.strip() in ("0", "1", "2", "3"):
-            return int(stage)
-        return int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 0
+        if isinstance(stage, str):
+            stage = int(stage) if stage.strip().isdecimal() else 0
+        if not isinstance(stage, int | float):
+            return 0
+        return int(stage) if stage in (0, 1, 2, 3) else None
 
     def offload(self, what: str) -> str:
         """The device of `optimizer` or `param`: "none", "cpu" or "nvme"; deprecated flags are considered."""

@@ -81,7 +81,8 @@ def _offload_name(path: str) -> str:
 
 
 def stages(*wanted: int) -> Condition:
-    return that(lambda config: config.stage in wanted)
+    """The ZeRO stage is one of these. A number that is no stage has an error of its own and is none of them."""
+    return that(lambda config: config.existing_stage in wanted)
 
 
 def equals(*values: Any) -> Condition:

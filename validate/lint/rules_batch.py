@@ -173,7 +173,9 @@ def _in_both(config: LintedConfig) -> Iterator[Violation]:
         if default is not None:  # accelerate refuses "auto" for it
             fix = f"pass {known.argument}={value:g} to TrainingArguments"
         if value != default:
-            yield violation(path, f"{path} must be equal to {known.argument} of TrainingArguments", fix=fix)
+            yield violation(
+                path, f"with the Trainer, {path} must be equal to {known.argument} of TrainingArguments", fix=fix
+            )
 
 
 TRAINER_RULES = section(
@@ -196,8 +198,9 @@ TRAINER_RULES = section(
     advice_rule(
         "DS154 a number that TrainingArguments also has",
         _in_both,
-        why="the Trainer compares them at the start, and raises an error if they differ",
-        fix='write "auto", so that TrainingArguments decides',
+        why="the Trainer compares them at the start, and raises an error if they differ; a script with accelerate "
+        "alone has no TrainingArguments",
+        fix='if the script uses the Trainer, write "auto", so that TrainingArguments decides',
         source=_TRAINER + ".fill_match",
     ),
     warning_rule(

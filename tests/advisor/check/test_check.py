@@ -175,3 +175,29 @@ def test_a_key_that_is_not_predicted_is_dry_run(
     monkeypatch.setattr(config_files, "find_spec", lambda _name: None)
     detail = answer("check", "own.json")["requirements"][1]["detail"]
     assert "without zero_optimization.round_robin_gradients: not predicted, dry-run it" in detail
+
+
+@pytest.mark.usefixtures("folder")
+def test_figures_near_their_limit_have_an_interval_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--max-duration", "24h", "--max-cost", "9000", "--max-memory", "70GB"]
+    assert run(["check", "good.json", *ON, "--tokens", "1B", "--price", "2/h", *limits]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"duration: \d+\.\d h \([\d.]+ h to [\d.]+ h\), at most 24 h allowed$", out, re.MULTILINE)
+    assert re.search(r"cost: \d+ \(\d+ to \d+\) in the currency of --price, at most 9,000 allowed$", out, re.MULTILINE)
+    assert "at most 70.0 GiB allowed" in out and out.endswith("A GB of --max-memory and --max-ram is a GiB.\n")
+    assert run(["check", "good.json", *ON, *JOB, "--max-cost", "9000", "--max-memory", "70GiB"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"cost: \$\d+ \(\$\d+ to \$\d+\), at most \$9,000 allowed$", out, re.MULTILINE)
+    assert "is a GiB" not in out
+
+
+@pytest.mark.usefixtures("folder")
+def test_each_error_has_a_line_and_a_wrong_stage_only_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """What depends on the stage is not known of a stage that does not exist."""
+    zero = {"stage": 4, "offload_optimizer": {"device": "cpu"}, "overlap_com": True}
+    Path("bad.json").write_text(json.dumps({**BAD, "zero_optimization": zero}))
+    assert run(["check", "bad.json"]) == 1
+    *errors, total, _ = capsys.readouterr().out.splitlines()
+    assert [re.findall(r"DS\d+", line) for line in errors] == [["DS020"], ["DS010"]]
+    assert all(line.startswith("FAIL  bad.json: lint: ") for line in errors)
+    assert total == "1 requirement: 0 met, 1 failed."

@@ -293,3 +293,17 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"), *where]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "train_batch_size 128 32" in words and "128 *" not in words
+
+
+def test_identical_files_have_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that differ in their form alone do the same."""
+    config = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first.write_text(json.dumps(config))
+    for options in ([], ["--model", "Qwen2.5-1.5B", "--gpus", "2x80GB", "--offline"]):
+        assert run_here(["compare", str(first), str(first), *options]) == 0
+        out = capsys.readouterr().out
+        assert "The files are identical." in out and "tokens/s" not in out
+    second.write_text(json.dumps(config, indent=1))
+    assert run_here(["compare", str(first), str(second)]) == 0
+    assert "Both do the same." in capsys.readouterr().out

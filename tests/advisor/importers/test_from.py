@@ -44,10 +44,10 @@ def test_the_formats_of_the_option_are_those_that_are_read() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_better_plan_is_shown_as_a_difference(
+def test_a_better_plan_is_shown_as_changed_keys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """LoRA of a small model is faster without ZeRO-3; nothing is written, and lines before the difference are short."""
+    """LoRA of a small model is faster without ZeRO-3; nothing is written, and lines before the changes are short."""
     monkeypatch.setenv("COLUMNS", "40")
     before = sorted(Path("examples").rglob("*"))
     assert run(["from", LORA, "--gpus", "4xA100-40GB", "--offline"]) == 0
@@ -57,8 +57,8 @@ def test_a_better_plan_is_shown_as_a_difference(
         assert words in text
     assert all(len(line) <= 40 for line in printed.partition("Change in")[0].splitlines() if LORA not in line)
     assert (
-        "-deepspeed: examples/deepspeed/ds_z3_config.json" in printed
-        and "+disable_gradient_checkpointing: true" in printed
+        "deepspeed:examples/deepspeed/ds_z3_config.json->" in "".join(printed.split())
+        and "disable_gradient_checkpointing: true" in text
     )
     assert sorted(Path("examples").rglob("*")) == before
     proposed = shlex.split(printed.partition("existing file):")[2].replace("\\\n", " "))
@@ -306,8 +306,15 @@ BAD = {
     "it is a shell script": (
         "x.sh",
         "export A=1\npip install trl\nsrun --ntasks 2 torchrun \\\n  train.py --lr $LR > log 2>&1\n",
-        "values of the variables; ds-advise --gpus 2x80GB --offline -- env A=1 srun --ntasks 2 torchrun train.py --lr "
-        "$LR\n",
+        "once you have replaced $LR, which the script gives no literal value; "
+        "ds-advise --gpus 2x80GB --offline -- env A=1 srun --ntasks 2 torchrun train.py --lr $LR\n",
+    ),
+    "it is a shell script with variables": (
+        "x.sh",
+        "export A=1\nM=org/model; OUT=out/$M\nDATA=$(pwd)\nexport OUT\n"
+        "torchrun t.py --model $M --out \"${OUT}\" --lr ${LR:-1e-5} --data '$M' --n $((1 + 2)) --dir $DATA\n",
+        "$DATA, which the script gives no literal value; ds-advise --gpus 2x80GB --offline -- env A=1 OUT=out/org/model"
+        " torchrun t.py --model org/model --out \"out/org/model\" --lr 1e-5 --data '$M' --n $((1 + 2)) --dir $DATA\n",
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
     "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
@@ -469,18 +476,85 @@ num_processes: 4
 def test_findings_in_a_configuration_within_the_file_have_their_place_in_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They stay in an answer that leaves out details, and the better configuration has no number that the script sets
-    too."""
+    """They stay in an answer that leaves out details. None advises an "auto" that stops a plain `Accelerator()`, and a
+    number of accumulation steps stays one in the better configuration."""
     Path("acc.yaml").write_text(ACCELERATE)
     words = ["from", "acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "--no-run"]
     assert run([*words, "-o", "better.yaml"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "DS154 advice acc.yaml:4: gradient_accumulation_steps must be equal" in printed
+    assert "DS316 advice acc.yaml:2: Weights are not gathered" in printed and "DS154" not in printed
     _, found, _ = _imported(capsys, *words[1:-2], "--no-run")
     places = {each["code"]: (each["line"], each["column"], each["path"]) for each in found["findings"]}
-    assert places["DS154"] == (4, 3, "deepspeed_config.gradient_accumulation_steps")
     assert places["DS316"] == (2, 1, "deepspeed_config")
-    assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == "auto"
+    assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("written", "named"), [("4", 4), ("auto", "auto"), (None, "auto")])
+def test_accumulation_of_accelerates_file_stays_what_it_is(
+    written: str | None, named: int | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the number of the plan replaces a number. "auto" stops a plain `Accelerator()`, which the answer says."""
+    line = "" if written is None else f"  gradient_accumulation_steps: {written}\n"
+    Path("acc.yaml").write_text(ACCELERATE.replace("  gradient_accumulation_steps: 1\n", line))
+    words = ["acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "--no-run", "-o", "better.yaml"]
+    _, found, _ = _imported(capsys, *words)
+    steps = found["recommended"]["gradient_accumulation_steps"]
+    config = json.loads(Path("better.ds_config.json").read_text())
+    assert config["gradient_accumulation_steps"] == (named if named == "auto" else steps)
+    assert any("stops a script with a plain Accelerator()" in each for each in found["remarks"]) == (written == "auto")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_named_file_without_accumulation_keeps_accelerates_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """accelerate takes 1 for the missing key, and the script's number for "auto"."""
+    Path("own.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))
+    Path("acc.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: own.json}\nnum_processes: 4\n"
+    )
+    _imported(capsys, "acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "-o", "better.yaml")
+    assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_of_stage_0_is_one_of_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It writes a DeepSpeed configuration, so it is not called DDP."""
+    Path("acc.yaml").write_text(ACCELERATE.replace("num_processes: 4", "num_processes: 1"))
+    run(["from", "acc.yaml", "--model", "Qwen2.5-0.5B", "--gpus", "80GB", "--offline"])
+    out = capsys.readouterr().out
+    assert "Better: DeepSpeed, stage 0 fits." in out and "ddp" not in out.lower()
+
+
+@pytest.mark.usefixtures("folder")
+def test_threads_name_the_cores_that_they_use(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("acc.yaml").write_text(ACCELERATE.replace("mixed", "  offload_optimizer_device: cpu\nmixed"))
+    words = ["acc.yaml", "--model", "Qwen2.5-7B", "--gpus", "80GB", "--offline"]
+    _, found, _ = _imported(capsys, *words)
+    assert any("on a node with 32 CPU cores, which are assumed (--host)" in each for each in found["remarks"])
+    _, found, _ = _imported(capsys, *words, "--host", "16cores")
+    assert any(each.endswith("as fast on a node with 16 CPU cores") for each in found["remarks"])
+
+
+def test_an_example_of_llama_factory_needs_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are those of the file itself. Another file that is not here has no figures, and no remark of a run
+    that was not tried."""
+    monkeypatch.chdir(tmp_path)
+    name = "examples/deepspeed/ds_z3_config.json"
+    keys = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "stage": "sft", "do_train": True, "finetuning_type": "full"}
+    Path("a.json").write_text(json.dumps({**keys, "deepspeed": name}))
+    words = ["a.json", "--gpus", "4xA100-80GB", "--offline"]
+    _, shipped, _ = _imported(capsys, *words)
+    assert f"{name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted" in shipped["remarks"]
+    Path(name).parent.mkdir(parents=True)
+    Path(name).write_text((EXAMPLES / "LLaMA-Factory" / name).read_text())
+    _, own, _ = _imported(capsys, *words)
+    assert own["as_is"] == shipped["as_is"] and not any("ff6d4d1" in each for each in own["remarks"])
+    Path("a.json").write_text(json.dumps({**keys, "deepspeed": "examples/deepspeed/mine.json"}))
+    assert run(["from", *words]) == 2
+    out, error = capsys.readouterr()
+    assert "mine.json is not on this machine" in error and "Read, not run" not in out and "is not here" not in out
 
 
 @pytest.mark.usefixtures("folder")
@@ -507,7 +581,7 @@ def test_a_key_at_which_the_tool_stops_is_in_the_headline(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_in_one_line_has_its_changed_keys_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_has_its_changed_keys_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Also a DeepSpeed configuration; a mirror of a model is named beside the model that is counted."""
     Path("one.json").write_text(json.dumps({**CONFIG, "steps_per_print": 100, "wall_clock_breakdown": False}))
     keys = {"stage": "sft", "do_train": True, "finetuning_type": "full", "learning_rate": 1e-5, "cutoff_len": 1024}
@@ -517,4 +591,4 @@ def test_a_file_in_one_line_has_its_changed_keys_listed(capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     printed = " ".join(out.split())
     assert "unsloth/Qwen2.5-1.5B is counted as Qwen/Qwen2.5-1.5B" in printed.replace("Unsloth", "unsloth")
-    assert "Change in a.json deepspeed: a.ds_config.json" in printed and "@@" not in out
+    assert "Change in a.json deepspeed: one.json -> a.ds_config.json" in printed and "@@" not in out

@@ -356,3 +356,44 @@ def test_a_loss_that_not_every_machine_has_is_not_in_the_header(tmp_path: Path) 
         advice = rent("Qwen2.5-7B", prices=tmp_path / "t.csv", tokens="10M", **limit)
         assert len({offer.question.workload.loss for offer in advice.offers}) == 2
         assert "fused loss" not in printed_document(rent_document(advice, all_offers=True)).partition("machines")[0]
+
+
+def test_a_missed_deadline_has_no_machine_of_years(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fastest and the best value without the deadline are named; a machine that takes years is left out, unless
+    all do."""
+    table = tmp_path / "t.csv"
+    table.write_text("provider,gpus,price_per_gpu,ram\nSlow,1xRTX 3090,0.01,4TB\nMid,8xH100-SXM5,2,2TB\n")
+    assert run(["rent", "Qwen2.5-72B", "--tokens", "10B", "--deadline", "1h", "--prices", str(table)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "No machine ends within 1 h. The fastest is Mid 8 x H100-SXM5" in printed
+    assert "The best value without the deadline is Mid 8 x H100-SXM5" in printed
+    assert "The job cannot run on Slow 1xRTX-3090: it would take more than a year." in printed
+    table.write_text("provider,gpus,price_per_gpu,ram\nSlow,1xRTX 3090,0.01,4TB\n")
+    assert run(["rent", "Qwen2.5-72B", "--tokens", "10B", "--prices", str(table)]) == 0
+    assert "Slow 1 x RTX 3090" in capsys.readouterr().out
+
+
+def test_what_is_assumed_of_the_amount_is_said(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rent", "Qwen2.5-7B", "--method", "lora", "--prices", str(prices)]) == 0
+    assert "100M tokens (assumed): $" in capsys.readouterr().out
+    _, printed = _printed("", prices, capsys)
+    assert "(assumed)" not in printed
+    assert "Samples are assumed to have 2,048 tokens each, which time and cost depend on" in printed
+
+
+@pytest.mark.parametrize(
+    ("column", "meant"),
+    [
+        ("gpu", "gpus"),
+        ("name", "machine"),
+        ("Instance Type", "machine"),
+        ("price", "price_per_gpu or price_per_machine"),
+        ("intercconect", "interconnect"),
+    ],
+)
+def test_a_column_of_another_name_has_the_nearest(
+    column: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(f"gpus,{column}\n8xH100-SXM5,2\n")
+    assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "t.csv")]) == 2
+    assert capsys.readouterr().err.rstrip("\n").endswith(f"; rename it to {meant}")

@@ -1,0 +1,53 @@
+"""The training command of a shell script, with the variables that the script itself sets."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from ...probes.command.words import is_assignment, is_training, shell_lines
+
+_REFERENCE = re.compile(r"'[^']*'|\$\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)", re.ASCII)
+"""A reference to a variable, or a text in single quotes, in which a shell replaces none."""
+
+_LITERAL = re.compile(r"[\w./:@%+=,-]*", re.ASCII)
+"""A value that means the same in every place of a command."""
+
+
+def training_command(text: str) -> str:
+    """The first training command of a script, behind `env` with what is exported before; "" for none. Variables with a
+    literal value in the script are replaced by it; others stay."""
+    values: dict[str, str] = {}
+    exported: dict[str, None] = {}
+    for line in shell_lines(text):
+        first, words = line.words[0], line.words
+        if is_training(words):
+            command = _replaced(line.text, values)
+            settings = [shlex.quote(f"{name}={values[name]}") for name in exported if name in values]
+            return " ".join([*(["env", *settings] if settings else []), command])
+        if first == "export":
+            words = words[1:]
+        elif not all(map(is_assignment, words)):
+            continue
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals:
+                values[name] = _replaced(value, values)
+            if first == "export":
+                exported[name] = None
+    return ""
+
+
+def unknown_variables(command: str) -> list[str]:
+    """The variables that a command still refers to."""
+    found = (match["braced"] or match["bare"] for match in _REFERENCE.finditer(command))
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        found = values.get(match["braced"] or match["bare"] or "", match["default"])
+        return found if found is not None and _LITERAL.fullmatch(found) else match[0]
+
+    return _REFERENCE.sub(value, text)
