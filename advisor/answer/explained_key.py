@@ -16,6 +16,8 @@ from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import Meant, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
+from ..question.file_question import FILLED
+from ..question.options import OPTIONS
 from ..question.workload import meant_option
 from .comparison import Side
 from .config_settings import ConfigSettings
@@ -57,6 +59,10 @@ class KeyExplanation:
     """The plan for which the costs are predicted; "" without a question."""
     file: str
     """The file that has the key or whose plan it is; "" for another plan, or without a question."""
+    origin: str
+    """Where the plan has the value from: `in the file`, `default`, `assumed for auto`; "" without a plan."""
+    assumed: str
+    """What a file's plan assumes, because neither the file nor the question has it; "" if nothing."""
     is_recommended: bool
     """Whether the plan is the recommended one."""
     recommended: Mapping[str, Any]
@@ -185,12 +191,48 @@ def explain_key(
         example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan="" if context is None else context.title,
         file=file,
+        origin="" if context is None else _origin(path, context, side),
+        assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
         recommended=nested(path, as_written(path, _value_at(path, config), facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _origin(path: str, context: KeyContext, side: Side | None) -> str:
+    """Return where a plan has the value of a key, or of the option that the key follows, from."""
+    if side is None:
+        return "recommended" if context.is_recommended else "this plan"
+    option, settings = follows_option(path), side.settings
+    origin = settings.get(path).origin
+    if option and origin in ("default", "unset"):  # another key may have what the option names, as fp16.enabled
+        same = [each.path for each in CONFIG_KEYS.values() if each.option == option]
+        if any(settings.get(each).origin == "file" for each in same):
+            return "in the file"
+        return OPTIONS[option].flag if option in side.given else "assumed"
+    is_named = not option or option in side.given
+    if path in (*FILLED.values(), _TOTAL):
+        is_named = _names_batch(path, side)
+    return {
+        "file": "in the file",
+        "auto": "for auto" if is_named else "assumed for auto",
+        "derived": "computed" if is_named else "assumed",
+    }.get(origin, "default")
+
+
+_TOTAL = "train_batch_size"
+
+
+def _names_batch(path: str, side: Side) -> bool:
+    """Return whether the file or the options decide a size of the batch."""
+    settings, given = side.settings, side.given
+    known = {key for option, key in FILLED.items() if option in given or settings.get(key).origin != "auto"}
+    if path == FILLED["micro_batch"]:
+        return path in known
+    has_total = "global_batch" in given or settings.get(_TOTAL).origin == "file"
+    return has_total or (path in known if path != _TOTAL else known == {*FILLED.values()})
 
 
 def _type(path: str, facts: DeepSpeedFacts) -> FieldType | None:

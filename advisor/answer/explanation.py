@@ -215,6 +215,8 @@ class Explanation:
     """The matrix products of a micro batch by size."""
     role: Literal["recommended", "closest", "asked"] = "asked"
     """Why it is this plan: "closest" if no plan fits and it has the smallest shortage."""
+    assumed: str = ""
+    """What the plan of a file assumes, because neither the file nor the question has it."""
 
     @property
     def symbols(self) -> dict[str, str]:

@@ -49,6 +49,7 @@ from .explained_fit import fit_blocks
 from .explanation import (
     SECTIONS,
     SMALL,
+    assumed_line,
     by_symbol,
     figure,
     formulas_of,
@@ -296,6 +297,8 @@ def _subject(explanation: Explanation) -> Iterator[Block]:
     question = explanation.question
     model = "" if question is None else f"{question.model.name}, "
     yield Sentence(f"Plan: {model}{plan_line(explanation)}.", "dim")
+    if explanation.assumed:
+        yield Sentence(assumed_line(explanation.assumed), "dim")
     yield from lacks_of(explanation)
 
 

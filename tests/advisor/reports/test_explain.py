@@ -511,3 +511,28 @@ def test_less_memory_while_loading_is_a_sentence(capsys: pytest.CaptureFixture[s
     assert re.search(
         r"^ And [\d.]+ GiB of host RAM per node while the model loads\.$", capsys.readouterr().out, re.MULTILINE
     )
+
+
+_PLAIN = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
+_A100S = ("--model", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline")
+
+
+def test_a_file_names_what_its_plan_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an option names is not assumed; `auto` leaves the checkpointing to the advice, as without a file."""
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(_PLAIN))
+
+    def page(*words: str) -> str:
+        assert run(["explain", str(path), *words, *_A100S]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assumed = (
+        "Assumed, not in the file: full fine-tuning, adamw as the optimizer, sequence 2048, standard loss, "
+        "checkpointing on (--method, --optimizer, --seq-len, --loss, --gradient-checkpointing)."
+    )
+    assert assumed in page() and assumed in page("gradients") and assumed in page("overlap_comm")
+    assert "loss, checkpointing on (" not in page("--gradient-checkpointing", "on")
+    chosen = page("--gradient-checkpointing", "auto")
+    assert ", no gradient checkpointing " in chosen and "checkpointing off, the fastest that fits; full" in chosen
+    crowded = page("--gradient-checkpointing", "auto", "--seq-len", "8192")
+    assert ", gradient checkpointing " in crowded and "sequence" not in crowded.partition("Assumed")[2][:200]

@@ -426,3 +426,37 @@ def test_a_word_of_the_trainer_behind_a_file(tmp_path: Path, capsys: pytest.Capt
     ):
         assert run(["explain", *words]) == 2
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "origin"),
+    [
+        ("reduce_bucket_size", None, (), "default"),
+        ("reduce_bucket_size", 10**8, (), "in the file"),
+        ("zero_optimization.stage", 2, (), "in the file"),
+        ("optimizer.type", None, (), "assumed"),
+        ("optimizer.type", None, ("--optimizer", "lion"), "--optimizer"),
+        ("bf16.enabled", True, (), "in the file"),
+        ("train_batch_size", "auto", (), "assumed for auto"),
+        ("train_batch_size", "auto", ("--global-batch", "64"), "for auto"),
+        ("gradient_accumulation_steps", "auto", (), "assumed for auto"),
+        ("gradient_accumulation_steps", "auto", ("--global-batch", "16"), "for auto"),
+        ("train_micro_batch_size_per_gpu", "auto", (), "assumed for auto"),
+        ("train_micro_batch_size_per_gpu", "auto", ("--micro-batch", "2"), "for auto"),
+        ("train_batch_size", None, (), "computed"),
+    ],
+)
+def test_the_value_of_a_files_plan_says_where_it_is_from(
+    key: str, value: object, options: tuple[str, ...], origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    config |= {"train_micro_batch_size_per_gpu": 2}
+    if value is not None and "_optimization" not in key and "enabled" not in key:
+        (config["zero_optimization"] if "bucket" in key else config)[key] = value
+    if config.get("train_batch_size") == "auto":
+        config["gradient_accumulation_steps"] = "auto"
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(config))
+    asked = ["explain", str(path), key, "--model", "Qwen2.5-1.5B", "--gpus", "2x80GB", "--offline", *options]
+    assert run(asked) == 0
+    assert re.search(rf"^> .*  {re.escape(origin)}$", capsys.readouterr().out, re.MULTILINE)
