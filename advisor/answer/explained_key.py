@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,11 +15,12 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS, key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
-from ...validate.lint.unknown_names import Meant, meant_by, names_of
+from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
 from ..question.file_question import FILLED
 from ..question.options import OPTIONS
 from ..question.workload import meant_option
+from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
@@ -86,6 +88,16 @@ def is_key(name: str) -> bool:
     return bool(_removed(name, facts)) or (bool(near) and ("_" in name or _letters(near) == _letters(name)))
 
 
+def names_key(word: str) -> bool:
+    """Whether a word is a key, or a path that means one, such as `zero.stage`."""
+    return is_key(word) or bool(({*"./="} & {*word} or word.endswith(":")) and keys_meant(word))
+
+
+def is_exact_key(name: str) -> bool:
+    """Whether the text is the path of a key, or the name of only one."""
+    return len(key_places(name, load_facts())) == 1
+
+
 def _letters(name: str) -> str:
     """Return a name without what is mistyped most: `overlapcomm` for `overlap_comm`, `overlap-comm`, `Overlap_Comm`."""
     return name.casefold().replace("_", "").replace("-", "")
@@ -110,16 +122,42 @@ def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
 
 
 def keys_meant(word: str) -> tuple[str, ...]:
-    """Return up to three keys that are meant by a word: those whose names begin with it (blocks, else single keys), or
-    the one that lint has for a name of other tools, such as `max_grad_norm`."""
+    """Return up to three keys that are meant by a word: the key of `overlap_comm=true` or `optimizer/params/lr`, the
+    new name of an old one, the path that a shorter one stands for, such as `zero.stage`, what lint has for an unknown
+    name of the root or of another tool, or those whose names begin with it (blocks, else single keys)."""
     facts = load_facts()
+    name = re.split("[=:]", word)[0].strip("\"' ").replace("/", ".")
+    if name != word and (places := key_places(name, facts)):
+        return places[:3]
+    if old := OLD_NAMES.get(name):
+        return (f"{name.rpartition('.')[0]}.{old}",)
+    if "." in name:
+        return _along(name, facts)[:3]
+    root = facts.block("")
+    if root is not None and "_" in word and (meant := meant_by((word,), names_of(root))).names:
+        return tuple(".".join(filter(None, (meant.block, each))) for each in meant.names[:3])
     blocks = [block.path.rpartition(".")[2] for block in facts.blocks]
     for names in (blocks, [name for block in facts.blocks for name in block.names()]):
         if found := dict.fromkeys(name for name in names if name.startswith(f"{word}_")):
             return tuple(found)[:3]
-    root = facts.block("")
-    meant = meant_by((word,), names_of(root)) if root is not None and "_" in word else Meant((), "")
-    return tuple(".".join(filter(None, (meant.block, name))) for name in meant.names[:3])
+    return ()
+
+
+def _along(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
+    """Return the paths that have the parts of a shorter path in their order, of which blocks may be shortened to their
+    first words: `optimizer.lr`, `zero.stage`."""
+    *blocks, last = name.split(".")
+    known = dict.fromkeys([block.qualified_path(key) for block in facts.blocks for key in block.names()])
+    known |= dict.fromkeys(CONFIG_KEYS)
+
+    def has_parts(path: str) -> bool:
+        *owners, key = path.split(".")
+        left = iter(owners)
+        return key == last and all(
+            any(owner == block or owner.startswith(f"{block}_") for owner in left) for block in blocks
+        )
+
+    return tuple(filter(has_parts, known))
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
@@ -146,7 +184,7 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
             f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration"
         )
     if not places:
-        near = _nearest(name, facts)
+        near = alternatives(keys_meant(name)) or _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
         raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name[:60]!r}", fix=fix)
     if len(places) > 1:
@@ -164,7 +202,9 @@ def explain_key(
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     kind = _type(path, facts)
     if field is not None and field.moves and field.successor:
-        acts: list[str] = [f"It is deprecated: write {field.successor} instead."]
+        successor = facts.find_field(f"{path.rpartition('.')[0]}.{field.successor}")
+        now = field.successor if successor is None else successor.usual_name
+        acts: list[str] = [f"It is deprecated: write {now} instead."]
     else:
         acts = list(_acts(path, context))
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
