@@ -63,6 +63,9 @@ class KeyExplanation:
     """The file that has the key or whose plan it is; "" for another plan, or without a question."""
     origin: str
     """Where the plan has the value from: `in the file`, `default`, `assumed for auto`; "" without a plan."""
+    gradient_type: str
+    """Type in which the plan reduces and accumulates gradients if the configuration names none; "" if it is another one
+    at some places, and without a plan."""
     assumed: str
     """What a file's plan assumes, because neither the file nor the question has it; "" if nothing."""
     is_recommended: bool
@@ -232,6 +235,7 @@ def explain_key(
         plan="" if context is None else context.title,
         file=file,
         origin="" if context is None else _origin(path, context, side),
+        gradient_type="" if context is None else _gradient_type(context),
         assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
         recommended=nested(path, as_written(path, _value_at(path, config), facts)),
@@ -239,6 +243,12 @@ def explain_key(
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _gradient_type(context: KeyContext) -> str:
+    """Return DeepSpeed 0.19.8's default type of gradients (runtime/engine.py `communication_data_type`,
+    `get_data_types`): that of the training, except with sequence parallelism."""
+    return context.workload.precision if context.plan.sequence_parallel_size == 1 else ""
 
 
 def _origin(path: str, context: KeyContext, side: Side | None) -> str:

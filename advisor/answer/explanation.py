@@ -20,6 +20,9 @@ from .recommendation import Recommendation
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
+_SIZE_WITH_NAME = re.compile(r"\b(\d+) [a-zA-Z][^+()]*(?= \+|\))(?<! )")
+"""A summand with what it is, such as `8192 attention output`."""
+
 _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one GPU")
 """Patterns that end the name of a quantity in the meaning of its symbol."""
 
@@ -45,8 +48,12 @@ def substituted_formula(
 ) -> str:
     """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown. write: returns the text of a
     symbol's number."""
-    formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
+
+    def without_name(found: re.Match[str]) -> str:
+        return found[0] if any(token in values for token in _TOKEN.findall(found[0])) else found[1]
+
+    formula = _SIZE_WITH_NAME.sub(without_name, term.formula.partition(": ")[0])
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
     if not names or any(name not in values and name not in (*_FUNCTIONS, _ROUNDED) for name in names):
         return ""
@@ -55,6 +62,13 @@ def substituted_formula(
         return head(term.symbols[_ROUNDED]) if symbol == _ROUNDED else write(symbol, values[symbol])
 
     return _written(formula, {**values, _ROUNDED: 0}, written)
+
+
+def used_inputs(term: MemoryTerm | TimeTerm) -> list[tuple[str, float]]:
+    """Return the inputs that the formula names; all of them if it is in words."""
+    names = {*_TOKEN.findall(term.formula)}
+    used = [(symbol, value) for symbol, value in term.inputs if symbol in names]
+    return used if substituted_formula(term) else [*term.inputs]
 
 
 def head(meaning: str) -> str:

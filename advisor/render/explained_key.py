@@ -113,6 +113,8 @@ def _same_figures(key: KeyExplanation) -> str:
 
 
 def _value(cost: KeyCost, key: KeyExplanation) -> str:
+    if cost.value == "":
+        return f"unset ({key.gradient_type})" if key.gradient_type else "unset"
     if type(cost.value) is int:
         return f"{cost.value:,}"
     return str(cost.value) if key.option else json_text(cost.value)

@@ -17,6 +17,7 @@ from ..answer.explanation import (
     Term,
     head,
     term_size,
+    used_inputs,
 )
 from ..document.blocks import (
     Block,
@@ -272,7 +273,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
     if len(part.terms) > 1 or any(map(hidden_s, part.terms)):
         yield Sentence(f"  {_sum(part)}")
-    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
+    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in used_inputs(term)}
     rows = []
     for meaning, symbol, value in inputs:
         origin = rates.get((symbol, value))

@@ -554,3 +554,18 @@ def test_a_family_and_a_word_of_sections_have_all_their_parts(capsys: pytest.Cap
     absent = page(*zero2, "--micro-batch", "1", "--offline", "activation", code=2)
     assert "a layer's backward pass, which has activations (" in absent
     assert page(*QUESTION, "optimizer_states").startswith("optimizer states: ")
+
+
+def test_every_number_of_a_formula_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """And no other numbers are listed."""
+    asked = ("explain", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline", "--strategy", "zero1")
+
+    def page(part: str) -> str:
+        assert run([*asked, "--gradient-checkpointing", "off", part]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "(16384 + 4 + 8192 + 8192 + 28672 + 28672 + 28672 + 28672)" in page("decoder feed-forward")
+    assert "moved 60 bytes of a step per updated parameter without the states: " in page("optimizer")
+    assert "bytes per weight" not in page("log-softmax")
+    assert "Pt'" not in page("optimizer states")
+    assert "= time in which operations of the optimizer step are launched, and that " in page("launches of the step")

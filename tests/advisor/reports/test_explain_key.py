@@ -502,3 +502,39 @@ def test_a_mistaken_file_is_told_before_the_machine(
     (tmp_path / "broken.json").write_text('{"zero_optimization": {"stage": 2}')
     assert run(["explain", *name.split()]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_type_that_is_not_written_is_no_empty_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`""` is none of the types of communication_data_type."""
+    path = tmp_path / "ds_config.json"
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+    path.write_text(json.dumps(config))
+    asked = ["explain", str(path), "communication_data_type", "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB"]
+    assert run([*asked, "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^> unset \(bf16\) .* default$", out, re.MULTILINE) and '""' not in out
+
+
+def test_a_renamed_key_has_the_name_that_files_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "stage3_gather_fp16_weights_on_model_save"]) == 0
+    assert "write stage3_gather_16bit_weights_on_model_save" in " ".join(capsys.readouterr().out.split())
+
+
+_AUTO_BATCH = {
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+
+
+def test_a_narrow_terminal_has_every_figure_behind_its_title(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(_AUTO_BATCH))
+    key = "train_micro_batch_size_per_gpu"
+    assert run(["explain", str(path), key, "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline"]) == 0
+    rows = re.findall(r"^(?:  | > )\d: .*(?:\n     .*)*", capsys.readouterr().out, re.MULTILINE)
+    assert len(rows) > 2 and all(re.search(r"RAM GiB [\d.]+, tokens/s [\d,]+\n", row) for row in rows)
