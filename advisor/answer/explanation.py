@@ -160,6 +160,8 @@ class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
     strategy: Strategy | PlainPyTorch
+    assumed: str
+    """What the plan of a file assumes, because neither the file nor the question has it; "" if nothing."""
     evidence: Evidence
     fit_probability: float
     verdict: Verdict
@@ -252,6 +254,7 @@ class Explanation:
             memory,
             candidate.fit,
             candidate.estimate,
+            assumed=self.assumed,
             fit_probability=candidate.fit.probability,
             step_seconds=candidate.time.step_s,
             tokens_per_second=candidate.tokens_per_s,

@@ -64,7 +64,12 @@ def _show_key(
 @click.command(cls=CommandWithItsWords)
 @MODEL_ARGUMENT
 @click.argument("part", metavar="[PART]", nargs=-1)
-@question_options(tuple(OPTIONS), searches=True, only_passed=True)
+@question_options(
+    tuple(OPTIONS),
+    searches=True,
+    only_passed=True,
+    gradient_checkpointing={"default": None, "default_text": "auto; on for a file that has its micro batch"},
+)
 @click.option(
     "--strategy",
     metavar="NAME",

@@ -525,6 +525,7 @@ def test_a_file_names_what_its_plan_assumes(tmp_path: Path, capsys: pytest.Captu
         "Assumed, not in the file: full fine-tuning, adamw as the optimizer, sequence 2048, standard loss, "
         "checkpointing on (--method, --optimizer, --seq-len, --loss, --gradient-checkpointing)."
     )
+    assert f"Assumed, not in the file: {json.loads(page('--json'))['assumed']}." == assumed
     assert assumed in page() and assumed in page("gradients") and assumed in page("overlap_comm")
     assert "loss, checkpointing on (" not in page("--gradient-checkpointing", "on")
     chosen = page("--gradient-checkpointing", "auto")
