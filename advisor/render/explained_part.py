@@ -124,13 +124,17 @@ def _plain(name: str) -> str:
     return " ".join(re.sub("[_-]", " ", name.casefold()).split())
 
 
+def _singular(word: str) -> str:
+    return re.sub("(?<!s)s$", "", word)
+
+
 def _part_titles(explanation: Explanation) -> list[str]:
     return [component_title(part.name) for section in explanation.sections for part in section.parts()]
 
 
 def _with(titles: Iterable[str], wanted: str) -> list[str]:
     """Return the titles in which a word begins like the wanted one, also a shortened plural: `grads`."""
-    return [each for each in titles if re.search(rf"\b{re.escape(wanted.rstrip('s'))}", _plain(each))]
+    return [each for each in titles if re.search(rf"\b{re.escape(_singular(wanted))}", _plain(each))]
 
 
 def _sections_named(explanation: Explanation, wanted: str) -> list[Section]:
@@ -159,8 +163,8 @@ def _family_title(terms: Sequence[Term]) -> str:
 
 def _of_family(terms: Iterable[Term], wanted: str) -> tuple[Term, ...]:
     """Return the terms of the GPU's memory whose family has this name, also in the singular."""
-    name = wanted.removesuffix(" memory").rstrip("s")
-    return tuple(term for term in terms if name != "other" and memory_family(term.name).rstrip("s") == name)
+    name = _singular(wanted.removesuffix(" memory"))
+    return tuple(term for term in terms if name != "other" and _singular(memory_family(term.name)) == name)
 
 
 def parts_meant(explanation: Explanation, name: str) -> list[str]:

@@ -242,6 +242,8 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["--strategy", "zero3-nvme"], "cannot run"),
         (["optimiser states"], "did you mean optimizer states?"),
         (["xyz"], "no part 'xyz'; ds-advise explain "),
+        (["losses"], "no part 'losses'; ds-advise explain "),
+        (["loss"], "did you mean loss over the vocabulary? ds-advise"),
         (["grads"], "did you mean gradients of activations, gradients or "),
         (["fragmentation"], "did you mean allocator overhead? ds-advise"),
         (["communication"], "did you mean weight gathering, gradient reduction or "),
