@@ -319,7 +319,9 @@ def comparison_context(
     known = {**options, "global_batch": None, "seq_len": question.workload.seq_len}
     known |= {} if accumulation is None else {"accumulation": accumulation}
     question = replace(question, cluster=training_cluster(options), free_rollouts=())
-    return ComparisonContext(question=question, options=known)
+    passed = {**options, "accumulation": accumulation}
+    given = frozenset(name for name, value in passed.items() if value not in (None, "auto"))
+    return ComparisonContext(question=question, options=known, given=given)
 
 
 def files_context(

@@ -37,7 +37,8 @@ COMMON_SYMBOLS: Mapping[str, str] = {
 MEMORY_SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "Pt'": "trainable parameters, padded to a multiple of 2 N (stages 1 and 2)",
-    "part": "one rank's part of the flat trainable parameters, Pt' / N without experts that are spread over ranks",
+    "part": "one rank's part of the flat trainable parameters: their number, padded to a multiple of twice the GPUs, "
+    "divided by the GPUs; experts that are spread over ranks count by their own ranks",
     "shards": "one rank's shards of the trainable tensors, each rounded up (stage 3)",
     "m": "bytes per master weight",
     "o": "bytes of optimizer states per master weight",

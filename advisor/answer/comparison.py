@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from ...ds_configs.read import UnmodeledFeature
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.plan import PLANS, PlainPyTorch, Strategy
+from ...estimators.plan import PLANS, PlainPyTorch, Plan, Strategy
 from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
 from ...probes.run import Run
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ...validate.lint.key_effects import unpredicted
 from ..question.file_question import FileQuestion, read_file_question, split_batch
+from ..question.options import OPTIONS
 from ..question.question import Question
 from ..question.run import build_run
 from ..question.workload import assumes_half_precision, configured_workload
@@ -27,6 +29,7 @@ from ..search.candidate import LEAST, Candidate, candidate_duration, predict
 from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
+from ..text.labels import checkpointing_label, method_title
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 from .dry_run_answer import DryRunAnswer
@@ -42,6 +45,8 @@ class ComparisonContext:
     options: Mapping[str, Any]
     """The question's options, and `accumulation`, for a file without a record. The micro batch fills `auto`; without
     one, the advice's does (for a strategy, the fastest)."""
+    given: frozenset[str] = frozenset()
+    """Names of the options that somebody gave."""
     dry_run: Callable[[Callable[[], Run]], DryRunAnswer | None] = lambda _run: None
     """Dry runs a file with keys that are not predicted; None if it cannot be run here."""
 
@@ -56,12 +61,21 @@ class Side:
     candidate: Candidate | None = None
     filled: str = ""
     """The advice's values for `auto` (`FilledBatch.words`), and an assumed precision."""
+    assumed: str = ""
+    """What the figures assume of the training, because neither the file nor the question has it: with its options."""
+    given: frozenset[str] = frozenset()
+    """Names of the options that the user gave or the file records."""
     unpredicted: tuple[UnmodeledFeature, ...] = ()
     """Features and keys whose effect the figures do not have."""
     dry_run: DryRunAnswer | None = None
     """The dry run of a side with such features."""
     refused: str = ""
     """Why DeepSpeed or the Trainer refuses a file of which only the keys are compared; "" if they do not."""
+
+    @property
+    def all_assumed(self) -> str:
+        """The values for `auto`, and what else the figures assume; "" if nothing."""
+        return "; ".join(filter(None, (self.filled, self.assumed)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +215,9 @@ def build_side(
     if refusal is not None:
         raise ConfigFileError(f"{name}, {problem}", why=refusal.why, fix=refusal.fix)
     model, cluster = context.question.model, context.question.cluster
-    options, batch = split_batch(side.options if side.recorded is not None else context.options)
+    is_recorded = side.recorded is not None
+    options, batch = split_batch(side.options if is_recorded else context.options)
+    given = frozenset(side.options) if is_recorded else context.given
     wanted = options.get("global_batch")
     options["global_batch"] = wanted = wanted if type(wanted) is int else None  # else the file's or the default
     workload = configured_workload(config, options, model, cluster.gpu)
@@ -247,9 +263,26 @@ def build_side(
         settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=candidate,
         filled="; ".join(filter(None, (filled.words, assumed))),
+        assumed="" if is_recorded else _assumed(workload, candidate.plan, given, is_chosen=bool(filled.words)),
+        given=given,
         unpredicted=features,
         dry_run=ran,
     )
+
+
+def _assumed(workload: Workload, plan: Plan, given: Collection[str], *, is_chosen: bool) -> str:
+    """Return what no DeepSpeed configuration has and nobody named. is_chosen: whether the advice chose the
+    checkpointing."""
+    words = {
+        "method": method_title(workload),
+        "optimizer": "" if workload.optimizer_block else f"{workload.optimizer} as the optimizer",
+        "seq_len": f"sequence {workload.seq_len}",
+        "loss": f"{workload.loss} loss",
+        "gradient_checkpointing": "" if is_chosen else f"checkpointing {checkpointing_label(plan)}",
+    }
+    unnamed = {name: text for name, text in words.items() if text and name not in given}
+    flags = ", ".join(OPTIONS[name].flag for name in unnamed)
+    return f"{', '.join(unnamed.values())} ({flags})" if unnamed else ""
 
 
 def _strategy_side(strategy: Strategy | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:

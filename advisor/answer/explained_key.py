@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,9 +15,12 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS, key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_types import CODE_TYPES
-from ...validate.lint.unknown_names import Meant, meant_by, names_of
+from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
+from ..question.file_question import FILLED
+from ..question.options import OPTIONS
 from ..question.workload import meant_option
+from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
@@ -57,6 +61,13 @@ class KeyExplanation:
     """The plan for which the costs are predicted; "" without a question."""
     file: str
     """The file that has the key or whose plan it is; "" for another plan, or without a question."""
+    origin: str
+    """Where the plan has the value from: `in the file`, `default`, `assumed for auto`; "" without a plan."""
+    gradient_type: str
+    """Type in which the plan reduces and accumulates gradients if the configuration names none; "" if it is another one
+    at some places, and without a plan."""
+    assumed: str
+    """What a file's plan assumes, because neither the file nor the question has it; "" if nothing."""
     is_recommended: bool
     """Whether the plan is the recommended one."""
     recommended: Mapping[str, Any]
@@ -78,6 +89,16 @@ def is_key(name: str) -> bool:
         return True
     near = _nearest(name, facts, cutoff=0.85)
     return bool(_removed(name, facts)) or (bool(near) and ("_" in name or _letters(near) == _letters(name)))
+
+
+def names_key(word: str) -> bool:
+    """Whether a word is a key, or a path that means one, such as `zero.stage`."""
+    return is_key(word) or bool(({*"./="} & {*word} or word.endswith(":")) and keys_meant(word))
+
+
+def is_exact_key(name: str) -> bool:
+    """Whether the text is the path of a key, or the name of only one."""
+    return len(key_places(name, load_facts())) == 1
 
 
 def _letters(name: str) -> str:
@@ -104,16 +125,42 @@ def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
 
 
 def keys_meant(word: str) -> tuple[str, ...]:
-    """Return up to three keys that are meant by a word: those whose names begin with it (blocks, else single keys), or
-    the one that lint has for a name of other tools, such as `max_grad_norm`."""
+    """Return up to three keys that are meant by a word: the key of `overlap_comm=true` or `optimizer/params/lr`, the
+    new name of an old one, the path that a shorter one stands for, such as `zero.stage`, what lint has for an unknown
+    name of the root or of another tool, or those whose names begin with it (blocks, else single keys)."""
     facts = load_facts()
+    name = re.split("[=:]", word)[0].strip("\"' ").replace("/", ".")
+    if name != word and (places := key_places(name, facts)):
+        return places[:3]
+    if old := OLD_NAMES.get(name):
+        return (f"{name.rpartition('.')[0]}.{old}",)
+    if "." in name:
+        return _along(name, facts)[:3]
+    root = facts.block("")
+    if root is not None and "_" in word and (meant := meant_by((word,), names_of(root))).names:
+        return tuple(".".join(filter(None, (meant.block, each))) for each in meant.names[:3])
     blocks = [block.path.rpartition(".")[2] for block in facts.blocks]
     for names in (blocks, [name for block in facts.blocks for name in block.names()]):
         if found := dict.fromkeys(name for name in names if name.startswith(f"{word}_")):
             return tuple(found)[:3]
-    root = facts.block("")
-    meant = meant_by((word,), names_of(root)) if root is not None and "_" in word else Meant((), "")
-    return tuple(".".join(filter(None, (meant.block, name))) for name in meant.names[:3])
+    return ()
+
+
+def _along(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
+    """Return the paths that have the parts of a shorter path in their order, of which blocks may be shortened to their
+    first words: `optimizer.lr`, `zero.stage`."""
+    *blocks, last = name.split(".")
+    known = dict.fromkeys([block.qualified_path(key) for block in facts.blocks for key in block.names()])
+    known |= dict.fromkeys(CONFIG_KEYS)
+
+    def has_parts(path: str) -> bool:
+        *owners, key = path.split(".")
+        left = iter(owners)
+        return key == last and all(
+            any(owner == block or owner.startswith(f"{block}_") for owner in left) for block in blocks
+        )
+
+    return tuple(filter(has_parts, known))
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
@@ -140,7 +187,7 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
             f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration"
         )
     if not places:
-        near = _nearest(name, facts)
+        near = alternatives(keys_meant(name)) or _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
         raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name[:60]!r}", fix=fix)
     if len(places) > 1:
@@ -158,7 +205,9 @@ def explain_key(
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
     kind = _type(path, facts)
     if field is not None and field.moves and field.successor:
-        acts: list[str] = [f"It is deprecated: write {field.successor} instead."]
+        successor = facts.find_field(f"{path.rpartition('.')[0]}.{field.successor}")
+        now = field.successor if successor is None else successor.usual_name
+        acts: list[str] = [f"It is deprecated: write {now} instead."]
     else:
         acts = list(_acts(path, context))
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
@@ -185,12 +234,55 @@ def explain_key(
         example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
         plan="" if context is None else context.title,
         file=file,
+        origin="" if context is None else _origin(path, context, side),
+        gradient_type="" if context is None else _gradient_type(context),
+        assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
         recommended=nested(path, as_written(path, _value_at(path, config), facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _gradient_type(context: KeyContext) -> str:
+    """Return DeepSpeed 0.19.8's default type of gradients (runtime/engine.py `communication_data_type`,
+    `get_data_types`): that of the training, except with sequence parallelism."""
+    return context.workload.precision if context.plan.sequence_parallel_size == 1 else ""
+
+
+def _origin(path: str, context: KeyContext, side: Side | None) -> str:
+    """Return where a plan has the value of a key, or of the option that the key follows, from."""
+    if side is None:
+        return "recommended" if context.is_recommended else "this plan"
+    option, settings = follows_option(path), side.settings
+    origin = settings.get(path).origin
+    if option and origin in ("default", "unset"):  # another key may have what the option names, as fp16.enabled
+        same = [each.path for each in CONFIG_KEYS.values() if each.option == option]
+        if any(settings.get(each).origin == "file" for each in same):
+            return "in the file"
+        return OPTIONS[option].flag if option in side.given else "assumed"
+    is_named = not option or option in side.given
+    if path in (*FILLED.values(), _TOTAL):
+        is_named = _names_batch(path, side)
+    return {
+        "file": "in the file",
+        "auto": "for auto" if is_named else "assumed for auto",
+        "derived": "computed" if is_named else "assumed",
+    }.get(origin, "default")
+
+
+_TOTAL = "train_batch_size"
+
+
+def _names_batch(path: str, side: Side) -> bool:
+    """Return whether the file or the options decide a size of the batch."""
+    settings, given = side.settings, side.given
+    known = {key for option, key in FILLED.items() if option in given or settings.get(key).origin != "auto"}
+    if path == FILLED["micro_batch"]:
+        return path in known
+    has_total = "global_batch" in given or settings.get(_TOTAL).origin == "file"
+    return has_total or (path in known if path != _TOTAL else known == {*FILLED.values()})
 
 
 def _type(path: str, facts: DeepSpeedFacts) -> FieldType | None:

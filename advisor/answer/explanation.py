@@ -20,6 +20,9 @@ from .recommendation import Recommendation
 
 _TOKEN = re.compile(r"[A-Za-z_][\w-]*'*|\d[\w.]*(?:e[+-]?\d+)?|\S")
 
+_SIZE_WITH_NAME = re.compile(r"\b(\d+) [a-zA-Z][^+()]*(?= \+|\))(?<! )")
+"""A summand with what it is, such as `8192 attention output`."""
+
 _HEAD = re.compile(r" \(|[,;:] | as stage | in the training | at this | on one GPU")
 """Patterns that end the name of a quantity in the meaning of its symbol."""
 
@@ -45,8 +48,12 @@ def substituted_formula(
 ) -> str:
     """Return `2 x 5 x 152,064`; "" if the formula is in words or a number is unknown. write: returns the text of a
     symbol's number."""
-    formula = term.formula.partition(": ")[0]
     values = dict(term.inputs)
+
+    def without_name(found: re.Match[str]) -> str:
+        return found[0] if any(token in values for token in _TOKEN.findall(found[0])) else found[1]
+
+    formula = _SIZE_WITH_NAME.sub(without_name, term.formula.partition(": ")[0])
     names = [token for token in _TOKEN.findall(formula) if token[0].isalpha()]
     if not names or any(name not in values and name not in (*_FUNCTIONS, _ROUNDED) for name in names):
         return ""
@@ -55,6 +62,13 @@ def substituted_formula(
         return head(term.symbols[_ROUNDED]) if symbol == _ROUNDED else write(symbol, values[symbol])
 
     return _written(formula, {**values, _ROUNDED: 0}, written)
+
+
+def used_inputs(term: MemoryTerm | TimeTerm) -> list[tuple[str, float]]:
+    """Return the inputs that the formula names; all of them if it is in words."""
+    names = {*_TOKEN.findall(term.formula)}
+    used = [(symbol, value) for symbol, value in term.inputs if symbol in names]
+    return used if substituted_formula(term) else [*term.inputs]
 
 
 def head(meaning: str) -> str:
@@ -146,6 +160,8 @@ class ExplanationFigures(PlanSettings):
     """A plan with all terms of its memory and time."""
 
     strategy: Strategy | PlainPyTorch
+    assumed: str
+    """What the plan of a file assumes, because neither the file nor the question has it; "" if nothing."""
     evidence: Evidence
     fit_probability: float
     verdict: Verdict
@@ -215,6 +231,8 @@ class Explanation:
     """The matrix products of a micro batch by size."""
     role: Literal["recommended", "closest", "asked"] = "asked"
     """Why it is this plan: "closest" if no plan fits and it has the smallest shortage."""
+    assumed: str = ""
+    """What the plan of a file assumes, because neither the file nor the question has it."""
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -236,6 +254,7 @@ class Explanation:
             memory,
             candidate.fit,
             candidate.estimate,
+            assumed=self.assumed,
             fit_probability=candidate.fit.probability,
             step_seconds=candidate.time.step_s,
             tokens_per_second=candidate.tokens_per_s,

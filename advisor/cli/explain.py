@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ...estimators.errors import UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
@@ -35,25 +36,40 @@ class _Subject:
     """The file."""
 
 
-def _show_key(name: str, output: Output, find: Callable[[], _Subject] | None = None) -> int:
-    """Explain a key of a DeepSpeed configuration. find: returns the subject for which the key has figures."""
+_IN_KEYS = "_./=:"
+"""Characters of a key, or of what is typed in place of one."""
+
+
+def _show_key(
+    name: str, output: Output, find: Callable[[], _Subject] | None = None, *, with_parts: bool = False
+) -> int:
+    """Explain a key of a DeepSpeed configuration. find: returns the subject for which the key has figures. with_parts:
+    whether the parts of the subject's plan with this name follow."""
     from ...validate.lint import load_facts
     from ..answer.explained_key import explain_key, find_key
     from ..document.terminal import print_blocks
     from ..render.explained_key import key_blocks
+    from ..render.explained_part import parts_of_key
 
     facts = load_facts()
     find_key(name, facts)  # what is wrong with it is told before the machine is looked for
     found = _Subject() if find is None else find()
     key = explain_key(name, facts=facts, context=found.context, side=found.side)
-    output.show(lambda: key, lambda console: print_blocks(key_blocks(key), console))
+    plan = found.explanation if with_parts else None
+    parts = [] if plan is None else parts_of_key(plan, name)
+    output.show(lambda: key, lambda console: print_blocks([*key_blocks(key), *parts], console))
     return 0
 
 
 @click.command(cls=CommandWithItsWords)
 @MODEL_ARGUMENT
 @click.argument("part", metavar="[PART]", nargs=-1)
-@question_options(tuple(OPTIONS), searches=True, only_passed=True)
+@question_options(
+    tuple(OPTIONS),
+    searches=True,
+    only_passed=True,
+    gradient_checkpointing={"default": None, "default_text": "auto; on for a file that has its micro batch"},
+)
 @click.option(
     "--strategy",
     metavar="NAME",
@@ -95,17 +111,18 @@ def explain(
 
     Exit code: 0, or 2 if the question cannot be answered.
     """
-    from ..answer.explained_key import is_key
+    from ..answer.explained_key import is_exact_key, is_key, names_key
     from ..document.terminal import print_blocks
     from ..question.gpu_text import meant_gpus, near_gpus
     from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
-    from ..text.labels import component_title
-    from .mistaken_keys import refuse_file_behind, refuse_other_name
+    from ..text.labels import component_title, is_component
+    from .mistaken_keys import refuse_broken_file, refuse_file_behind, refuse_other_name
 
     title = " ".join(part)
     is_file = _is_file(model, has_model=costs_of is not None)
     is_subject = is_file or (costs_of is None and not is_key(model))
+    refuse_broken_file(model)
     refuse_file_behind(model, part)
     if meant_gpus(title) or near_gpus(title) or (part and not is_subject):
         raise click.UsageError(f"unexpected extra argument ({title[:60]})")
@@ -118,9 +135,12 @@ def explain(
     def find() -> _Subject:
         return _Subject() if subject is None else _subject(subject, asked, strategy, settings, output)
 
-    key = model if not is_subject else part[0] if len(part) == 1 and is_key(part[0]) else ""
-    if not is_subject or {*"_."} & {*key}:  # titles of parts have neither
+    word = part[0] if len(part) == 1 else ""
+    key = model if not is_subject else word if word and names_key(word) else ""
+    if not is_subject or ({*_IN_KEYS} & {*key} and not is_component(key)):  # most titles of parts have none of them
         return _show_key(key, output, find)
+    if is_file and key and is_exact_key(key):  # a file has its keys first
+        return _show_key(key, output, find, with_parts=True)
     found = find().explanation
     if part and (found is None or not has_part(found, title)):
         near = [] if found is None else parts_meant(found, title)
@@ -151,14 +171,18 @@ def _refuse_unknown(name: str) -> None:
     from ..answer.explained_key import keys_meant
     from ..render.explained_part import is_section
     from .mistaken_files import refuse_unknown
-    from .mistaken_keys import refuse_other_name
+    from .mistaken_keys import refuse_missing_file, refuse_other_name
     from .model_argument import is_model
 
+    refuse_missing_file(name)
     if not (is_model(name) or Path(name).exists() or is_section(name)):
         refuse_other_name(name)
     near = alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
-    refuse_unknown(name, what, f"did you mean {near}?" if near else "")
+    fix = f"did you mean {near}?" if near else ""
+    if near and "/" in name and not Path(name).exists():  # else it would be looked for on the hub
+        raise UnknownModelError(what, fix=fix)
+    refuse_unknown(name, what, fix)
 
 
 def _subject(
@@ -214,7 +238,7 @@ def _of_side(side: Side, asked: Question) -> Explanation:
 
     assert side.candidate is not None, "the context is known"
     workload = side.settings.workload or asked.workload
-    return explain_plan(side.candidate, replace(asked, workload=workload))
+    return replace(explain_plan(side.candidate, replace(asked, workload=workload)), assumed=side.all_assumed)
 
 
 def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question | None]:

@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, WorkloadError
+from ...validate.lint.config_file import read_config_file
 from ..question.options import OPTIONS, Option
 from ..question.other_names import other_name
+from .mistaken_files import is_there
 from .typed_line import GPUS, line, typed_words, value_of
 
 _SAME_NAME = 0.85
 """Least similarity of a misspelled argument (difflib): one letter may differ."""
+
+
+_SAME_SUFFIX = 0.8
+"""Least similarity of a misspelled suffix: `.jsn`, `.jason`."""
 
 
 def refuse_other_name(word: str) -> None:
@@ -66,6 +74,22 @@ def refuse_file_behind(model: str, words: Sequence[str]) -> None:
     named = ["--model", model] if is_model(model) else [model]
     fix = f"write {line(['explain', file, *named, *rest])}"
     raise WorkloadError(f"{file[:80]} is a configuration file, and comes first", fix=fix)
+
+
+def refuse_missing_file(name: str) -> None:
+    """Raise ConfigFileError for the name of a file that does not exist, with a suffix like that of JSON: `.jsn`."""
+    path = Path(name)
+    if get_close_matches(path.suffix.casefold(), [".json"], cutoff=_SAME_SUFFIX) and not is_there(path):
+        near = nearest_file(path)
+        fix = f"write {near}" if near else "name a configuration file, or a model such as Qwen2.5-14B"
+        raise ConfigFileError(f"{name[:80]}: no such file", fix=fix)
+
+
+def refuse_broken_file(name: str) -> None:
+    """Raise ConfigFileError for a file of JSON that cannot be read, other than a model's config.json."""
+    path = Path(name)
+    if path.suffix.casefold() == ".json" and path.name != "config.json" and is_there(path) and path.is_file():
+        read_config_file(path)
 
 
 def refuse_file_of_tool(path: Path) -> None:

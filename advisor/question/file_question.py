@@ -41,7 +41,7 @@ BATCH_OPTIONS = ("micro_batch", "accumulation", "gradient_checkpointing")
 """What the training script decides, and a DeepSpeed configuration does not or by `auto`: the arguments of
 `search.open_batch.filled_batch`."""
 
-_FILLED = {"micro_batch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps"}
+FILLED = {"micro_batch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps"}
 """Options that fill the `auto` of a key."""
 
 
@@ -236,7 +236,7 @@ def file_question(document: Document, given: Mapping[str, Any], *, name: str) ->
         recorded = {each: what for each, what in recorded.items() if each not in detected}
     replaced = {*(_MACHINE if is_elsewhere else ()), *(_JOB if any(each in given for each in _AMOUNTS) else ())}
     known = {each: what for each, what in recorded.items() if each not in replaced}
-    resized = _FILLED if "global_batch" in given else ()
+    resized = FILLED if "global_batch" in given else ()
     return FileQuestion(
         name=name,
         document=document,
@@ -303,7 +303,7 @@ def _of_plan(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         "accumulation": plan.gradient_accumulation_steps,
         "gradient_checkpointing": checkpointing,
     }
-    return {name: value for name, value in found.items() if config.get(_FILLED.get(name, ""), "auto") == "auto"}
+    return {name: value for name, value in found.items() if config.get(FILLED.get(name, ""), "auto") == "auto"}
 
 
 def _parsed(block: Any) -> tuple[dict[str, Any], str | None, Plan]:

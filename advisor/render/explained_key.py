@@ -13,6 +13,7 @@ from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Snippet, 
 from ..search.choice import SAME_SPEED
 from ..text.labels import phase_title
 from ..text.units import capitalised, ended, gib, percent, rate, times
+from .explanation import assumed_line
 
 _MOST_RULES = 3
 
@@ -59,6 +60,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
+        if key.assumed:
+            yield Sentence(assumed_line(key.assumed), "dim")
             if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
                 yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
     else:
@@ -110,6 +113,8 @@ def _same_figures(key: KeyExplanation) -> str:
 
 
 def _value(cost: KeyCost, key: KeyExplanation) -> str:
+    if cost.value == "":
+        return f"unset ({key.gradient_type})" if key.gradient_type else "unset"
     if type(cost.value) is int:
         return f"{cost.value:,}"
     return str(cost.value) if key.option else json_text(cost.value)
@@ -124,7 +129,7 @@ def _costs(key: KeyExplanation) -> Table:
         value = _value(cost, key)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
         ratio = (
-            _whose(key)
+            key.origin
             if cost.is_the_plans
             else times(cost.tokens_per_s / own)
             if own and {*ratios} != {times(1.0)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from ...estimators.errors import WorkloadError
@@ -14,8 +14,10 @@ from ..answer.explanation import (
     Explanation,
     Part,
     Section,
+    Term,
     head,
     term_size,
+    used_inputs,
 )
 from ..document.blocks import (
     Block,
@@ -30,6 +32,7 @@ from ..document.blocks import (
 )
 from ..question.question import Question
 from ..text.labels import (
+    MEMORY_FAMILIES,
     component_title,
     memory_family,
     phase_title,
@@ -49,6 +52,7 @@ from .explained_fit import fit_blocks
 from .explanation import (
     SECTIONS,
     SMALL,
+    assumed_line,
     by_symbol,
     figure,
     formulas_of,
@@ -76,7 +80,7 @@ _OTHER_NAMES = {
     "loading": ("load", "host ram while loading"),
     "nvme": ("disk", "ssd"),
 }
-"""Other words for the first word of a section's title."""
+"""Other words for the first word of a section's title; a word of two sections stands for both."""
 
 
 _KV_CACHE = ("kv cache", "kv", "key value cache")
@@ -109,7 +113,7 @@ def is_section(name: str) -> bool:
 
 
 def has_part(explanation: Explanation, name: str) -> bool:
-    """Return whether this is the name of a part, or of a section."""
+    """Return whether this is the name of a part, of a section, or of a family of parts."""
     try:
         return bool([*part_blocks(explanation, name, listing="")])
     except WorkloadError:
@@ -120,35 +124,64 @@ def _plain(name: str) -> str:
     return " ".join(re.sub("[_-]", " ", name.casefold()).split())
 
 
+def _singular(word: str) -> str:
+    return re.sub("(?<!s)s$", "", word)
+
+
 def _part_titles(explanation: Explanation) -> list[str]:
     return [component_title(part.name) for section in explanation.sections for part in section.parts()]
 
 
 def _with(titles: Iterable[str], wanted: str) -> list[str]:
-    """Return the titles in which a word begins like the wanted one."""
-    return [each for each in titles if re.search(rf"\b{re.escape(wanted)}", _plain(each))]
+    """Return the titles in which a word begins like the wanted one, also a shortened plural: `grads`."""
+    return [each for each in titles if re.search(rf"\b{re.escape(_singular(wanted))}", _plain(each))]
+
+
+def _sections_named(explanation: Explanation, wanted: str) -> list[Section]:
+    """Return the sections of this title, first word of it, or other word: `memory` is GPU memory and host RAM."""
+    found = []
+    for section in explanation.sections:
+        title = SECTIONS[section.name].casefold()
+        first = title.split()[0]
+        if wanted in (title, first, *_OTHER_NAMES.get(first, ())):
+            found.append(section)
+    return found
+
+
+def _family_named(explanation: Explanation, wanted: str) -> Section | None:
+    """Return the parts of the GPU's memory that belong to a family: `activations`, `activation memory`; None without
+    any."""
+    for section in explanation.sections:
+        if section.name == "gpu_memory" and (terms := _of_family(section.terms, wanted)):
+            return Section(name=section.name, terms=terms, total=sum(map(term_size, terms)))
+    return None
+
+
+def _family_title(terms: Sequence[Term]) -> str:
+    return MEMORY_FAMILIES[memory_family(terms[0].name)]
+
+
+def _of_family(terms: Iterable[Term], wanted: str) -> tuple[Term, ...]:
+    """Return the terms of the GPU's memory whose family has this name, also in the singular."""
+    name = _singular(wanted.removesuffix(" memory"))
+    return tuple(term for term in terms if name != "other" and _singular(memory_family(term.name)) == name)
 
 
 def parts_meant(explanation: Explanation, name: str) -> list[str]:
-    """Return the sections or parts that are meant by a name that none of them has: by another word for them, those of
-    a family of this name such as activations, those that contain the word, or the most similar ones."""
+    """Return the parts that are meant by a name that none of them has: by another word for them, those that contain
+    the word, or the most similar ones."""
     wanted, known = _plain(name), _part_titles(explanation)
-    memory = next((section.parts() for section in explanation.sections if section.name == "gpu_memory"), [])
     near = (
-        [title for title, words in _OTHER_NAMES.items() if wanted in words]
-        or [each for each in _OTHER_PARTS.get(wanted, ()) if each in known]
-        or [
-            *(component_title(part.name) for part in memory if memory_family(part.name) == wanted),
-            *_with(known, wanted),
-        ]
+        [each for each in _OTHER_PARTS.get(wanted, ()) if each in known]
+        or _with(known, wanted)
         or get_close_matches(wanted, known, n=_NEAREST, cutoff=_CLOSE)
     )
     return [*dict.fromkeys(near)][:_NEAREST]
 
 
 def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterator[Block]:
-    """Yield formula, numbers and source of the parts with this name, or of all parts of a section. Raises WorkloadError
-    for an unknown name. listing: the command that lists all parts."""
+    """Yield formula, numbers and source of the parts with this name, or of all parts of a section or a family. Raises
+    WorkloadError for an unknown name. listing: the command that lists all parts."""
     wanted, found = _plain(name), False
     if wanted in FIT_NAMES or wanted in _MOMENTS:
         if wanted in _MOMENTS:
@@ -158,23 +191,37 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
             yield from fit_blocks(explanation)
         yield from (Gap(), *_subject(explanation))
         return
-    for section in explanation.sections:
-        title = SECTIONS[section.name].casefold()
-        if wanted in (title, title.split()[0]):
+    if sections := _sections_named(explanation, wanted):
+        for section in sections:
             yield Sentence(section_title(explanation, section), "bold")
-            yield terms_table(section, explanation.rates)
-            yield from (Gap(), *_subject(explanation))
-            return
+            yield from (terms_table(section, explanation.rates), Gap())
+        yield from _subject(explanation)
+        return
+    for section in explanation.sections:
         for part in section.parts():
             if wanted == _plain(component_title(part.name)):
                 yield from [Gap()] * found
                 yield from _part(explanation, section, part)
                 found = True
+    if not found and (group := _family_named(explanation, wanted)) is not None:
+        size, found = figure(group.total, False).text, True
+        parts = counted_noun(len(group.parts()), "part")
+        yield Sentence(f"{_family_title(group.terms)}: {size} in {parts} of the GPU memory at the peak", "bold")
+        yield from (terms_table(group, explanation.rates), Gap())
     if not found:
         raise _unknown_part(explanation, name, listing)
     if others := dict.fromkeys(each for each in _with(_part_titles(explanation), wanted) if _plain(each) != wanted):
         yield Sentence(f"Other parts of this name: {', '.join(others)}.", "dim")
     yield from _subject(explanation)
+
+
+def parts_of_key(explanation: Explanation, name: str) -> Iterator[Block]:
+    """Yield what the plan has of the name of a key: the parts of the same name, or the names of those that are near."""
+    yield Gap()
+    if has_part(explanation, name):
+        yield from part_blocks(explanation, name, listing="")
+    elif near := parts_meant(explanation, name):
+        yield Sentence(f"Parts of the plan with a name like this: {', '.join(near)}.", "dim")
 
 
 def _unknown_part(explanation: Explanation, name: str, listing: str) -> WorkloadError:
@@ -200,18 +247,22 @@ def _without_logits(explanation: Explanation, wanted: str) -> str:
 
 
 def _at_another_moment(explanation: Explanation, wanted: str) -> str:
-    """Return when a part is there that is not at the peak, such as logits; "" for any other name."""
+    """Return when a part or a family is there that is not at the peak, such as logits; "" for any other name."""
     memory = explanation.candidate.memory
-    found = [
-        (term.size_bytes, component_title(term.name), phase.name)
-        for phase in memory.phases
-        for term in phase.terms
-        if wanted in component_title(term.name).casefold() and phase is not memory.peak
-    ]
+    others = [phase for phase in memory.phases if phase is not memory.peak]
+    groups = [(phase, terms) for phase in others if (terms := _of_family(phase.terms, wanted))]
+    found = [(sum(map(term_size, terms)), _family_title(terms), phase.name) for phase, terms in groups]
+    if not groups:
+        found = [
+            (term.size_bytes, component_title(term.name), phase.name)
+            for phase in others
+            for term in phase.terms
+            if wanted in component_title(term.name).casefold()
+        ]
     if not found:
         return ""
     size, title, moment = max(found)
-    return f"the peak is not {phase_title(moment)}, which has {title} ({gib(size)} GiB)"
+    return f"the peak is not {phase_title(moment)}, which has {title} ({gib(int(size))} GiB)"
 
 
 def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Block]:
@@ -226,7 +277,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
     if len(part.terms) > 1 or any(map(hidden_s, part.terms)):
         yield Sentence(f"  {_sum(part)}")
-    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in term.inputs}
+    inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in used_inputs(term)}
     rows = []
     for meaning, symbol, value in inputs:
         origin = rates.get((symbol, value))
@@ -296,6 +347,8 @@ def _subject(explanation: Explanation) -> Iterator[Block]:
     question = explanation.question
     model = "" if question is None else f"{question.model.name}, "
     yield Sentence(f"Plan: {model}{plan_line(explanation)}.", "dim")
+    if explanation.assumed:
+        yield Sentence(assumed_line(explanation.assumed), "dim")
     yield from lacks_of(explanation)
 
 

@@ -81,6 +81,8 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         training = question.workload
         length = f"sequence {training.seq_len}, {training.loss} loss"
         yield Sentence(f"{capitalised(method_title(training))} in {training.precision}, {length}.")
+        if explanation.assumed:
+            yield Sentence(assumed_line(explanation.assumed))
         if note := positions_note(question):
             yield Sentence(ended(capitalised(note)))
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
@@ -105,6 +107,11 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         yield Gap()
         yield Sentence("Formula, numbers and source of a part (--details has those of all parts):")
         yield Commands([example])
+
+
+def assumed_line(assumed: str) -> str:
+    """Return what the plan of a file assumes as a sentence."""
+    return f"Assumed, not in the file: {assumed}."
 
 
 def plan_line(explanation: Explanation) -> str:

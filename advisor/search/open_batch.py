@@ -10,12 +10,13 @@ from ...ds_configs.read import plan_from_ds_config
 from ...estimators.hardware import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
+from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint.linted_config import FilledBatch
 from ..question.options import CheckpointingChoice, plan_options
 from ..question.question import Question
 from ..text.labels import checkpointing_label
-from .candidate import LEAST
+from .candidate import LEAST, predict
 from .choice import best_of_strategy
 from .search import strategy_candidates
 from .search_space import SHAPE_FIELDS
@@ -29,13 +30,14 @@ def filled_batch(
     *,
     micro_batch: int | None = None,
     accumulation: int | None = None,
-    gradient_checkpointing: CheckpointingChoice = "auto",
+    gradient_checkpointing: CheckpointingChoice | None = None,
 ) -> FilledBatch:
     """Return the batch of a configuration: the file's value, else the given one, else the advice's for this model and
     these GPUs. The advice's micro batch is the fastest that fits with all other settings of the file, or 1 if no plan
     can be predicted; its accumulation makes the global batch of the file, else the workload's, else the default one.
 
-    gradient_checkpointing: "auto" leaves it to the advice if the micro batch is the advice's, and is on otherwise.
+    gradient_checkpointing: "auto" leaves it to the advice. None, for a script of which nothing is known, too if the
+    micro batch is the advice's; otherwise it is on.
     Raises ConfigFileError for a configuration that DeepSpeed refuses, and WorkloadError for a global batch of the
     workload that the micro batch does not divide.
     """
@@ -47,11 +49,13 @@ def filled_batch(
     if written != "auto" or micro_batch is not None:
         has_size = is_open and type(micro) is int and micro > 0
         steps = _steps(config, model, workload, cluster, micro) if has_size else 1 if auto_steps else None
-        return FilledBatch(micro_batch, accumulation or steps, recomputes, offloads)
+        filled = FilledBatch(micro_batch, accumulation or steps, recomputes, offloads)
+        is_chosen = gradient_checkpointing == "auto"
+        return _with_best_checkpointing(filled, config, model, workload, cluster) if is_chosen else filled
     if type(total) is int:
         workload = replace(workload, global_batch_size=total)
     plan = _with_one_sample(config, model, cluster)
-    options = plan_options({"gradient_checkpointing": gradient_checkpointing})
+    options = plan_options({"gradient_checkpointing": gradient_checkpointing or "auto"})
     question = Question(model=model, workload=workload, cluster=cluster, options=options)
     if is_open and workload.global_batch_size is None:
         question = question.with_default_batch()
@@ -67,6 +71,20 @@ def filled_batch(
     words = f"`auto` filled with micro batch {chosen.micro_batch_size}{by_steps}"
     words += f", checkpointing {checkpointing_label(chosen)}"
     return FilledBatch(chosen.micro_batch_size, steps, chosen.gradient_checkpointing, chosen.cpu_checkpointing, words)
+
+
+def _with_best_checkpointing(
+    filled: FilledBatch, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster
+) -> FilledBatch:
+    """Return the batch with the checkpointing, on or off, whose plan is the fastest that fits."""
+    choices = [filled._replace(gradient_checkpointing=recomputes) for recomputes in (False, True)]
+    plans = [choice.plan(config, model, cluster, workload.software) for choice in choices]
+    known = [plan for plan in plans if not unsupported(model, workload, plan, cluster)]
+    best = best_of_strategy([predict(model, workload, cluster, plan) for plan in known], LEAST["safe"])
+    if best is None:
+        return filled
+    words = f"checkpointing {checkpointing_label(best.plan)}, the fastest that fits" if best.fit.fits else ""
+    return filled._replace(gradient_checkpointing=best.plan.gradient_checkpointing, words=words)
 
 
 def _steps(config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster, micro_batch: int) -> int:

@@ -274,6 +274,11 @@ def time_family(name: str) -> str:
     return "nvme" if "nvme" in component_key(name) else _TIME.get(component_key(name), "memory")
 
 
+def is_component(name: str) -> bool:
+    """Return whether a name is listed as that of a component of memory or time, also with underscores."""
+    return component_key(name) in _MEMORY or component_key(name) in _TIME
+
+
 def memory_by_family(components: Mapping[str, int]) -> dict[str, int]:
     """Return bytes by family, in the order of `MEMORY_FAMILIES`, from bytes by component."""
     sizes = dict.fromkeys(MEMORY_FAMILIES, 0)

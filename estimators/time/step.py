@@ -24,12 +24,16 @@ SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "n": "micro batches of a step",
     "states": "bytes of optimizer states per master weight",
+    "moved": "bytes of a step per updated parameter without the states: the optimizer's kernel reads and writes master "
+    "and gradient, the gradient is cast, scaled, clipped and checked, the weight written",
     "Pr": "trainable parameters that one rank updates",
     "Pn": "trainable parameters that one node's ranks update",
     "weights": "bytes of all weights as stage 3 gathers them",
     "bytes": "bytes moved by the operations of a micro batch, forward and backward",
-    "passes": "times that all weights are gathered in the forward or the backward passes of a step",
-    "copies": "times that a gradient is read or written for its reduction",
+    "passes": "times that all weights are gathered in the forward or the backward passes of a step: those that are "
+    "still on the GPU are not",
+    "copies": "times that a gradient is read or written for its reduction, on average: 2 for its division by the "
+    "ranks, 2 for its copy into the bucket if it fits, 2 if the bucket joins it to others or pads it",
     "reductions": "micro batches whose gradients are reduced",
     "d": "head size of queries and keys",
     "dv": "head size of values",
@@ -46,7 +50,8 @@ SYMBOLS: Mapping[str, str] = {
     "products": "seconds of a micro batch's repeated matrix products",
     "scores": "seconds of a micro batch's repeated attention",
     "moves": "seconds of a micro batch's repeated elementwise operations",
-    "together": "times that all weights are copied once they are gathered",
+    "together": "times that all weights are copied once they are gathered: only weights that one call gathers with "
+    "others are",
     "m": "bytes per master weight, and per gradient as the optimizer takes it",
     "hidden": "bytes of a micro batch's hidden states",
     "logits": "bytes of a micro batch's logits",

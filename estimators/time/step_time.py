@@ -221,8 +221,8 @@ def _gpu_update(step: Step) -> TimeTerm:
     kernels = step.host.step_kernels(step.plan, step.replicas) if step.engine and not step.cluster.gpu.is_cpu else 0
     # States are read and written; a kernel has a minimum time even if its tensors are small.
     seconds = (passes + 2 * states) * step.trained_per_rank / step.values["W"] + kernels * KERNEL_S
-    formula = f"({passes:g} + 2 states) Pr / W + kernels k"
-    return step.term("optimizer", "gpu memory", seconds, formula, states=states, kernels=kernels, k=KERNEL_S)
+    values = {"moved": passes, "states": states, "kernels": kernels, "k": KERNEL_S}
+    return step.term("optimizer", "gpu memory", seconds, "(moved + 2 states) Pr / W + kernels k", **values)
 
 
 def _stepped_share(step: Step) -> float:
@@ -230,6 +230,9 @@ def _stepped_share(step: Step) -> float:
     and waits. Stage 0 waits earlier."""
     states = 2 * _state_bytes(step)
     return (STEPPED_BYTES + states) / (_passes_bytes(step) + states) if step.plan.zero_stage else 0.0
+
+
+_LAUNCHES = "time in which operations of the optimizer step are launched, and that the GPU's work does not overlap"
 
 
 def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
@@ -243,7 +246,7 @@ def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:
         host_s = step.host.step_s(step.costs, step.plan, step.replicas) - ahead_s
         checks_s = step.host.checks_s(step.costs, step.plan.zero_stage)
     hidden = 0.0 if step.cluster.gpu.is_cpu else min(host_s - checks_s, on_gpu_s)
-    term = step.term("launches of the step", "launch", host_s - hidden, "what the GPU waits for")
+    term = step.term("launches of the step", "launch", host_s - hidden, _LAUNCHES)
     return term._replace(hidden_s=hidden)
 
 

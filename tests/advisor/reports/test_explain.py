@@ -241,18 +241,15 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["--strategy", "zero9"], "unknown strategy"),
         (["--strategy", "zero3-nvme"], "cannot run"),
         (["optimiser states"], "did you mean optimizer states?"),
-        (["speed"], "did you mean time? ds-advise explain "),
-        (["gradient"], "did you mean gradients of activations, gradients or "),
         (["xyz"], "no part 'xyz'; ds-advise explain "),
-        (["activations"], "did you mean decoder layer inputs, "),
-        (["memory"], "did you mean gpu or host?"),
+        (["losses"], "no part 'losses'; ds-advise explain "),
+        (["loss"], "did you mean loss over the vocabulary? ds-advise"),
+        (["grads"], "did you mean gradients of activations, gradients or "),
         (["fragmentation"], "did you mean allocator overhead? ds-advise"),
         (["communication"], "did you mean weight gathering, gradient reduction or "),
         (["rates"], " --details lists it"),
         (["6 smaller parts"], " --details lists it"),
         (["matmul"], "did you mean matrix products? "),
-        (["step"], "did you mean time? "),
-        (["throughput"], "did you mean time? "),
         (["kv-cache"], "no part 'kv-cache': a training step keeps no KV cache, only generation does; ds-advise"),
     ],
 )
@@ -511,3 +508,67 @@ def test_less_memory_while_loading_is_a_sentence(capsys: pytest.CaptureFixture[s
     assert re.search(
         r"^ And [\d.]+ GiB of host RAM per node while the model loads\.$", capsys.readouterr().out, re.MULTILINE
     )
+
+
+_PLAIN = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
+_A100S = ("--model", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline")
+
+
+def test_a_file_names_what_its_plan_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an option names is not assumed; `auto` leaves the checkpointing to the advice, as without a file."""
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(_PLAIN))
+
+    def page(*words: str) -> str:
+        assert run(["explain", str(path), *words, *_A100S]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assumed = (
+        "Assumed, not in the file: full fine-tuning, adamw as the optimizer, sequence 2048, standard loss, "
+        "checkpointing on (--method, --optimizer, --seq-len, --loss, --gradient-checkpointing)."
+    )
+    assert f"Assumed, not in the file: {json.loads(page('--json'))['assumed']}." == assumed
+    assert assumed in page() and assumed in page("gradients") and assumed in page("overlap_comm")
+    assert "loss, checkpointing on (" not in page("--gradient-checkpointing", "on")
+    chosen = page("--gradient-checkpointing", "auto")
+    assert ", no gradient checkpointing " in chosen and "checkpointing off, the fastest that fits; full" in chosen
+    crowded = page("--gradient-checkpointing", "auto", "--seq-len", "8192")
+    assert ", gradient checkpointing " in crowded and "sequence" not in crowded.partition("Assumed")[2][:200]
+
+
+def test_a_family_and_a_word_of_sections_have_all_their_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The singular too; a family that is not at the peak says when it is there."""
+
+    def page(*words: str, code: int = 0) -> str:
+        assert run(["explain", *words]) == code
+        return " ".join("".join(capsys.readouterr()).split())
+
+    names = (["activation"], ["activations"], ["activation", "memory"])
+    pages = {
+        re.sub("Other parts of this name: .*?[.]", "", page(*QUESTION, *words)).replace("  ", " ") for words in names
+    }
+    assert len(pages) == 1
+    assert re.search(r"activations: [\d.]+ GiB in \d parts of the GPU memory.* decoder layer inputs .* Plan: ", *pages)
+    memory = page(*QUESTION, "memory")
+    assert " of each GPU's memory, at the peak" in memory and " of host RAM per node while training" in memory
+    assert page(*QUESTION, "throughput") == page(*QUESTION, "time") == page(*QUESTION, "step")
+    assert " Other parts of this name: gradients of activations, " in page(*QUESTION, "gradient")
+    zero2 = ("llama-3-8b", "--gpus", "8xA100-80GB", "--strategy", "zero2", "--gradient-checkpointing", "on")
+    absent = page(*zero2, "--micro-batch", "1", "--offline", "activation", code=2)
+    assert "a layer's backward pass, which has activations (" in absent
+    assert page(*QUESTION, "optimizer_states").startswith("optimizer states: ")
+
+
+def test_every_number_of_a_formula_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """And no other numbers are listed."""
+    asked = ("explain", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline", "--strategy", "zero1")
+
+    def page(part: str) -> str:
+        assert run([*asked, "--gradient-checkpointing", "off", part]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "(16384 + 4 + 8192 + 8192 + 28672 + 28672 + 28672 + 28672)" in page("decoder feed-forward")
+    assert "moved 60 bytes of a step per updated parameter without the states: " in page("optimizer")
+    assert "bytes per weight" not in page("log-softmax")
+    assert "Pt'" not in page("optimizer states")
+    assert "= time in which operations of the optimizer step are launched, and that " in page("launches of the step")

@@ -77,6 +77,14 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("amp", "amp is not in DeepSpeed 0.19"),
         ("mics_shard_size", "zero_optimization.mics_shard_size is not in DeepSpeed 0.19"),
         ("elasticity", "elasticity is not in DeepSpeed 0.19"),
+        ("zero.stage", "did you mean zero_optimization.stage?"),
+        ("zero_optimization/stage", "did you mean zero_optimization.stage?"),
+        ("optimizer.lr", "did you mean optimizer.params.lr?"),
+        ("scheduler.warmup_num_steps", "did you mean scheduler.params.warmup_num_steps?"),
+        ("aio.thread_count", "did you mean aio.intra_op_parallelism?"),
+        ("overlap_comm=true", "did you mean zero_optimization.overlap_comm?"),
+        ("overlap_comm:", "did you mean zero_optimization.overlap_comm?"),
+        ("grad_accum", "did you mean gradient_accumulation_steps or"),
         ("curriculum_learning", "Use 'data_efficiency.data_sampling.curriculum_learning' instead"),
     ],
 )
@@ -426,3 +434,107 @@ def test_a_word_of_the_trainer_behind_a_file(tmp_path: Path, capsys: pytest.Capt
     ):
         assert run(["explain", *words]) == 2
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "origin"),
+    [
+        ("reduce_bucket_size", None, (), "default"),
+        ("reduce_bucket_size", 10**8, (), "in the file"),
+        ("zero_optimization.stage", 2, (), "in the file"),
+        ("optimizer.type", None, (), "assumed"),
+        ("optimizer.type", None, ("--optimizer", "lion"), "--optimizer"),
+        ("bf16.enabled", True, (), "in the file"),
+        ("train_batch_size", "auto", (), "assumed for auto"),
+        ("train_batch_size", "auto", ("--global-batch", "64"), "for auto"),
+        ("gradient_accumulation_steps", "auto", (), "assumed for auto"),
+        ("gradient_accumulation_steps", "auto", ("--global-batch", "16"), "for auto"),
+        ("train_micro_batch_size_per_gpu", "auto", (), "assumed for auto"),
+        ("train_micro_batch_size_per_gpu", "auto", ("--micro-batch", "2"), "for auto"),
+        ("train_batch_size", None, (), "computed"),
+    ],
+)
+def test_the_value_of_a_files_plan_says_where_it_is_from(
+    key: str, value: object, options: tuple[str, ...], origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config: dict[str, Any] = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    config |= {"train_micro_batch_size_per_gpu": 2}
+    if value is not None and "_optimization" not in key and "enabled" not in key:
+        (config["zero_optimization"] if "bucket" in key else config)[key] = value
+    if config.get("train_batch_size") == "auto":
+        config["gradient_accumulation_steps"] = "auto"
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(config))
+    asked = ["explain", str(path), key, "--model", "Qwen2.5-1.5B", "--gpus", "2x80GB", "--offline", *options]
+    assert run(asked) == 0
+    assert re.search(rf"^> .*  {re.escape(origin)}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_file_has_its_keys_before_the_parts_of_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a model and without one; what the plan has of this name follows."""
+    path, asked = tmp_path / "ds_config.json", ("--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline")
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    for block, words in ({}, "optimizer: "), (offload, "a name like this: optimizer states, optimizer on the host."):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 2, **block}, "train_micro_batch_size_per_gpu": 1}))
+        assert run(["explain", str(path), "optimizer", *asked]) == 0
+        page = " ".join(capsys.readouterr().out.split())
+        assert page.startswith("optimizer DeepSpeed's or torch's optimizer") and words in page.partition("Read in")[2]
+    assert run(["explain", str(path), "zero.stage", *asked]) == 2
+    assert "did you mean zero_optimization.stage?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ds_config.jsn", "ds_config.jsn: no such file; write ds_config.json"),
+        ("./ds_config.jason", "./ds_config.jason: no such file; write ds_config.json"),
+        ("../none/ds_config.jsn", "no such file; name a configuration file"),
+        ("broken.json", "broken.json: not JSON: the closing } of the { on line 1 is missing"),
+        ("broken.json overlap_comm", "write } where the block ends"),
+        ("ds_config.json zero.stage", "did you mean zero_optimization.stage?"),
+    ],
+)
+def test_a_mistaken_file_is_told_before_the_machine(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / "broken.json").write_text('{"zero_optimization": {"stage": 2}')
+    assert run(["explain", *name.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_type_that_is_not_written_is_no_empty_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`""` is none of the types of communication_data_type."""
+    path = tmp_path / "ds_config.json"
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+    path.write_text(json.dumps(config))
+    asked = ["explain", str(path), "communication_data_type", "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB"]
+    assert run([*asked, "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^> unset \(bf16\) .* default$", out, re.MULTILINE) and '""' not in out
+
+
+def test_a_renamed_key_has_the_name_that_files_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "stage3_gather_fp16_weights_on_model_save"]) == 0
+    assert "write stage3_gather_16bit_weights_on_model_save" in " ".join(capsys.readouterr().out.split())
+
+
+_AUTO_BATCH = {
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+
+
+def test_a_narrow_terminal_has_every_figure_behind_its_title(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(_AUTO_BATCH))
+    key = "train_micro_batch_size_per_gpu"
+    assert run(["explain", str(path), key, "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline"]) == 0
+    rows = re.findall(r"^(?:  | > )\d: .*(?:\n     .*)*", capsys.readouterr().out, re.MULTILINE)
+    assert len(rows) > 2 and all(re.search(r"RAM GiB [\d.]+, tokens/s [\d,]+\n", row) for row in rows)
