@@ -53,6 +53,9 @@ def _without_stop(text: str) -> str:
 class UnknownModelError(DsAdviseError):
     """The catalogue, the file system and the hub have no model of this name."""
 
+    names: tuple[str, ...] = ()
+    """Hub ids in the message, to choose from: those that the name fits, or the nearest ones."""
+
 
 class NoSuchModelError(UnknownModelError):
     """The catalogue has no model of this name."""

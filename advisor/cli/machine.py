@@ -13,7 +13,7 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
-from .options import COUNT, DEBUG, FORCE, LANG, PATH, output_options, warn_ignored
+from .options import COUNT, DEBUG, FORCE, LANG, PATH, Whole, output_options, warn_ignored
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
@@ -261,11 +261,11 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 
 
 @click.command(cls=GroupedCommand)
-@click.option("--build", "folder", type=PATH, metavar="DIR", help="Build a static page into this folder.")
+@click.option("--build", "folder", type=PATH, metavar="DIR", help="Build a static page, which works offline.")
 @click.option(
     "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the server; 0: any free port.")
+@click.option("--port", type=Whole(0, 65535), default=0, help="Port of the server; 0: any free port.")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
 @LANG
 @DEBUG
@@ -273,8 +273,8 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool,
     """Open a page that updates the advice as GPUs, sequence, batch and RAM change.
 
     \b
-    ds-advise page                         # opens it here; ends with Ctrl-C
-    ds-advise page --build site            # a folder for any web server, which works offline
+    On this machine    ds-advise page
+    For a web server   ds-advise page --build site
 
     Exit code: 0, or 2 if the page cannot be opened or built.
     """

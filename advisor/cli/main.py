@@ -264,7 +264,6 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = command_named(name)
     message, fix = error.format_message().rstrip("."), ""
-    message = message.replace("valid integer range", "whole number")  # Click's name of a type with bounds
     match error:
         case click.NoSuchOption():
             option = mistakes.typed_option(error.option_name, args)

@@ -21,7 +21,7 @@ import click
 
 from ... import __version__
 from .help import GroupedCommand
-from .options import DEBUG, CommandWithUsersCommand
+from .options import DEBUG, CommandWithUsersCommand, Whole
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -226,6 +226,8 @@ def _schema(parameter: click.Parameter, *, is_whole: bool) -> dict[str, Any]:
     kind = parameter.type
     if isinstance(kind, click.Choice):
         form: dict[str, Any] = {"type": "string", "enum": [*kind.choices]}
+    elif isinstance(kind, Whole):
+        form = {"type": "integer", "minimum": kind.least} | ({} if kind.most is None else {"maximum": kind.most})
     else:
         form = dict(_TYPES.get(kind.name, {"type": "string"}))
     if parameter.nargs != 1:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,25 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(f"{', or '.join([error.args[0], *self._words])}", param, ctx)
 
 
+class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """Click type of an integer from `least` to `most`; None: without a limit. Click's own has another placeholder than
+    the other numbers, and prints its range behind the default."""
+
+    name = "N"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse anything else."""
+        is_whole = isinstance(value, int) or bool(re.fullmatch(r"-?\d{1,15}", value.strip(), re.ASCII))
+        if is_whole and self.least <= int(value) <= (inf if self.most is None else self.most):
+            return int(value)
+        limits = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        self.fail(f"{str(value)[:40]!r} is not a whole number {limits}", param, ctx)
+        return None  # never reached: `fail` raises
+
+
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     name = "float"
 
@@ -64,7 +85,7 @@ class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as ab
 
 COUNT = _Count()
 NUMBER = _Number()
-POSITIVE = click.IntRange(min=1)
+POSITIVE = Whole(1)
 
 
 def _type(option: Option) -> Any:

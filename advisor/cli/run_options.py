@@ -11,9 +11,9 @@ import click
 
 from ..question.options import OPTIONS, CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..text.output import Output
-from .options import ACCUMULATION, PATH, ROLLOUTS, TRAINING, Decorator, question_options
+from .options import ACCUMULATION, PATH, ROLLOUTS, TRAINING, Decorator, Whole, question_options
 
-RANK = click.IntRange(min=0)
+RANK = Whole(0)
 
 
 def run_options(model: Decorator) -> Decorator:

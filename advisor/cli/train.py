@@ -17,6 +17,7 @@ from .options import (
     OBJECTIVE,
     PATH,
     STALL,
+    Whole,
     model_option,
     output_options,
     passed_options,
@@ -44,7 +45,7 @@ _TRAINED = (
     declared={**OPTIONS, **TRAINING_OPTIONS},
     extra=[
         model_option("Model: a folder with config.json, tokenizer and safetensors, or a hub id."),
-        click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, help="Random seed."),
+        click.option("--seed", type=Whole(0, 2**31), default=42, help="Random seed."),
         click.option("--no-probe", is_flag=True, help="Check by a dry run instead of a probe."),
         click.option("--no-check", is_flag=True, help="Start without probe, dry run and disk check."),
     ],

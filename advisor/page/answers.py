@@ -32,11 +32,11 @@ from ..text.language import Language, translate
 from ..text.language import catalogue as translations
 from ..text.units import capitalised, ended, gib, rate
 from .options import (
-    OPTIONS,
     State,
-    default_text,
+    described_options,
+    error_offers,
     error_options,
-    option_words,
+    grouped_options,
     options_in,
     state_command,
     state_model,
@@ -64,8 +64,8 @@ def choices(request: str = "{}") -> str:
             "version": __version__,
             "models": catalogue.names(),
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
-            "options": {name: list(option_words(option)) for name, option in OPTIONS.items()},
-            "defaults": {name: default_text(option) for name, option in OPTIONS.items()},
+            "options": described_options(),
+            "groups": grouped_options(),
             "texts": {text: translation for text, translation in known.items() if "{" not in text},
             "dark_rules": dark_rules(),
         }
@@ -186,7 +186,7 @@ def _linted(text: str, state: State | None) -> LintReport:
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
     sentence = " ".join(ended(capitalised(text)) for text in (error.reason, error.fix) if text)
-    return {"part": "error", "sentence": sentence, "names": error_options(error, state)}
+    return {"part": "error", "sentence": sentence, "names": error_options(error, state), "offers": error_offers(error)}
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {

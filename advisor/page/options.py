@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ds_configs.files import parse_json_object
 from ...estimators.errors import (
@@ -20,9 +20,10 @@ from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
+from ..question.effective import effective_objectives
 from ..question.model_source import model_shape
+from ..question.options import GROUPS, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
-from ..question.options import CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.question import Question
 
 PASTED = "./config.json"
@@ -54,6 +55,28 @@ def option_words(option: Option) -> tuple[str, ...]:
     return {"switch": ("", "yes"), "choice": option.choices}.get(option.kind, ())
 
 
+def described_options() -> dict[str, Any]:
+    """Return what a field of each option needs: its label, words to choose from and default, and the methods and
+    objectives in which it has an effect."""
+    return {
+        name: {
+            "label": option.label,
+            "words": option_words(option),
+            "default": default_text(option),
+            "methods": option.methods or OPTIONS["method"].choices,
+            "objectives": effective_objectives(option.name),
+        }
+        for name, option in OPTIONS.items()
+    }
+
+
+def grouped_options() -> dict[str, list[str]]:
+    """Return the options by the title of their group, as in `--help`."""
+    names = {option.name: name for name, option in OPTIONS.items()}
+    found = {title: [names[each] for each in names_in(group) if each in names] for title, group in GROUPS.items()}
+    return {title: group for title, group in found.items() if group}
+
+
 def default_text(option: Option) -> str:
     """Return the default as a text; "" for none."""
     return "" if option.default is None or option.default is False else str(option.default)
@@ -65,7 +88,7 @@ def state_question(state: State) -> Question:
     options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
     if options.get("gpus", "auto") == "auto":
         raise WorkloadError(
-            "the page cannot see this machine's GPUs", fix="pass --gpus, such as 2x24GB, 8xA100-80GB or 4x8xH100"
+            "the page cannot see this machine's GPUs", fix="write --gpus 2x24GB, 8xA100-80GB or 4x8xH100, for example"
         )
     return build_question(
         state_model(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()}
@@ -87,8 +110,7 @@ def state_model(state: State) -> ModelShape:
     try:
         return catalogue.find(name)
     except NoSuchModelError as error:
-        if not error.meant:
-            error.fix = "choose another, or paste its config.json"
+        error.fix = f"choose {'one of these' if error.names[1:] else 'another'}, or paste its config.json"
         raise
 
 
@@ -122,6 +144,49 @@ def error_options(error: DsAdviseError, state: State) -> list[str]:
     if isinstance(error, ModelConfigError | UnknownModelError):
         return ["config" if state.get("config") else "model"]
     return ["gpus"] if isinstance(error, ClusterError) else []
+
+
+_WORD = r"[^\s;()]*[^\s,;:().?]"
+_GIVEN = re.compile(rf"--([a-z][a-z-]*) ({_WORD})")
+_FURTHER = re.compile(rf"(?:,? or |, )({_WORD})")
+
+
+class Offer(NamedTuple):
+    """A value that an error says to write."""
+
+    option: str
+    value: str
+    text: str
+    """The words of the sentence that say it: `--ram 512GB`."""
+
+
+def error_offers(error: DsAdviseError) -> list[Offer]:
+    """Return the values that an error says to write, in the order of its sentence: names of models, and values behind
+    flags, with the further ones of a list."""
+    found = [Offer("model", name, name) for name in getattr(error, "names", ())]
+    for given in _GIVEN.finditer(error.fix):
+        option, value, text = *given.groups(), given[0]
+        place = given.end()
+        while option in OPTIONS and _is_offered(option, value):
+            found.append(Offer(option, value, text))
+            further = _FURTHER.match(error.fix, place)
+            if further is None:
+                break
+            value = text = further[1]
+            place = further.end()
+    return found
+
+
+def _is_offered(name: str, text: str) -> bool:
+    """Whether a word of an error is a value of the option, and no placeholder or part of the sentence."""
+    if name == "gpus":
+        return bool(re.match(r"\d+x", text))
+    try:
+        value = _value(name, text)
+    except WorkloadError:
+        return False
+    # Of texts, those with a figure: others may be words of the sentence or placeholders, such as RATE.
+    return not isinstance(value, str) or value in option_words(OPTIONS[name]) or bool(re.search(r"\d", value))
 
 
 def _value(name: str, text: str) -> Any:

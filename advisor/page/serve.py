@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.language = language
         super().__init__(*connection)
 
+    def handle(self) -> None:
+        """Handle requests until the browser leaves: the page was closed, or has a newer question."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            super().handle()
+
     def do_GET(self) -> None:
         name = self.path.split("?")[0].removeprefix("/") or "index.html"
         if name not in TYPES or not self._is_ours():
@@ -73,13 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        try:
-            with self.turn:
-                for part in _parts(begun(asked)):
-                    self.wfile.write(f"{part}\n".encode())
-                    self.wfile.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the page has a newer question
+        with self.turn:
+            for part in _parts(begun(asked)):
+                self.wfile.write(f"{part}\n".encode())
+                self.wfile.flush()
 
     def _is_ours(self) -> bool:
         """Whether the request comes from the page and not from another site in this browser."""

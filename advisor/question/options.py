@@ -68,6 +68,8 @@ class Option(NamedTuple):
     """The value of `k` in a count."""
     former: Mapping[str, str] = MappingProxyType({})
     """Words that the option no longer has, each with what to write instead."""
+    title: str = ""
+    """The name of its field in a form; "" for the words of `name`."""
     name: str = ""
     """The name of the parameter. This field and the following ones are read from the annotation."""
     kind: Literal["switch", "choice", "count", "count or word", "number", "text"] = "text"
@@ -80,6 +82,12 @@ class Option(NamedTuple):
     def flag(self) -> str:
         """The name on the command line, such as `--seq-len`."""
         return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def label(self) -> str:
+        """The name of its field in a form, such as `Micro batch`."""
+        words = self.name.replace("_", " ")
+        return self.title or f"{words[:1].upper()}{words[1:]}"
 
     @property
     def text(self) -> str:
@@ -169,28 +177,40 @@ class MachineOptions(TypedDict, total=False):
 
     gpus: Annotated[
         "str | Cluster",
-        Option("GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.", "auto", metavar="SPEC"),
+        Option(
+            "GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.",
+            "auto",
+            metavar="SPEC",
+            title="GPUs",
+        ),
     ]
-    ram: Annotated[str | None, Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE")]
+    ram: Annotated[
+        str | None,
+        Option("Host RAM per node: 256GB as sold, 200GiB as usable.", metavar="SIZE", title="Host RAM per node"),
+    ]
     host: Annotated[
         str | None,
-        Option("Host: 72cores,500GB/s, 16cores,2xDDR5-5600 or a name: desktop.", metavar="HOST"),
+        Option("Host: 72cores,500GB/s, 16cores,2xDDR5-5600 or a name: desktop.", metavar="HOST", title="Host machine"),
     ]
     nvme: Annotated[
         str | None,
         Option(
             "Folder on an NVMe drive, its free space: /nvme:2TB, with rates /nvme:2TB@7GB/s,5GB/s or @pcie4.",
             metavar="PATH:SIZE",
+            title="NVMe drive",
         ),
     ]
     link: Annotated[
         str | None,
-        Option("Links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK"),
+        Option("Links in a node: nvlink, infinity-fabric, pcie4x8.", metavar="LINK", title="Links in a node"),
     ]
     interconnect: Annotated[
-        str | None, Option("Bandwidth between nodes, per node and direction: 200Gb/s.", metavar="RATE")
+        str | None,
+        Option("Bandwidth between nodes, per node and direction: 200Gb/s.", metavar="RATE", title="Between nodes"),
     ]
-    threads: Annotated[int | None, Option("Host threads per rank.", default_text="as in the printed command")]
+    threads: Annotated[
+        int | None, Option("Host threads per rank.", default_text="as in the printed command", title="Host threads")
+    ]
 
 
 class CpuOptions(TypedDict, total=False):
@@ -214,16 +234,28 @@ class MethodOptions(TypedDict, total=False):
         ),
     ]
     precompute_ref_log_probs: Annotated[
-        bool, Option("Compute the reference model of dpo and kto before the training, and then free it.", False)
+        bool,
+        Option(
+            "Compute the reference model of dpo and kto before the training, and then free it.",
+            False,
+            title="Precomputed reference",
+        ),
     ]
     method: Annotated[Method, Option("Train all weights, LoRA adapters, or LoRA on a quantized base.", "full")]
     quantization: Annotated[
         Quantization,
         Option("Weight format of qlora: bitsandbytes NF4 or int8, or a 4-bit GPTQ checkpoint.", "nf4", methods=_QLORA),
     ]
-    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=LORA_METHODS)]
+    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=LORA_METHODS, title="LoRA rank")]
     lora_dropout: Annotated[
-        float, Option("Dropout probability of the LoRA adapters, below 1.", 0.0, metavar="P", methods=LORA_METHODS)
+        float,
+        Option(
+            "Dropout probability of the LoRA adapters, below 1.",
+            0.0,
+            metavar="P",
+            methods=LORA_METHODS,
+            title="LoRA dropout",
+        ),
     ]
     lora_targets: Annotated[
         str | Sequence[str] | None,
@@ -232,9 +264,12 @@ class MethodOptions(TypedDict, total=False):
             metavar="NAMES",
             methods=LORA_METHODS,
             default_text="all linear layers",
+            title="LoRA targets",
         ),
     ]
-    dora: Annotated[bool, Option("Weight-decomposed adapters (DoRA, peft's use_dora).", False, methods=LORA_METHODS)]
+    dora: Annotated[
+        bool, Option("Weight-decomposed adapters (DoRA, peft's use_dora).", False, methods=LORA_METHODS, title="DoRA")
+    ]
     modules_to_save: Annotated[
         str | Sequence[str] | None,
         Option("Embeddings and heads to train in full: embed_tokens,lm_head.", metavar="NAMES", methods=LORA_METHODS),
@@ -245,6 +280,7 @@ class MethodOptions(TypedDict, total=False):
             "Frozen parts of a vision-language model, without adapters: vision-tower, projector, language-model.",
             metavar="PARTS",
             default_text="none",
+            title="Frozen parts",
         ),
     ]
 
@@ -258,15 +294,28 @@ class RolloutOptions(TypedDict, total=False):
             "Generation by transformers' generate, vLLM on the training GPUs, or a vLLM server on other GPUs of "
             "--gpus; auto: the fastest that fits.",
             "auto",
+            title="Generation",
         ),
     ]
     server_gpus: Annotated[
-        int | None, Option("Number of GPUs of --gpus for the vLLM server.", default_text="the fastest split")
+        int | None,
+        Option(
+            "Number of GPUs of --gpus for the vLLM server.",
+            default_text="the fastest split",
+            title="vLLM server's GPUs",
+        ),
     ]
-    num_generations: Annotated[int | None, Option("Completions of each prompt.", default_text="8; rloo: 2")]
+    num_generations: Annotated[
+        int | None, Option("Completions of each prompt.", default_text="8; rloo: 2", title="Completions per prompt")
+    ]
     max_completion_length: Annotated[
         int | None,
-        Option("Tokens of a completion; the prompt has the rest of --seq-len.", default_text="512; ppo: 53", kilo=KIBI),
+        Option(
+            "Tokens of a completion; the prompt has the rest of --seq-len.",
+            default_text="512; ppo: 53",
+            kilo=KIBI,
+            title="Completion length",
+        ),
     ]
     beta: Annotated[
         float | None,
@@ -274,17 +323,23 @@ class RolloutOptions(TypedDict, total=False):
             "Weight of the KL divergence from a reference model; 0: no reference model.",
             metavar="X",
             default_text="0; rloo and ppo: 0.05",
+            title="KL weight (beta)",
         ),
     ]
     steps_per_generation: Annotated[
         int | None, Option("Micro batches of a generation.", default_text="the accumulation steps, or fewer that fit")
     ]
     num_iterations: Annotated[
-        int | None, Option("Number of training passes over a generation.", default_text="1; ppo: 4")
+        int | None,
+        Option("Number of training passes over a generation.", default_text="1; ppo: 4", title="Training passes"),
     ]
     local_rollout_forward_batch_size: Annotated[
         int | None,
-        Option("Completions per GPU that ppo generates and scores at a time.", default_text="64, or fewer that fit"),
+        Option(
+            "Completions per GPU that ppo generates and scores at a time.",
+            default_text="64, or fewer that fit",
+            title="Completions at a time",
+        ),
     ]
     reward_model: Annotated[
         str | None,
@@ -296,17 +351,34 @@ class RolloutOptions(TypedDict, total=False):
     ]
     vllm_gpu_memory_utilization: Annotated[
         float | None,
-        Option("Fraction of a training GPU's memory for vLLM.", metavar="SHARE", default_text="0.3"),
+        Option(
+            "Fraction of a training GPU's memory for vLLM.",
+            metavar="SHARE",
+            default_text="0.3",
+            title="vLLM memory share",
+        ),
     ]
     vllm_tensor_parallel_size: Annotated[
-        int | None, Option("Number of GPUs of a vLLM engine.", default_text="the fewest that fit the model")
+        int | None,
+        Option(
+            "Number of GPUs of a vLLM engine.",
+            default_text="the fewest that fit the model",
+            title="vLLM GPUs per engine",
+        ),
     ]
     vllm_enable_sleep_mode: Annotated[
         Literal["auto", "on", "off"],
-        Option("Free the memory of a colocated vLLM during training (sleep mode); auto: if that is faster.", "auto"),
+        Option(
+            "Free the memory of a colocated vLLM during training (sleep mode); auto: if that is faster.",
+            "auto",
+            title="vLLM sleep mode",
+        ),
     ]
     ds3_gather_for_generation: Annotated[
-        Literal["on", "off"], Option("At stage 3, gather all weights for generate; off: one layer at a time.", "on")
+        Literal["on", "off"],
+        Option(
+            "At stage 3, gather all weights for generate; off: one layer at a time.", "on", title="Gathered weights"
+        ),
     ]
 
 
@@ -336,6 +408,7 @@ class BatchOptions(TypedDict, total=False):
             "Tokens per sample; max: the longest that fits.",
             default_text="2048, or the model's limit if shorter; grpo, rloo and ppo: 512 plus the completion",
             kilo=KIBI,
+            title="Sequence",
         ),
     ]
     global_batch: Annotated[
@@ -358,6 +431,7 @@ class BatchOptions(TypedDict, total=False):
         Option(
             "Samples per GPU in evaluations, which must also fit (per_device_eval_batch_size).",
             default_text="no evaluation",
+            title="Evaluation batch",
         ),
     ]
     eval_logits: Annotated[
@@ -365,6 +439,7 @@ class BatchOptions(TypedDict, total=False):
         Option(
             "Evaluation batches whose logits stay on each GPU for metrics (eval_accumulation_steps; default: all).",
             default_text="none",
+            title="Evaluation logits",
         ),
     ]
     eval_samples: Annotated[
@@ -372,15 +447,26 @@ class BatchOptions(TypedDict, total=False):
         Option(
             "Samples per evaluation; their logits are collected in host RAM.",
             default_text="those of --eval-split, or the --eval-logits batches",
+            title="Evaluation samples",
         ),
     ]
     eval_new_tokens: Annotated[
         int | None,
-        Option("Tokens that evaluations generate per sample (predict_with_generate).", default_text="none", kilo=KIBI),
+        Option(
+            "Tokens that evaluations generate per sample (predict_with_generate).",
+            default_text="none",
+            kilo=KIBI,
+            title="Evaluation tokens",
+        ),
     ]
     document_len: Annotated[
         int | None,
-        Option("Mean length of the documents packed into a sample.", default_text="one document per sample", kilo=KIBI),
+        Option(
+            "Mean length of the documents packed into a sample.",
+            default_text="one document per sample",
+            kilo=KIBI,
+            title="Document length",
+        ),
     ]
     images_per_sample: Annotated[
         int | None,
@@ -391,6 +477,7 @@ class BatchOptions(TypedDict, total=False):
         Option(
             "Largest image in pixels; its tokens count in --seq-len.",
             default_text="1280 tokens with Qwen's, else the model's largest image",
+            title="Largest image",
         ),
     ]
     precision: Annotated[
@@ -407,22 +494,37 @@ class PlanOptions(TypedDict, total=False):
 
     optimizer_dtype: Annotated[
         Literal["fp32", "bf16"],
-        Option("Type of master weights and optimizer states; bf16 halves them and loses small updates.", "fp32"),
+        Option(
+            "Type of master weights and optimizer states; bf16 halves them and loses small updates.",
+            "fp32",
+            title="Optimizer states",
+        ),
     ]
     gradient_checkpointing: Annotated[
         CheckpointingChoice | bool,
-        Option("Recompute layers in the backward pass; offload: keep their inputs in host RAM.", "auto"),
+        Option(
+            "Recompute layers in the backward pass; offload: keep their inputs in host RAM.",
+            "auto",
+            title="Checkpointing",
+        ),
     ]
     sequence_parallel_size: Annotated[
         int | None,
-        Option("Ulysses sequence-parallel size.", default_text="1, or more if a sample does not fit one GPU"),
+        Option(
+            "Ulysses sequence-parallel size.",
+            default_text="1, or more if a sample does not fit one GPU",
+            title="Sequence parallel",
+        ),
     ]
     experts: Annotated[
         Experts,
         Option("Sharding of experts: by ZeRO, or also whole experts per GPU (AutoEP, transformers < 5.23).", "zero"),
     ]
     zeropp: Annotated[
-        bool, Option("Also try ZeRO-3 with 8-bit weights and, between nodes, 4-bit gradients (ZeRO++).", False)
+        bool,
+        Option(
+            "Also try ZeRO-3 with 8-bit weights and, between nodes, 4-bit gradients (ZeRO++).", False, title="ZeRO++"
+        ),
     ]
 
 
@@ -441,7 +543,9 @@ class KernelOptions(TypedDict, total=False):
             "auto",
         ),
     ]
-    mlp: Annotated[Mlp, Option("Feed-forward on all tokens at once, or in tiles (DeepSpeed's TiledMLP).", "whole")]
+    mlp: Annotated[
+        Mlp, Option("Feed-forward on all tokens at once, or in tiles (DeepSpeed's TiledMLP).", "whole", title="MLP")
+    ]
 
 
 class TrainingOptions(BatchOptions, PlanOptions, KernelOptions, total=False):

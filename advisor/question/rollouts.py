@@ -14,6 +14,7 @@ from ...estimators.memory.rollout_memory import cached_sequences
 from ...estimators.objectives import OBJECTIVES, reward_model, trained_model
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
 from .cluster import build_cluster
+from .effective import effective_objectives
 from .options import RolloutOptions, names_in
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def build_rollouts(options: Mapping[str, Any]) -> Rollouts | None:
     spec = OBJECTIVES[options["objective"]]
     defaults = spec.rollouts
     named = [name for name in names_in(RolloutOptions) if options[name] not in (None, "auto", "on")]
-    foreign = [name for name in named if defaults is None or name in spec.lacks]
+    foreign = [name for name in named if options["objective"] not in effective_objectives(name)]
     if foreign:
         raise WorkloadError(
             f"--{foreign[0].replace('_', '-')} is not possible with --objective {options['objective']}",

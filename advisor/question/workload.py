@@ -30,6 +30,7 @@ from ...estimators.workload import (
     Software,
     Workload,
 )
+from .effective import effective_objectives
 from .options import OPTIONS, fill_defaults
 from .rollouts import build_rollouts
 
@@ -289,7 +290,7 @@ def _loss(options: Mapping[str, Any], framework: Framework, software: Software) 
 def _evaluation_batch(options: Mapping[str, Any]) -> int | None:
     """Samples per GPU of an evaluation. If only other evaluation options are given, it is the Trainer's default. Raises
     WorkloadError for logits of trainers whose metrics have none."""
-    if options["eval_logits"] and OBJECTIVES[options["objective"]].trainer:
+    if options["eval_logits"] and options["objective"] not in effective_objectives("eval_logits"):
         raise WorkloadError(
             f"--eval-logits cannot be used with --objective {options['objective']}",
             why="its trainer's metrics are computed batch by batch",

@@ -167,7 +167,6 @@ def memory_and_time_blocks(
     if shown is not None and "memory" not in left_out:
         title, device = "Memory" if shown.measured_bytes is None else "Predicted memory", device_label(cluster)
         need, moment = gib(shown.memory.device_bytes_per_gpu), phase_title(shown.memory.peak.name)
-        yield Heading("Memory and time", "memory", printed=False)
         memory: list[doc.Block] = [Sentence(f"{title} of {shown.strategy}: {need} GiB per {device} (peak: {moment})")]
         bar = memory_bar(shown.memory.components, gpu_limit(cluster))
         chart = doc.Chart(bar, printed=bar)
@@ -183,6 +182,7 @@ def memory_and_time_blocks(
         if chosen is not None and "time" not in left_out and not charts:  # a report has a chart of every plan's time
             bar = time_bar(chosen.time)
             times = [Sentence(f"Step time, {seconds(chosen.time.step_s)}"), doc.Chart(bar, printed=bar)]
+        yield Heading("Memory and time" if times else "Memory", "memory", printed=False)
         yield doc.Beside(memory, times)
     phases = [] if chosen is None or "phases" in left_out else [*phase_facts(answer.question, chosen)]
     if phases:

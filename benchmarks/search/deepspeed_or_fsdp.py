@@ -85,11 +85,12 @@ def table(found: Sequence[Row]) -> str:
     alone = sum(row.deepspeed is not None and row.fsdp2 is None for row in found)
     without = [row for row in found if row.deepspeed is None and row.fsdp2 is not None]
     quantized = sum(row.asked[3] == "qlora" for row in without)
+    share = "all" if quantized == len(without) else f"{quantized} of them"
     apart = sum(row.is_apart for row in found) - len(without)
     lines = [
         f"{len(found)} questions. Both fit in {len(ratios)}: FSDP makes {ratios[0]:.2f} to {ratios[-1]:.2f} times the "
         f"tokens/s of DeepSpeed's fastest plan, median {median(ratios):.2f}. DeepSpeed alone fits in {alone}, FSDP "
-        f"alone in {len(without)}, {quantized} of them QLoRA. Where both fit, FSDP is faster beyond the error (the "
+        f"alone in {len(without)}, {share} QLoRA. Where both fit, FSDP is faster beyond the error (the "
         f"80 % intervals of the two speeds are apart) in {apart}.",
         "",
         "| model | GPUs | DeepSpeed | GiB | tokens/s | FSDP2 GiB | tokens/s | ratio |",

@@ -88,15 +88,15 @@ def find(name: str) -> ModelShape:
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
-    meant = next(iter(nearest(name, 1, least=_CLOSE)), "")
+    near, meant = _similar(name), next(iter(nearest(name, 1, least=_CLOSE)), "")
     error = NoSuchModelError(
         f"no model named {name[:80]!r} in the catalogue",
-        why=nearest_phrase(name),
+        why=_phrase(near),
         fix=f"write {meant.rpartition('/')[2]}, or name another, a folder with a config.json, or a hub id"
         if meant
         else "name a model such as Qwen2.5-14B, a folder with a config.json, or a hub id",
     )
-    error.meant = meant
+    error.meant, error.names = meant, tuple(near)
     raise error
 
 
@@ -118,7 +118,14 @@ _CLOSE, _SIMILAR = 0.8, 0.55
 
 def nearest_phrase(name: str) -> str:
     """Return the most similar names in words; "" without a similar one."""
-    near = nearest(name, 5, least=_SIMILAR)
+    return _phrase(_similar(name))
+
+
+def _similar(name: str) -> list[str]:
+    return nearest(name, 5, least=_SIMILAR)
+
+
+def _phrase(near: list[str]) -> str:
     return f"nearest names: {', '.join(near)}" if near else ""
 
 
@@ -231,8 +238,10 @@ def _shape(entry: int) -> ModelShape:
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
-    if len(candidates) == 1:
-        return UnknownModelError(f"{name!r} is not the full name of a model", fix=f"did you mean {shown}?")
-    return UnknownModelError(
+    error = UnknownModelError(
         f"{name!r} is ambiguous", why=f"it matches: {shown}", fix="give one of these names in full"
     )
+    if len(candidates) == 1:
+        error = UnknownModelError(f"{name!r} is not the full name of a model", fix=f"did you mean {shown}?")
+    error.names = tuple(candidates[:8])
+    return error

@@ -427,10 +427,19 @@ def test_the_help_has_colours_on_a_terminal_only(tmp_path: Path) -> None:
             assert (text in shown) == (environment == {})
 
 
+@pytest.mark.parametrize("value", ["x", "70000", "-1"])
+def test_a_number_out_of_range_is_refused_with_the_range(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["page", "--port", value]) == 2
+    assert f"'{value}' is not a whole number from 0 to 65535" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_help_of_sentences(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here([name, "--help"]) == 0
-    assert "Exit code" in " ".join(capsys.readouterr().out.split()) or name == "schema"
+    out = capsys.readouterr().out
+    assert "Exit code" in " ".join(out.split()) or name == "schema"
+    assert not re.search(r"INTEGER|RANGE|<=x|x>=", out), "a number is N"
+    assert not re.search(r"(?m)^ *ds-advise .*#", out), "a comment would be broken with its command"
     command = program.get_command(click.Context(program), name)
     assert command is not None
     helps = [option.help or "" for option in command.params if isinstance(option, click.Option) and not option.hidden]

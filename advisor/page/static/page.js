@@ -22,9 +22,7 @@ const EXAMPLES = {
   "global-batch": "32", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
-const TITLES = { host: "host machine", nvme: "NVMe" };  // of options whose names do not say it
-let state = {}, defaults = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
-const capital = (text) => text[0].toUpperCase() + text.slice(1);
+let state = {}, options = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
 const t = (text) => {
   const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
   return found ? `${found}${stop ? "。" : ""}` : text;
@@ -36,13 +34,13 @@ const fromAddress = () => {
   const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
-const kept = (options = state) => Object.fromEntries(Object.entries(options).filter(([name, text]) => text && text !== defaults[name]));
-const parsed = () => {
-  const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(state.gpus ?? "");
+const kept = (given = state) => Object.fromEntries(Object.entries(given).filter(([name, text]) => text && text !== options[name]?.default));
+const parsed = (gpus = state.gpus ?? "") => {
+  const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(gpus);
   return { count: String(second ? first * second : first || 1), kind };
 };
 const spec = (count, kind) => count > 8 && count % 8 === 0 ? `${count / 8}x8x${kind}` : `${count || 1}x${kind}`;
-const value = (name) => name === "count" ? parsed().count : state[name] ?? defaults[name] ?? "";
+const value = (name) => name === "count" ? parsed().count : state[name] ?? options[name]?.default ?? "";
 const having = (name, text) => ({ ...state, ...(name === "count" ? { gpus: spec(text.trim(), parsed().kind) } : { [name]: text.trim() }) });
 const set = (name, text, near = []) => {
   state = having(name, text);
@@ -62,17 +60,18 @@ function changed(near = []) {  // near: states that may be asked for next
 const fields = {};
 function slider(box) {
   const name = box.dataset.slider, { stops, auto } = SLIDERS[name], id = `${name}-value`, unset = t(SLIDERS[name].unset ?? "");
+  const label = box.dataset.label ?? labelOf(name);
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
-  const range = make("input", { type: "range", min: 0, ariaLabel: box.dataset.label });
-  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${box.dataset.label}: ${t("auto")}`, hidden: true });
-  box.append(make("label", { htmlFor: id, textContent: box.dataset.label }), back, text, range);
+  const range = make("input", { type: "range", min: 0, ariaLabel: label });
+  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}: ${t("auto")}`, hidden: true });
+  box.append(make("label", { htmlFor: id, textContent: label }), back, text, range);
   text.onchange = () => set(name, text.value);
   range.oninput = () => {
     const at = +range.value, step = Math.sign(at - box.at), { stops } = box;
     set(name, stops[at], [stops[at + step], stops[at + 2 * step], stops[at - step]].filter((stop) => stop != null));
   };
   back.onclick = () => { set(name, ""); text.focus(); };
-  fields[name] = { label: box.dataset.label, focused: () => text };
+  fields[name] = { label, focused: () => text };
   box.show = () => {
     const said = value(name), now = said || used[name] || (auto ? stops[0] : "");
     box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
@@ -86,29 +85,45 @@ function slider(box) {
 }
 const size = (text) => text === "" ? -1 : text === "max" ? Infinity : parseFloat(text) * (/t/i.test(text) ? 1024 : 1);
 
-function choice(box, words) {
-  const name = box.dataset.choice, legend = make("span", { id: `${name}-label`, className: "label", textContent: box.dataset.label });
+function choice(box) {
+  const name = box.dataset.choice, label = labelOf(name), legend = make("span", { id: `${name}-label`, className: "label", textContent: label });
   const group = make("div", { className: "segments", role: "radiogroup" });
   group.setAttribute("aria-labelledby", legend.id);
-  for (const word of words) {
+  for (const word of options[name].words) {
     const input = make("input", { type: "radio", name, value: word, onchange: () => set(name, word) });
     group.append(make("label", {}, input, make("span", { textContent: word })));
   }
   box.append(legend, group);
-  fields[name] = { label: box.dataset.label, focused: () => group.querySelector(":checked") };
+  fields[name] = { label, focused: () => group.querySelector(":checked") };
   box.show = () => { for (const input of group.querySelectorAll("input")) input.checked = input.value === value(name); };
 }
 
-function moreOption(name, words) {
-  const id = `${name}-option`, title = capital(t(TITLES[name] ?? name.replaceAll("-", " ")));
+function moreOption(name) {
+  const { words } = options[name], id = `${name}-option`, label = labelOf(name);
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
     : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
   input.onchange = () => set(name, input.value);
-  fields[name] = { label: title, focused: () => input };
-  const box = make("div", {}, make("label", { htmlFor: id, textContent: title }), input);
-  box.show = () => { if (document.activeElement !== input || words.length) input.value = value(name); };
+  fields[name] = { label, focused: () => input };
+  const box = make("div", {}, make("label", { htmlFor: id, textContent: label }), input);
+  box.show = () => {
+    box.hidden = !hasEffect(name);
+    if (document.activeElement !== input || words.length) input.value = value(name);
+  };
   return box;
 }
+
+// A group of `--help` under "More options"; it is hidden if none of its options has an effect.
+function moreGroup(title, names) {
+  const own = names.map(moreOption), box = make("fieldset", {}, make("legend", { textContent: t(title) }), ...own);
+  box.show = () => {
+    for (const each of own) each.show();
+    box.hidden = own.every((each) => each.hidden);
+  };
+  return box;
+}
+// Whether an option has an effect with this method and objective. One that is given is shown, so that it can be removed.
+const hasEffect = (name) => Boolean(kept()[name])
+  || options[name].methods.includes(value("method")) && options[name].objectives.includes(value("objective"));
 
 // Translates the texts and attributes that stand in the page.
 function translatePage() {
@@ -125,7 +140,7 @@ function translatePage() {
 
 let boxes = [];
 function makeControls(offered) {
-  ({ defaults, texts } = offered);
+  ({ options, texts } = offered);
   translatePage();
   byId("models").append(...offered.models.map((name) => make("option", { value: name })));
   byId("kinds").append(...offered.gpus.map((name) => make("option", { value: name })));
@@ -133,31 +148,35 @@ function makeControls(offered) {
   byId("version").textContent = `ds-advise ${offered.version}.`;
   document.querySelectorAll("[data-slider]").forEach(slider);
   const choices = [...document.querySelectorAll("[data-choice]")];
-  for (const box of choices) choice(box, offered.options[box.dataset.choice]);
+  choices.forEach(choice);
   const shown = new Set(["gpus", ...Object.keys(SLIDERS), ...choices.map((box) => box.dataset.choice)]);
-  const left = Object.entries(offered.options).filter(([name]) => !shown.has(name));
-  left.sort(([, words], [, others]) => Boolean(others.length) - Boolean(words.length));
-  const more = left.map(([name, words]) => moreOption(name, words));
+  const left = Object.entries(offered.groups).map(([title, names]) => [title, names.filter((name) => !shown.has(name))]);
+  const more = left.map(([title, names]) => moreGroup(title, names));
   byId("options").append(...more);
   boxes = [...document.querySelectorAll("[data-slider]"), ...choices, ...more];
-  for (const [name, id, label] of [["model", "model", "Model"], ["config", "config", "The model's config.json"], ["gpus", "kind", "GPUs"]])
+  for (const [name, id, label] of [["model", "model", "Model"], ["config", "config", "The model's config.json"], ["gpus", "kind", options.gpus.label]])
     fields[name] = { label: t(label), focused: () => byId(id) };
 }
 
 // Names of options in sentences: `--micro-batch` becomes a link to the field, or "change" where it stands
 // alone in parentheses. A flag without a field is one of the terminal's.
 const FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
-const inWords = (label) => /^[A-Z][a-z]/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
+const inWords = (label) => /^[A-Z][a-z]+\b/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
+const labelOf = (name) => {  // translated as a label, or as words in a sentence
+  const { label } = options[name], words = inWords(label);
+  return t(label) === label && t(words) !== words ? t(words) : t(label);
+};
 function linkFields(root) {
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
     if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
   }
-  for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text) => {
+  for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
     if (!FLAG.test(text)) return text;
+    const before = texts[at - 1], begins = before ? /[.?!] $/.test(before) : at === 1 && node === node.parentElement.firstChild;
     const flag = /--[a-z-]+/.exec(text)[0], name = flag.slice(2), field = fields[name];
-    const title = text.replace(flag, field ? text === flag ? inWords(field.label) : t("change") : `ds-advise ${flag}`);
+    const title = text.replace(flag, field ? text === flag ? begins ? field.label : inWords(field.label) : t("change") : `ds-advise ${flag}`);
     const link = field ? fieldLink(name, title) : make("code", { textContent: title });
     link.dataset.flag = text;
     return link;
@@ -167,8 +186,10 @@ function fieldLink(name, textContent) {
   const { label, focused } = fields[name];
   const onclick = (event) => {
     event.preventDefault();  // the address has the question
-    const folded = focused().closest("details");
-    if (folded) folded.open = true;
+    for (let box = focused(); box; box = box.parentElement) {
+      if (box.tagName === "DETAILS") box.open = true;
+      box.hidden = false;  // an option without an effect, which a sentence names
+    }
     focused().focus();
     focused().select?.();
   };
@@ -180,7 +201,7 @@ function showControls() {
   byId("model").placeholder = state.config ? t("the pasted config.json") : "Qwen2.5-14B";
   if (document.activeElement !== byId("config")) byId("config").value = state.config ?? "";
   if (document.activeElement !== byId("kind")) byId("kind").value = parsed().kind;
-  document.querySelector("[data-slider=lora-rank]").hidden = value("method") === "full";
+  document.querySelector("[data-slider=lora-rank]").hidden = !hasEffect("lora-rank");
 }
 
 // The answer.
@@ -192,23 +213,52 @@ function show(part) {
   else if (part.part === "error") showError(part);
 }
 
-function showError({ sentence, names = [] }) {  // names: the options at which the error is
-  byId("error").textContent = sentence;
+// names: the options at which the error is. offers: values that the sentence says to write, as [option, value, its words].
+function showError({ sentence, names = [], offers = [] }) {
+  const said = [];
+  let rest = sentence;
+  for (const [name, value, words] of offers) {
+    const at = rest.indexOf(words);
+    if (at < 0) continue;
+    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length);  // the only field needs no name
+    said.push(rest.slice(0, at) + flag, offerButton(name, value));
+    rest = rest.slice(at + words.length);
+  }
+  byId("error").replaceChildren(...said, rest);
   linkFields(byId("error"));
-  if (!byId("error").querySelector(".link")) for (const name of names) byId("error").append(" ", fieldLink(name, fields[name].label));
+  if (names.length && !byId("error").querySelector(".link")) {
+    const links = names.flatMap((name) => [", ", fieldLink(name, fields[name].label)]);
+    byId("error").prepend(...links.slice(1), language === "zh" ? "：" : ": ");
+  }
+  clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
   byId("error").hidden = false;
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
   byId("result").classList.add("stale");
+  byId("older").hidden = byId("result").hidden;
   byId("summary").textContent = byId("error").textContent;
   byId("summary").className = "bad";
 }
 
+function clearInvalid() {
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+}
+function offerButton(name, value) {  // the number of GPUs has a field of its own
+  const gpus = name === "gpus" ? parsed(value) : null, title = t("Ask this");
+  const onclick = () => {
+    if (name === "model") delete state.config;
+    state[name] = value;
+    changed();
+    byId("answer").focus({ preventScroll: true });
+  };
+  return make("button", { type: "button", textContent: gpus?.count === parsed().count ? gpus.kind : value, title, onclick });
+}
+
 let sayTimer;
 function showAnswer(part) {
-  byId("error").hidden = byId("loading").hidden = true;
-  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
+  clearInvalid();
   byId("result").hidden = false;
   used = part.used;
   for (const box of document.querySelectorAll("[data-slider]")) box.show?.();

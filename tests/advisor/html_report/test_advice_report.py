@@ -52,6 +52,10 @@ def test_every_character_of_the_report_can_be_read(page: Page) -> None:
     assert "\N{REPLACEMENT CHARACTER}" not in page.text
 
 
+def test_a_section_with_the_chart_of_memory_alone_is_called_so(page: Page) -> None:
+    assert "Memory and time" not in page.text
+
+
 def test_the_ladder_has_the_figures_of_json(page: Page, answer: dict[str, Any]) -> None:
     rows = [row for row in page.sections["ladder"] if len(row) > 1]
     assert [row[0][0] for row in rows] == [plan["strategy"] for plan in answer["candidates"]]

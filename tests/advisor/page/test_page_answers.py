@@ -14,6 +14,7 @@ from ds_advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import options_in, state_command, state_question
+from ds_advise.advisor.question.options import GROUPS
 from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
@@ -129,6 +130,45 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
 )
 def test_an_error_names_the_fields_that_it_is_about(state: dict[str, str], names: list[str]) -> None:
     assert parts(state)["error"]["names"] == names
+
+
+@pytest.mark.parametrize(
+    "state, option, values",
+    [
+        ({"model": "mistral-7b"}, "model", ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-Instruct-v0.2"]),
+        ({"model": "gpt-17"}, "model", ["openai-community/gpt2"]),
+        ({"model": "gpt2", "gpus": "2xH1000"}, "gpus", ["2xH100-SXM5", "2xA100-SXM4-40GB"]),
+        ({"model": "gpt2", "gpus": "auto"}, "gpus", ["2x24GB", "8xA100-80GB", "4x8xH100"]),
+        ({"model": "gpt2", "ram": "512"}, "ram", ["512GB"]),
+        ({"model": "gpt2", "micro-batch": "3", "global-batch": "32"}, "micro-batch", ["2"]),
+    ],
+)
+def test_values_that_an_error_says_to_write_are_offered(state: dict[str, str], option: str, values: list[str]) -> None:
+    """Each stands in the sentence, in this order, and is accepted; what was typed is in it as it was typed."""
+    state = {"gpus": "2x32GB", **state}
+    error = parts(state)["error"]
+    offers, rest = error["offers"], error["sentence"]
+    assert [value for name, value, _ in offers if name == option][: len(values)] == values
+    for name, value, text in offers:
+        assert text in rest and text.endswith(value)
+        rest = rest.partition(text)[2]
+        state_question(state | {name: value})
+    quoted = re.findall(r"'(\w[\w-]*)'", error["sentence"])
+    assert quoted in ([], [state[option].removeprefix("2x")])
+
+
+def test_fields_have_the_groups_of_the_help_and_names_of_the_field() -> None:
+    offered = json.loads(choices())
+    assert [name for group in offered["groups"].values() for name in group] == [*offered["options"]]
+    assert {*offered["groups"]} <= {*GROUPS}
+    labels = [option["label"] for option in offered["options"].values()]
+    assert len({*labels}) == len(labels)
+    assert not re.search(
+        r"_|\b([a-z]*(lora|dora|Lora|Dora)|Zero[a-z]*|Mlp|[Vv]llm|Ds3|Nvme|[Gg]pus?)\b", " ".join(labels)
+    )
+    assert offered["options"]["dora"]["methods"] == ["lora", "qlora"]
+    assert offered["options"]["precompute-ref-log-probs"]["objectives"] == ["dpo", "kto"]
+    assert len(offered["options"]["micro-batch"]["objectives"]) > 10
 
 
 def test_proposed_changes_are_valid_questions() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ds_advise import advise
 from ds_advise.advisor.html_report.report import write_report
+from ds_advise.advisor.page import serve
 from ds_advise.advisor.page.serve import page_server
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.estimators.errors import DsAdviseError
@@ -74,6 +75,18 @@ def test_a_port_in_use_is_an_error(port: int) -> None:
         page_server(port)
 
 
+def test_a_browser_that_leaves_prints_nothing(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(*_: object, **__: object) -> bytes:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(serve, "page_file", leave)
+    with pytest.raises(http.client.RemoteDisconnected):
+        asked(port, "GET", "/")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> None:
     """Commands and changes are folded, and no button stands on them."""
     answer = advise("gpt2", gpus="2x24GB", offline=True, deepspeed_estimate=False)
@@ -83,6 +96,31 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     cut = "[...document.querySelectorAll('#start pre, #changes .scroll')].filter(b => b.scrollWidth > b.clientWidth)"
     assert page.evaluate(f"{cut}.map(b => b.textContent)") == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
+
+
+def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> None:
+    """In groups, above buttons that stay in sight."""
+    page.goto(f"http://127.0.0.1:{port}/#model=gpt2&gpus=2x24GB")
+    page.wait_for_selector("#answer[aria-busy=false]")
+    page.locator("#more summary").click()
+
+    def shown() -> tuple[list[str], list[str]]:
+        groups, labels = page.locator("#options legend:visible"), page.locator("#options label:visible")
+        return groups.all_inner_texts(), labels.all_inner_texts()
+
+    groups, labels = shown()
+    assert groups == ["Machine", "Method", "Training", "Software", "Amount of training", "Answer"]
+    assert "ZeRO++" in labels and not {"DoRA", "Quantization", "Precomputed reference", "vLLM sleep mode"} & {*labels}
+    for size in ((1280, 700), (390, 740)):
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.get_by_label("Global batch").scroll_into_view_if_needed()
+        box = page.get_by_role("button", name="Reset").bounding_box()
+        assert box["y"] > 0 and box["y"] + box["height"] <= size[1], size
+    page.get_by_label("Objective").select_option("grpo")
+    page.locator("[name=method][value=qlora]").check()
+    groups, labels = shown()
+    assert "Reinforcement learning" in groups and {"DoRA", "Quantization", "vLLM sleep mode"} <= {*labels}
+    page.wait_for_selector("#answer[aria-busy=false]")
 
 
 def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
@@ -113,10 +151,26 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.keyboard.type("24")
     page.keyboard.press("Enter")
     page.wait_for_selector("#error", state="hidden")
-    page.get_by_label("Name").fill("no such model")
+    page.get_by_label("Name").fill("mistral-7b")
     page.get_by_label("Name").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
-    assert "in the catalogue" in page.text_content("#error")
+    assert page.inner_text("#error").startswith("Model: 'mistral-7b' is ambiguous")
+    assert page.is_visible("#older"), "the answer below is not of this question"
+    page.locator("#error button").last.click()
+    page.wait_for_selector("#error", state="hidden")
+    assert page.input_value("#model") == "mistralai/Mistral-7B-v0.3"
+    page.get_by_label("GPU, or its memory").fill("H1000")
+    page.get_by_label("GPU, or its memory").press("Enter")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "Write H100-SXM5, " in page.inner_text("#error"), "the number has a field of its own"
+    page.locator("#error button").first.click()
+    page.wait_for_selector("#error", state="hidden")
+    assert (page.input_value("#kind"), page.input_value("#count-value")) == ("H100-SXM5", "2")
+    page.locator("#ram-value").fill("512")
+    page.locator("#ram-value").press("Enter")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.inner_text("#error").startswith("Host RAM per node '512'")
+    assert page.inner_text("#error").endswith("Write it as 512GB.")
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate("scrollTo(0, 0)")

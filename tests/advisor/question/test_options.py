@@ -11,8 +11,11 @@ import ds_advise
 import pytest
 from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
-from ds_advise.advisor.question.options import GROUPS, OPTIONS, fill_defaults, names_in
+from ds_advise.advisor.question.effective import effective_objectives
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, RolloutOptions, fill_defaults, names_in
+from ds_advise.advisor.question.workload import build_workload
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.objectives import OBJECTIVES
 
 
 def test_every_option_has_one_declaration_with_a_help_in_a_group() -> None:
@@ -49,6 +52,21 @@ def test_the_functions_show_every_option(function: Any) -> None:
 def test_the_page_has_options_of_the_table() -> None:
     assert all(OPTIONS[name.replace("-", "_")] is option for name, option in PAGE_OPTIONS.items())
     assert len(PAGE_OPTIONS) > 30
+
+
+@pytest.mark.parametrize("name", [*names_in(RolloutOptions), "eval_logits"])
+def test_an_option_is_refused_where_it_is_said_to_have_no_effect(name: str) -> None:
+    option = OPTIONS[name]
+    value: Any = "off" if "off" in option.choices else "generate" if option.choices else "gpt2"
+    value = 2 if option.kind.startswith("count") else 0.5 if option.kind == "number" else value
+    for objective in OBJECTIVES:
+        refused = False
+        try:
+            build_workload({"objective": objective, name: value, "offline": True}, None, None)
+        except WorkloadError as error:
+            refused = "possible with --objective" in error.what or "used with --objective" in error.what
+        # Switched off is as good as absent.
+        assert value == "off" or refused == (objective not in effective_objectives(name)), objective
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]
     with pytest.raises(UnknownModelError, match="is ambiguous") as caught:
         catalogue.find(name)
     assert caught.value.why == f"it matches: {', '.join(candidates)}"
+    assert caught.value.names == tuple(candidates)
 
 
 @pytest.mark.parametrize(
