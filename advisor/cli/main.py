@@ -27,7 +27,7 @@ from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .commands import COMMANDS, GROUPS, command_named
 from .help import HelpContext, HelpFormatter, help_records
-from .model_argument import with_model, words_behind_settings
+from .model_argument import is_model, with_model, words_behind_settings
 from .options import complete_model
 
 if TYPE_CHECKING:
@@ -291,7 +291,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
             fix = mistaken_words.instead_of_word(extra[1].split(), args, command)
         case _ if message.startswith("no command; write --"):
-            words = [word for word in args if word != "--"]
+            has_file = any(word.endswith(".json") for word in args)
+            words = [word for word in args if word != "--" and (has_file or not is_model(word))]
             fix = mistaken_words.divided_command(args, command) or f"write ds-advise {shlex.join(words)} -- train.py"
             message = "no command that trains"
     message = message[:1].lower() + message[1:]

@@ -138,9 +138,11 @@ def _joined(words: Sequence[str], args: Sequence[str], command: click.Command) -
     if re.fullmatch(r"[\d.,]+", value):
         if len(words) > 1 or (not words[0].isalpha() and not _UNIT.fullmatch(ends[0])):
             return ""
-        whole = value + ends[0] if mark is not None and _UNIT.fullmatch(ends[0]) else value
-        if not accepts(option, whole) or whole == value:
-            return f"leave {words[0]} out" if words[0].isalpha() and accepts(option, value) else ""
+        if mark is None or not _UNIT.fullmatch(ends[0]):
+            needs_unit = option.metavar in ("SIZE", "RATE", "TIME", "HOST")
+            is_sentence = words[0].isalpha() and accepts(option, value) and not needs_unit
+            return f"leave {words[0]} out" if is_sentence else ""
+        whole = value + ends[0]
     elif not mark:
         return ""
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ...estimators.plan import PLANS
-from ..question.gpu_text import with_counts
+from ..question.gpu_text import meant_gpus, with_counts
 from ..question.options import OPTIONS
 from ..question.other_names import advice_for, meant_choice, meant_strategy, other_name, plan_of_stage
 from ..text.units import alternatives
@@ -88,7 +88,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if near in known and not known[near].is_flag and accepts(known[near], value):
         choices = choices_of(known[near])
         if value := meant_choice(value, choices) if choices else value:
-            return f"write {near} {value}"
+            return f"write {near} {value}{needed_method(near, args, known)}"
     if near in _HELP:
         return f"write {line([*([] if command.name == 'advise' else [str(command.name)]), near])}"
     if near and known[near].is_flag and not value:
@@ -171,7 +171,7 @@ def _nearest(own: str, value: str, known: Mapping[str, click.Option]) -> str:
     """Return the option with the most similar name, first of those that accept the value; "" without one."""
     names = {name.lstrip("-"): name for name in (*known, *_HELP)}
     near = [names[each] for each in get_close_matches(own.lstrip("-"), names, cutoff=0.75)]
-    longer = [name for name in known if name.startswith(f"{own}-")]
+    longer = [name for name in known if len(own) > len("--to") - 1 and name.startswith(own)]
     near += longer if len(longer) == 1 else []
     return next((each for each in near if each in known and accepts(known[each], value)), next(iter(near), ""))
 
@@ -190,6 +190,8 @@ def accepts(option: click.Option, value: str) -> bool:
         return True
     if option.is_flag:
         return not value.isdigit()
+    if "--gpus" in option.opts:
+        return bool(meant_gpus(value))
     try:
         (COUNT if option.metavar == "N" else option.type).convert(value, option, None)
     except click.UsageError:
@@ -332,7 +334,10 @@ def near_choice(error: click.BadParameter, args: Sequence[str], command: click.C
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _POWER = re.compile(r"(\d{1,2})(?:\^|\*\*)(\d{1,2})", re.ASCII)
-_NUMBER = re.compile(r"[^\d.-]*(\d[\d,_]*(?:\.\d+)?)\s*([kmbt](?![a-z]))?\D*", re.IGNORECASE | re.ASCII)
+_PRODUCT = re.compile(r"(\d{1,6})[x*](\d{1,6})", re.ASCII)
+_NUMBER = re.compile(
+    r"[^\d.-]*(\d{1,3}(?:[,_]\d{3})+|\d+(?:\.\d+)?)(?![,_]\d)\s*(?:([kmbt])b?(?![a-z]))?\D*", re.IGNORECASE | re.ASCII
+)
 """A number among words: `$500`, `500USD`, `1k`."""
 
 
@@ -342,7 +347,15 @@ def _number(option: click.Option, value: str) -> str:
         value = str(1 + _WORDS.index(value.lower()))
     if power := _POWER.fullmatch(value):
         value = str(int(power[1]) ** int(power[2]))
+    if re.fullmatch(r"\d{1,2}(\.\d+)?%", value):
+        value = f"{float(value[:-1]) / 100:g}"
+    if product := _PRODUCT.fullmatch(value):
+        value = str(int(product[1]) * int(product[2]))
+    if isinstance(option.type, click.types.StringParamType) and option.metavar != "N":
+        return ""
     if found := _NUMBER.fullmatch(value):
+        if found[2] and accepts(option, text := f"{found[1]}{found[2]}"):  # of a length 1k is 1024
+            return text
         number = float(re.sub("[,_]", "", found[1])) * 1000 ** " kmbt".index((found[2] or " ").lower())
         if number and accepts(option, text := f"{number:.12g}"):
             return text
