@@ -107,7 +107,7 @@ def _named_option(word: str, args: Sequence[str], command: click.Command) -> str
     return named if named.startswith("leave") or _is_whole(named, named_options(command)) else ""
 
 
-_BETWEEN: Mapping[str, str] = {
+_BETWEEN: Mapping[str | None, str] = {
     **dict.fromkeys(("NAMES", "PARTS", "HOST", "LINK", "NAME[=VALUE],...", "NAME=VALUE,...", "KIND,..."), ","),
     "PATH:SIZE": ":",
     **dict.fromkeys(("SIZE", "RATE", "TIME", "N", None), ""),
@@ -133,7 +133,7 @@ def _joined(words: Sequence[str], args: Sequence[str], command: click.Command) -
     option = named_options(command).get(args[at - 2]) if at else None
     if option is None or option.is_flag or args[at - 2] == "--gpus":
         return ""
-    value, mark = args[at - 1].rstrip(","), _BETWEEN.get(option.metavar)  # type: ignore[arg-type]
+    value, mark = args[at - 1].rstrip(","), _BETWEEN.get(option.metavar)
     ends = [_UNIT_WORDS.get(word.lower(), word.strip(",")) for word in words]
     if re.fullmatch(r"[\d.,]+", value):
         if len(words) > 1 or (not words[0].isalpha() and not _UNIT.fullmatch(ends[0])):
