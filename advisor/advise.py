@@ -22,7 +22,7 @@ from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes, use_pytorch
 from .plan_estimate import PlanEstimate
-from .question.cluster import build_cluster, cluster_here, memory_limit_bytes
+from .question.cluster import build_cluster, cluster_here, is_described, memory_limit_bytes
 from .question.model_source import is_user_module, load_model, module_options
 from .question.options import (
     GROUPS,
@@ -42,6 +42,7 @@ from .question.workload import (
     apply_model_options,
     build_workload,
     plan_settings,
+    resolve_precision,
     trains_projector_alone,
 )
 from .search.candidate import LEAST, Candidate
@@ -105,7 +106,8 @@ def build_question(
             model = shape_from_object(model, example_inputs, loss_fn)
     if isinstance(model, ModelShape) and model.module:
         options = cast("QuestionOptions", {**options, **module_options(model, options)})
-    cluster = build_cluster(options)
+    # This machine is looked for when the words are known to be right.
+    cluster = build_cluster(options) if is_described(options) else None
     name = model if isinstance(model, str) else model.name
     if not isinstance(model, ModelShape):
         model = load_model(model, offline=options["offline"], with_image=trains_projector_alone(options))
@@ -134,9 +136,11 @@ def build_question(
                 chosen["eval_samples"] = options["eval_samples"] or built.job.evaluation_samples or None
             if options["packing"] and options["attention"] != "flash":
                 chosen["sequence_parallel_size"] = 1  # Ulysses drops the mask that separates packed samples
+    workload = build_workload(chosen, shape, None)
+    cluster = cluster or build_cluster(options)
     question = Question(
         model=shape,
-        workload=build_workload(chosen, shape, cluster.gpu),
+        workload=replace(workload, precision=resolve_precision(options["precision"], cluster.gpu)),
         cluster=cluster,
         micro_batch_size=micro_batch,
         free_loss=options["loss"] == "auto",

@@ -72,6 +72,10 @@ class ClusterError(DsAdviseError):
     """The description of GPUs, host memory or storage is unknown or contradictory."""
 
 
+class NoGpuError(ClusterError):
+    """This machine has no GPU that could stand for those that no option describes."""
+
+
 class WorkloadError(DsAdviseError):
     """A training setting is impossible or contradicts another one."""
 

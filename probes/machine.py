@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..estimators.errors import ClusterError
+from ..estimators.errors import ClusterError, NoGpuError
 from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, Gpu, find_gpu, gpu_of_memory
 
 
@@ -200,20 +200,20 @@ def _query(query: Callable[[Any], _T]) -> _T:
 def visible_gpus() -> list[Gpu]:
     """The GPUs of the driver (NVML) within CUDA_VISIBLE_DEVICES, with their actual memory.
 
-    Raises ClusterError without a driver, without a GPU, or if CUDA_VISIBLE_DEVICES names an absent one.
+    Raises NoGpuError without a driver or a GPU, and ClusterError if CUDA_VISIBLE_DEVICES names an absent one.
     """
     import pynvml
 
     try:
         gpus = _query(lambda nvml: [_gpu(nvml, handle) for handle in visible_handles(nvml)])
     except pynvml.NVMLError as error:
-        raise ClusterError(
+        raise NoGpuError(
             f"no NVIDIA driver answers on this machine ({error})",
             why="without --gpus, the driver's list of GPUs is used",
             fix=_OTHER_FIX,
         ) from None
     if not gpus:
-        raise ClusterError(
+        raise NoGpuError(
             "no GPU is visible",
             why="--gpus auto takes the GPUs that CUDA uses",
             fix=f"check CUDA_VISIBLE_DEVICES, or {_OTHER_FIX}",

@@ -27,7 +27,7 @@ from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .commands import COMMANDS, GROUPS, command_named
 from .help import HelpContext, HelpFormatter, help_records
-from .model_argument import with_model
+from .model_argument import is_model, with_model, words_behind_settings
 from .options import complete_model
 
 if TYPE_CHECKING:
@@ -101,7 +101,12 @@ class AdviseByDefault(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(context, args)
-        return name, command, rest if command is None else with_model(command, rest)
+        if command is None:
+            return name, command, rest
+        if settings := words_behind_settings(command, rest):
+            # Words of PART would take them.
+            raise click.UsageError(f"got unexpected extra argument{'s'[: len(settings) > 1]} ({' '.join(settings)})")
+        return name, command, with_model(command, rest)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what `advise` does with its examples, all commands, and the options that most questions need."""
@@ -259,7 +264,7 @@ def _pasted_line(args: Sequence[str]) -> str:
 
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
-    from . import mistakes  # imported here: an answer does not need it
+    from . import mistaken_words, mistakes  # imported here: an answer does not need it
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = command_named(name)
@@ -268,7 +273,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case click.NoSuchOption():
             option = mistakes.typed_option(error.option_name, args)
             message = f"no such option {option}"
-            if not (fix := mistakes.divided_command(args, command)):
+            if not (fix := mistaken_words.divided_command(args, command)):
                 fix = mistakes.instead_of(option, args, command)
             if not fix and (owners := mistakes.owners_of(option)):
                 shown = ", ".join(owners if len(owners) < 5 else [*owners[:3], "..."])
@@ -278,15 +283,16 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case click.BadOptionUsage():
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
-            fix = mistakes.near_choice(error, command)
+            fix = mistakes.near_choice(error, args, command)
             message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range from \1 to \2", message)
             if " is not one of " in message and fix.startswith("write") and " or " in fix:  # it has the choices
                 message = message.partition(" is not one of ")[0] + " is not possible"
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
-            fix = mistakes.instead_of_word(extra[1].split(), args, command)
+            fix = mistaken_words.instead_of_word(extra[1].split(), args, command)
         case _ if message.startswith("no command; write --"):
-            words = [word for word in args if word != "--"]
-            fix = mistakes.divided_command(args, command) or f"write ds-advise {shlex.join(words)} -- train.py"
+            has_file = any(word.endswith(".json") for word in args)
+            words = [word for word in args if word != "--" and (has_file or not is_model(word))]
+            fix = mistaken_words.divided_command(args, command) or f"write ds-advise {shlex.join(words)} -- train.py"
             message = "no command that trains"
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import nearest_file
-from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
+from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import meant_plan
 from .commands import COMMANDS, command_named
 from .model_argument import is_model
-from .typed_line import GPUS, STARTERS, divided_words, line, question_for, typed_words, value_of
+from .typed_line import GPUS, STARTERS, divided_words, gpus_in_front, line, question_for, typed_words, value_of
 
 if TYPE_CHECKING:
     from ..importers.imported_run import ImportedRun
@@ -33,7 +33,10 @@ def other_command(name: str) -> str:
         if name.upper() in (rule.code for rule in RULES):
             return f"ds-advise lint --explain {name.upper()}"
     if is_ds_config(path):
-        return f"ds-advise explain {name}" + ("" if records_question(path) else f" --model {model} --gpus {gpus}")
+        if records_question(path):
+            return line(["explain", name])
+        # Without a model only lint has an answer.
+        return line(["lint", name]) if model == "MODEL" else line(["explain", name, "--model", model, "--gpus", gpus])
     if path.suffix.lower() == ".py":
         return f"ds-advise --gpus {gpus} -- torchrun {name}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
@@ -94,8 +97,10 @@ def is_there(path: Path) -> bool:
 
 
 def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] | None:
-    """Return what is wrong and what to type if what should be a JSON file is read by another command. args: the
-    command line."""
+    """Return what is wrong and what to type if what should be a JSON file is read by another command, or --gpus is
+    behind `--`. args: the command line."""
+    if isinstance(error, NoGpuError) and (described := gpus_in_front(args)) != [*args]:
+        return "--gpus behind -- is an option of the command there", f"write {line(described)}"
     found = re.match("(.+): (not JSON|no such file)", error.what, re.DOTALL)
     name = found[1] if found and isinstance(error, ConfigFileError) else ""
     if found and found[2] == "no such file" and Path(name).suffix:  # else it may be the name of a rule
@@ -104,7 +109,7 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
     what = f"{name[:80]} is not a DeepSpeed configuration"
     if command and args[0] in _RUNNING and name.endswith(".py"):
         own, _, users = " ".join(divided_words(args)).partition(" -- ")
-        gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in args else ""
+        gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
         starter = "" if users.split()[0] in STARTERS else "torchrun "
         return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
     run = _run_of_tool(Path(name)) if command and Path(name).suffix.lower() in _OF_TOOLS else None

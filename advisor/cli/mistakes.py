@@ -11,14 +11,14 @@ from pathlib import Path
 import click
 
 from ...estimators.plan import PLANS
-from ..question.gpu_text import meant_gpus, near_gpus, with_counts
+from ..question.gpu_text import meant_gpus, with_counts
 from ..question.options import OPTIONS
 from ..question.other_names import advice_for, meant_choice, meant_strategy, other_name, plan_of_stage
 from ..text.units import alternatives
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
-from .options import COUNT, CommandWithUsersCommand
+from .options import COUNT
 from .typed_line import (
     GPUS,
     STARTERS,
@@ -30,7 +30,6 @@ from .typed_line import (
     question_for,
     value_of,
     without,
-    words_for,
 )
 
 
@@ -42,6 +41,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if own in known:
         return f"write {own} {value or _switched(known[own], 'on')}".rstrip()
     positive = own.replace("--no-", "--", 1)
+    if positive != own and positive not in known:
+        positive = other_name(_plain(positive)).partition(" ")[0]
     if positive != own and positive in known:
         off = _switched(known[positive], "off")
         return f"write {positive} {off}" if off else f"leave {positive} out"
@@ -49,20 +50,25 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"write ds-advise {help_option}"
     written = other_name(name)
     target = written.partition(" ")[0]
+    needed = needed_method(target, args, known)
     if target == "--gpus" and target in known:
         return f"write {_described_gpus(args)}"
     if (target in known and _is_meant(known[target], written)) or (target == "--model" and "--gpus" in known):
-        if "{N}" in written and value and not _accepts(known[target], value):
+        if "{N}" in written and value and not accepts(known[target], value):
             value = _number(known[target], value)
+        if "{TIME}" in written and value.isdigit():
+            value = f"{value}h" if "hour" in name else ""
         choices = choices_of(known[target]) if target in known else ()
-        return f"write {_filled(written, value, choices)}"
+        return f"write {_filled(written, value, choices)}{needed}"
     near = _nearest(own, value, known)
     is_plan = bool(plan_of_stage(name)) or name.replace("_", "-") in PLANS
     advice = advice_for("strategy" if is_plan else name)
-    if advice and not (_is_misspelled(own, near) and _accepts(known[near], value)):
+    if advice and not (_is_misspelled(own, near) and accepts(known[near], value)):
         given = {_plain(word): value_of(word.partition("=")[0], args) for word in args if word.startswith("-")}
         strategy = meant_strategy({name: value, **given})
         if "{STRATEGY}" in advice and "--strategy" in known:
+            if file := _config_file(args, command):
+                return f"leave it out: {file} has its own strategy"
             is_given = value_of("--strategy", args) == strategy
             return f"leave it out: --strategy {strategy} has it" if is_given else f"write --strategy {strategy}"
         advice = advice.replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
@@ -72,14 +78,39 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
         return _line_of(owners, args, command)
+    if target and target not in known and (owners := owners_of(target)):
+        renamed = [*without((option,), args, command), *_filled(written, value, ()).split()]
+        if found := _line_of(owners, renamed, command):
+            return found
     named = [flag for flag, words in options_of(command).items() if own.lstrip("-") in words]
     if len(named) == 1:
         return f"write {named[0]} {own.lstrip('-')}"
-    if near in known and not known[near].is_flag and _is_misspelled(own, near) and _accepts(known[near], value):
+    if near in known and not known[near].is_flag and accepts(known[near], value):
         choices = choices_of(known[near])
         if value := meant_choice(value, choices) if choices else value:
-            return f"write {near} {value}"
+            return f"write {near} {value}{needed_method(near, args, known)}"
+    if near in _HELP:
+        return f"write {line([*([] if command.name == 'advise' else [str(command.name)]), near])}"
+    if near and known[near].is_flag and not value:
+        return f"write {near}"
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
+
+
+def _config_file(args: Sequence[str], command: click.Command) -> str:
+    """Return the first word of a line that is a configuration file; "" without one."""
+    from ..question.file_question import is_ds_config  # imported here: names need none of it
+
+    return next((args[at] for at in positional_places(command, args) if is_ds_config(Path(args[at]))), "")
+
+
+def needed_method(flag: str, args: Sequence[str], known: Mapping[str, click.Option]) -> str:
+    """Return the method without which an option has no effect, as words behind it; "" if the line has one, and for an
+    option that has an effect with every method."""
+    methods = next((each.methods for each in OPTIONS.values() if each.flag == flag), ())
+    if not methods or value_of("--method", args) in methods or "--method" not in known:
+        return ""
+    taken = [method for method in methods if method in choices_of(known["--method"])]
+    return f" --method {taken[0]}" if taken else ""
 
 
 def _switched(option: click.Option, word: str) -> str:
@@ -119,7 +150,11 @@ def _line_of(owners: Sequence[str], args: Sequence[str], command: click.Command)
     if not owner or not any(map(is_model, args)):
         return ""
     name = [] if owner == "advise" else [owner]
-    return f"write {line([*name, *question_for(command_named(owner), args, command)])}"
+    asked = question_for(command_named(owner), args, command)
+    # A command that has no --gpus is not about this machine, which may have none.
+    has_gpus = value_of("--gpus", args) or "--gpus" in named_options(command)
+    gpus = [] if has_gpus or "--gpus" not in named_options(command_named(owner)) else ["--gpus", GPUS]
+    return f"write {line([*name, *asked, *gpus])}"
 
 
 _HELP = ("--help", "--help-all", "--version")
@@ -136,7 +171,9 @@ def _nearest(own: str, value: str, known: Mapping[str, click.Option]) -> str:
     """Return the option with the most similar name, first of those that accept the value; "" without one."""
     names = {name.lstrip("-"): name for name in (*known, *_HELP)}
     near = [names[each] for each in get_close_matches(own.lstrip("-"), names, cutoff=0.75)]
-    return next((each for each in near if each in known and _accepts(known[each], value)), next(iter(near), ""))
+    longer = [name for name in known if len(own) > len("--to") - 1 and name.startswith(own)]
+    near += longer if len(longer) == 1 else []
+    return next((each for each in near if each in known and accepts(known[each], value)), next(iter(near), ""))
 
 
 _MISSPELLED = 0.9
@@ -147,12 +184,14 @@ def _is_misspelled(own: str, near: str) -> bool:
     return bool(near) and SequenceMatcher(None, own.lstrip("-"), near.lstrip("-")).ratio() >= _MISSPELLED
 
 
-def _accepts(option: click.Option, value: str) -> bool:
+def accepts(option: click.Option, value: str) -> bool:
     """Return whether an option takes a value, as far as its type tells."""
     if not value or isinstance(option.type, click.Choice):
         return True
     if option.is_flag:
         return not value.isdigit()
+    if "--gpus" in option.opts:
+        return bool(meant_gpus(value))
     try:
         (COUNT if option.metavar == "N" else option.type).convert(value, option, None)
     except click.UsageError:
@@ -207,75 +246,6 @@ def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
 
 
-def divided_command(args: Sequence[str], command: click.Command) -> str:
-    """Return the line with `--` before the command that trains; "" if there is no such command, or `--` before it."""
-    divided = divided_words(args)
-    if len(divided) == len(args) or not isinstance(command, CommandWithUsersCommand):
-        return ""
-    return f"write ds-advise {' '.join(divided)}"
-
-
-def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
-    """Return what to type in place of words that a command does not take."""
-    from ..question.file_question import is_ds_config  # imported here: names need none of it
-
-    known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
-    own = list(args[1:] if args[:1] == [command.name] else args)
-    typed = [own[place] for place in positional_places(command, own)]
-    before = args[args.index(word) - 1] if word in args[1:] else ""
-    if divided := divided_command(args, command):
-        return divided
-    if not any(isinstance(each, click.Argument) for each in command.params):  # of this machine, not of a training
-        trains = own if "--" in own else divided_words(own)
-        if "--" in trains:
-            return f"write {line(['launch', '--dry', *trains[trains.index('--') :]])}, which checks a training"
-        if Path(word).suffix == ".json":
-            return f"write {line(['lint', word])}, which checks a configuration"
-    if word.lower() in ("yes", "true", "on", "1", "no", "false") and before in known and known[before].is_flag:
-        return f"write {before} without {word}"
-    if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
-        rest = words_for(command_named(named), args, command)
-        return f"write {line([named, *(each for each in rest if each != named)])}"
-    if f"-{before}" in known:  # `-output FILE`, of which Click makes `-o utput`
-        return f"write -{before} {word}"
-    if dashless := [each for each in words if _is_without_dashes(each, words, known)]:
-        return f"write {line([f'--{each}' if each in dashless else each for each in args])}"
-    # `--gpus H100 80GB`, `--gpus 2 x A100`
-    whole = "" if re.match(r"\d+x", word) else re.sub(r" [xX*] ?", "x", " ".join((gpus, *words)))
-    if "--gpus" in known and (found := meant_gpus(whole) or meant_gpus(word) or ", ".join(near_gpus(word))):
-        return f"write --gpus {found}"
-    if linking := [each for each in typed if each.lower() in ("vs", "vs.", "versus", "and", "with")]:
-        return f"write {line([each for each in args if each not in linking])}"
-    models = [each for each in typed if is_model(each)]
-    file = next((each for each in typed if is_ds_config(Path(each))), "")
-    if file and own == args and len(models) == 1:
-        return f"write {line(['explain', file, '--model', *question_for(command_named('explain'), args, command)])}"
-    first = next(iter(typed), word)
-    if first != word and is_model(word) and (plan := plan_of_stage(first)):
-        asked = question_for(command_named("explain"), args, command)
-        return f"write {line(['explain', *asked, '--strategy', plan])}"
-    if is_model(whole := "-".join((first, *words))):  # `qwen 2.5 14b`
-        return f"write {whole}"
-    if len(models) > 1:
-        return f"write one model: {' or '.join(models)}"
-    if not is_model(word):
-        return ""
-    if "--model" in known:
-        return f"write --model {word}"
-    place = ["--gpus", found] if (found := meant_gpus(first)) and not gpus else []
-    return f"write {line([part for each in args for part in (place if each == first else [each])])}"
-
-
-def _is_without_dashes(word: str, words: Sequence[str], known: Mapping[str, click.Option]) -> bool:
-    """Return whether a word is an option without its dashes: `seq-len=4k`, `gpus 8xH100`."""
-    name, equals, value = word.partition("=")
-    option = known.get(f"--{name}")
-    after = value if equals else next(iter(words[words.index(word) + 1 :]), "")
-    if option is None or option.is_flag or not (equals or re.search(r"\d", after)):
-        return False
-    return bool(after) and _accepts(option, after)
-
-
 COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "": "estimate estimate-memory recommend predict fit plan memory mem ask",
     "--probe": "tune tuner autotune autotuner autotuning search optimize optimise sweep",
@@ -290,6 +260,7 @@ COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "bench": "benchmark perf",
     "page": "serve ui web gui",
     "explain": "show describe formula",
+    "history": "list ls records measurements",
     "compare": "diff",
     "from": "import convert",
     "rent": "cost price cloud",
@@ -337,7 +308,7 @@ def no_option_value(name: str, command: click.Command) -> str:
     return ""
 
 
-def near_choice(error: click.BadParameter, command: click.Command) -> str:
+def near_choice(error: click.BadParameter, args: Sequence[str], command: click.Command) -> str:
     """Return how a value is written that an option does not take: the choice that is meant, or an example."""
     found = re.search(r"'(.{1,40})' is not", error.message)
     option = error.param
@@ -347,7 +318,7 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
     if value == "auto":
         return f"leave {name} out for the recommended value"
     if near := meant_choice(value, choices):
-        return f"write {name} {near}"
+        return f"write {name} {near}{needed_method(name, args, named_options(command))}"
     others = [flag for flag, words in options_of(command).items() if value in words and flag != "--quantization"]
     if others:
         return f"write {others[0]} {value}"
@@ -357,18 +328,36 @@ def near_choice(error: click.BadParameter, command: click.Command) -> str:
         return advice
     if choices:
         return f"write {name} {alternatives(choices)}"
-    return f"write {name} {_number(option, value)}"
+    number = _number(option, value)
+    return f"write {name} {number}" if number else no_option_value(name, command)
 
 
-_NUMBER = re.compile(r"[^\d.-]*(\d[\d,_]*(?:\.\d+)?)\s*([kmbt](?![a-z]))?\D*", re.IGNORECASE | re.ASCII)
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_POWER = re.compile(r"(\d{1,2})(?:\^|\*\*)(\d{1,2})", re.ASCII)
+_PRODUCT = re.compile(r"(\d{1,6})[x*](\d{1,6})", re.ASCII)
+_NUMBER = re.compile(
+    r"[^\d.-]*(\d{1,3}(?:[,_]\d{3})+|\d+(?:\.\d+)?)(?![,_]\d)\s*(?:([kmbt])b?(?![a-z]))?\D*", re.IGNORECASE | re.ASCII
+)
 """A number among words: `$500`, `500USD`, `1k`."""
 
 
 def _number(option: click.Option, value: str) -> str:
-    """Return the number that a value means, if the option takes it; else the option's default, or 8."""
+    """Return the number that a value means, if the option takes it; else the option's default, "" without one."""
+    if value.lower() in _WORDS:
+        value = str(1 + _WORDS.index(value.lower()))
+    if power := _POWER.fullmatch(value):
+        value = str(int(power[1]) ** int(power[2]))
+    if re.fullmatch(r"\d{1,2}(\.\d+)?%", value):
+        value = f"{float(value[:-1]) / 100:g}"
+    if product := _PRODUCT.fullmatch(value):
+        value = str(int(product[1]) * int(product[2]))
+    if isinstance(option.type, click.types.StringParamType) and option.metavar != "N":
+        return ""
     if found := _NUMBER.fullmatch(value):
+        if found[2] and accepts(option, text := f"{found[1]}{found[2]}"):  # of a length 1k is 1024
+            return text
         number = float(re.sub("[,_]", "", found[1])) * 1000 ** " kmbt".index((found[2] or " ").lower())
-        if number and _accepts(option, text := f"{number:.12g}"):
+        if number and accepts(option, text := f"{number:.12g}"):
             return text
     found = re.search(r"\[default: (?:about )?([\d.]+)", f"{getattr(option, 'help', '')} [default: {option.default}]")
-    return found[1] if found else "8"
+    return found[1] if found else ""

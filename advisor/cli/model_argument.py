@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -42,6 +43,14 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
     elif _has_option(command) and "--model" not in own:
         own = _as_option(own, [place for place in places if is_model(own[place])])
     return own + users
+
+
+def words_behind_settings(command: click.Command, args: Sequence[str]) -> list[str]:
+    """Return the words NAME=VALUE that go on with the value of an option of such words without a comma: `b=2` of
+    `--set a=1 b=2`."""
+    lists = {name for each in command.params if "=VALUE" in str(each.metavar) for name in each.opts}
+    at = next((at for at, word in enumerate(args[: -2 or None]) if word in lists), None)
+    return [] if at is None else [*takewhile(re.compile(r"\w[\w.]*=").match, args[at + 2 :])]
 
 
 def _is_only_model(word: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,10 +268,13 @@ class CommandWithItsWords(GroupedCommand):
         return super().parse_args(context, args)
 
 
-def typed_command(*further: str, first: Sequence[str] = (), without: Container[str] = ()) -> str:
-    """The present command as it was typed, without some words, and with others in front and behind."""
+def typed_command(*further: str, first: Sequence[str] = (), without: Sequence[str] = ()) -> str:
+    """The present command as it was typed, without some words, each where it is last, and with others in front and
+    behind."""
     context = click.get_current_context()
-    typed = (word for word in context.obj if word not in without)
+    typed = list(context.obj)
+    for word in without:
+        del typed[len(typed) - 1 - typed[::-1].index(word)]
     return shlex.join(["ds-advise", context.info_name or "", *first, *typed, *further])
 
 

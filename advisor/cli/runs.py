@@ -168,6 +168,7 @@ def dry_run(
     """
     from ...ds_configs.files import write_config
     from ...probes.command.training_command import read_command
+    from ...probes.command.words import check_script
     from ..answer.command_answer import CommandAnswer
     from ..document.blocks import Sentence
     from ..html_report.report import check_target
@@ -186,6 +187,7 @@ def dry_run(
     cluster = None
     if words:
         refuse_described(run)
+        check_script(words, Path.cwd())  # before the machine is looked for
         cluster = build_cluster(machine_of(file, machine))
         # The command that starts the ranks of the figures.
         ranks = read_command(words).replace_counts(cluster.nodes, cluster.gpus_per_node)

@@ -93,7 +93,7 @@ def command_schema(command: str) -> Schema:
     ModuleNotFoundError without pydantic."""
     if command not in _FORMS:
         near = meant_choice(command, NAMES)
-        fix = f"write {near}" if near else f"pass one of {', '.join(NAMES)}"
+        fix = f"write ds-advise schema {near}" if near else f"pass one of {', '.join(NAMES)}"
         raise WorkloadError(f"there is no schema of {command[:40]!r}", fix=fix)
     from pydantic.json_schema import GenerateJsonSchema  # imported here: `--help` works without the extra
 

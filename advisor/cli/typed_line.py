@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 import click
 
 from ...probes.command_line import command_line
+from ..question.gpu_text import meant_gpus
 from .model_argument import is_model, positional_places
 
 STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
@@ -79,7 +80,18 @@ def divided_words(args: Sequence[str]) -> list[str]:
     """Return the words with `--` before the command that trains, if there is one without it."""
     starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in STARTERS)
     at = None if "--" in args else next(starts, None)
-    return [*args] if at is None else [*args[:at], "--", *args[at:]]
+    return [*args] if at is None else gpus_in_front([*args[:at], "--", *args[at:]])
+
+
+def gpus_in_front(args: Sequence[str]) -> list[str]:
+    """Return the words with the GPUs that are typed behind `--`, where they would be the command's, in front of it."""
+    end = args.index("--") if "--" in args else len(args)
+    users = list(args[end:])
+    gpus = value_of("--gpus", users)
+    if not (found := meant_gpus(gpus)):
+        return [*args]
+    rest = [word for word in users if word not in ("--gpus", f"--gpus={gpus}", gpus)]
+    return [*args[:end], "--gpus", found, *rest]
 
 
 def words_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

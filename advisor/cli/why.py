@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...ds_configs.files import CONFIG_NAME
+from ...ds_configs.files import CONFIG_NAME, nearest_file
 from ...ds_configs.launch_commands import shell_line
 from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
 from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
+from .mistaken_files import is_there
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -177,8 +178,9 @@ def _diagnosed(files: Sequence[str]) -> Diagnosis:
 
 
 def _unreadable(log: str, why: str) -> ConfigFileError:
+    near = "" if log == "-" or is_there(Path(log)) else nearest_file(Path(log))
     fix = "name the file with the output of the training, or pipe it: COMMAND 2>&1 | ds-advise why -"
-    return ConfigFileError(f"{log[:200]} cannot be read", why=why, fix=fix)
+    return ConfigFileError(f"{log[:200]} cannot be read", why=why, fix=f"write {near}" if near else fix)
 
 
 def _command_advice(

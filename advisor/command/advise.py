@@ -23,6 +23,7 @@ from ...estimators.plan import Plan
 from ...probes.command.request import CommandRequest
 from ...probes.command.run import CommandFailedError, NoEngineError
 from ...probes.command.training_command import read_command
+from ...probes.command.words import check_script
 from ...probes.run import Run
 from ...probes.worker_process import OnProgress
 from ..advise import predicted
@@ -95,6 +96,7 @@ def advise_command(
         name = f"--{refused[0].replace('_', '-')}"
         raise WorkloadError(f"{name} does not apply to a command", why="it is simulated on the GPUs of --gpus")
     folder = (folder or Path.cwd()).absolute()
+    check_script(words, folder)  # before the machine is looked for
     cluster = build_cluster(given)
     typed, words = tuple(words), read_command(words).replace_counts(cluster.nodes, cluster.gpus_per_node)
     request = CommandRequest(

@@ -59,6 +59,16 @@ def build_cluster(options: Mapping[str, Any]) -> Cluster:
     return cluster if threads is None else replace(cluster, threads_per_rank=threads)
 
 
+def is_described(options: Mapping[str, Any]) -> bool:
+    """Return whether the options describe GPUs other than those of this machine, or objects of Python."""
+    gpus = options.get("gpus", "auto")
+    return not (isinstance(gpus, str) and _is_this_machine(gpus)) and options.get("device", "cuda") != "cpu"
+
+
+def _is_this_machine(gpus: str) -> bool:
+    return gpus.strip().lower() == "auto"
+
+
 def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> Cluster:
     """The machines that the options of a question describe, for ranks on this machine.
 
@@ -106,7 +116,12 @@ def parse_cluster(
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond the size of real machines.
     """
-    cluster = _this_machine() if gpus.strip().lower() == "auto" else described_cluster(gpus)
+    if _is_this_machine(gpus):
+        # What is wrong with the other texts is told before the machine is looked for.
+        parse_cluster("2x8xH100", ram=ram, host=host, nvme=nvme, interconnect=interconnect)
+        cluster = _this_machine()
+    else:
+        cluster = described_cluster(gpus)
     if ram is not None:
         usable, reading = parse_ram(ram)
         cluster = replace(cluster, host_memory_bytes_per_node=usable)

@@ -38,6 +38,15 @@ _COUNT_LAST = re.compile(r"(.*\d.*?)\s*[x*:\u00d7]\s*(\d{1,4})", re.IGNORECASE |
 """Other forms of a count and a kind: `8H100`, `8*H100`, `8 H100`, `1.5xH100`; `H100x8`, `H100:8`. The kind has a digit:
 `Ti` of `4090 Ti` is none."""
 
+_NODES_FIRST = re.compile(
+    r"(\d{1,4})[\s-]*(?:nodes?|machines?|hosts?|servers?)[\s,x*:-]*(?:(?:of|with)\s+)?", re.IGNORECASE
+)
+_NODES_LAST = re.compile(
+    r"(.*\d.*?)[\s,x*(-]*(?:(?:on|in)\s+)?(\d{1,4})[\s-]*(?:nodes?|machines?|hosts?|servers?)\W*", re.IGNORECASE
+)
+_GPU_WORDS = re.compile(r"(?<=[\s\d])\s*(?:gpus?|cards?)\b", re.IGNORECASE)
+"""Counts in words: `2nodes8xH100`, `2 nodes of 8 H100 GPUs`, `8xH100 on 2 nodes`."""
+
 _NAME = re.compile(r"(?=.*(?:[a-z]|\d{4}))[\w .-]+", re.IGNORECASE | re.ASCII)
 """A name, in contrast to a memory size, which several cards have."""
 
@@ -138,7 +147,9 @@ def with_counts(text: str, nodes: str = "", per_node: str = "") -> str:
 
 def _meaning(text: str) -> tuple[Counts, str] | None:
     """The counts and the known kind that a text means; None for any other text."""
-    found = ((counts, _known_kind(kind)) for counts, kind in _meanings(text.strip()))
+    plain = _without_words(text.strip())
+    texts = (plain, re.sub(r"(?<=\d)s$", "", plain, flags=re.IGNORECASE))  # `8 H100s`, but `L40S`
+    found = ((counts, _known_kind(kind)) for each in texts for counts, kind in _meanings(each))
     return next(((counts, known) for counts, known in found if known), None)
 
 
@@ -179,8 +190,17 @@ def _meanings(text: str) -> Iterator[tuple[Counts, str]]:
     for counts, rest in found:
         if len(counts) < 2 and (first := _COUNT_FIRST.fullmatch(rest)):
             yield (*counts, str(ceil(float(first[1].replace(",", "."))))), first[2]
-        if not counts and (last := _COUNT_LAST.fullmatch(rest)):
-            yield (last[2],), last[1]
+        if len(counts) < 2 and (last := _COUNT_LAST.fullmatch(rest)):
+            is_memory = int(last[2]) > MOST_GPUS_PER_NODE and gpus_named(f"{last[1]} {last[2]}GB")
+            # Behind GPUs it counts nodes: `8xH100x2`.
+            yield (counts, f"{last[1]}-{last[2]}GB") if is_memory else ((last[2], *counts), last[1])
+
+
+def _without_words(text: str) -> str:
+    """The text with counts that words name in the usual form: `2x8xH100` for `2 nodes of 8xH100`."""
+    if last := _NODES_LAST.fullmatch(text):
+        text = f"{last[2]}x{last[1]}"
+    return _GPU_WORDS.sub("", _NODES_FIRST.sub(r"\1x", text)).strip()
 
 
 def _numbers(counts: Counts) -> tuple[int, int]:
@@ -281,6 +301,7 @@ def _word(name: str) -> str:
 
 def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> ClusterError:
     """The error for a text whose kind is not known, with what to write. error: that of the kind."""
+    kind = _without_words(kind)  # `8 GPUs`
     shown, front = f"--gpus {text.strip()[:40]!r}", "".join(f"{count[:10]}x" for count in counts)
     if not kind:
         fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR

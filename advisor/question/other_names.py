@@ -1,4 +1,4 @@
-"""Names that other tools have for an option of a question, and for what is no option here."""
+"""Names that other tools have for an option, and for what is no option here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "micro_train_batch_size mbs",
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",
     "--global-batch N: micro batch x accumulation x GPUs": "gradient_accumulation_steps gradient_accumulation "
-    "grad_accum grad_accumulation accumulation_steps",
+    "grad_accum grad_accumulation accumulation_steps accum",
     "--seq-len {N}": "seq max_length max_seq_length max_seq_len seq_length sequence_length sequence_len "
     "model_max_length cutoff_len context_length context_len context ctx block_size max_tokens",
     "--method {NAME}": "mode finetuning_type train_type training_type tuner_type",
@@ -42,7 +42,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "--attention {NAME}": "attn_implementation attn",
     "--kernels liger": "liger use_liger use_liger_kernel",
     "--gradient-checkpointing on": "activation_checkpointing activation_checkpoint gradient_checkpointing_enable "
-    "grad_checkpointing recompute",
+    "grad_checkpointing checkpointing recompute",
     "--epochs {N}": "num_train_epochs num_epochs",
     "--data {FILE}": "dataset dataset_name dataset_path data_path train_file train_data",
     "--eval-batch {N}": "per_device_eval_batch_size eval_batch_size",
@@ -60,6 +60,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--json": "format output_format",
     "--html {FILE}": "report html_report html_file",
     "--budget {AMOUNT}": "max_price max_cost max_budget",
+    "--deadline {TIME}": "hours max_hours time_limit max_time",
+    "--forget": "delete remove rm clear",
     "--price {RATE}": "cost hourly_price",
     "--interconnect {RATE}": "bandwidth network",
     "--lang {LANGUAGE}": "language locale",
@@ -75,7 +77,8 @@ ADVICE: Mapping[str, str] = {
     _TRIED: "zero_stage zero stage strategy deepspeed_stage stages zero_config",
     _OFFLOADS: "offload cpu_offload offload_optimizer optimizer_offload offload_optimizer_device offload_param "
     "param_offload offload_param_device nvme_offload",
-    _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size",
+    _LAYERS: "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size autotp autotp_size "
+    "model_parallel model_parallel_size mp mp_size",
     "leave it out: fp8 is not predicted; --precision bf16 is the nearest": "fp8",
     "leave it out: a training is predicted, not inference": "inference infer serving kv_cache",
     "name the model, or the folder with its config.json": "model_size num_params params hidden_size num_layers layers "
@@ -186,6 +189,8 @@ _CHOICES = {
     **dict.fromkeys(("sft", "clm", "lm", "pretraining", "causal-lm"), "next-token"),
     **dict.fromkeys(("cn", "chinese", "zh-hans"), "zh"),
     **dict.fromkeys(("gpu", "nvidia"), "cuda"),
+    **dict.fromkeys(("4", "4bit", "4-bit", "int4", "fp4", "load_in_4bit"), "nf4"),
+    **dict.fromkeys(("8", "8bit", "8-bit", "llm.int8", "load_in_8bit"), "int8"),
 }
 """Words that other tools have for a choice."""
 

@@ -88,7 +88,7 @@ def find(name: str) -> ModelShape:
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
-    near, meant = _similar(name), next(iter(nearest(name, 1, least=_CLOSE)), "")
+    near, meant = _similar(name), _meant(name)
     error = NoSuchModelError(
         f"no model named {name[:80]!r} in the catalogue",
         why=_phrase(near),
@@ -135,16 +135,41 @@ def nearest(name: str, n: int, *, least: float) -> list[str]:
     they need."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
-    pieces = _pieces(name.rpartition("/")[2][:100])  # the comparison takes quadratic time
-    wanted, (family, size) = _keys([pieces])[0], _family_and_size(pieces)
     found = list[tuple[float, float, int, str]]()
-    for known in _names():
-        likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
-        if likeness >= least:
-            distance = abs(log(size / own_size)) if own == family and size and own_size else inf
-            beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
-            found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
+    for pieces in _meant_pieces(name):
+        wanted, (family, size) = _keys([pieces])[0], _family_and_size(pieces)
+        for known in _names():
+            likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
+            if likeness >= least:
+                distance = abs(log(size / own_size)) if own == family and size and own_size else inf
+                beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
+                found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
     return list(dict.fromkeys(hub_id for *_, hub_id in sorted(found)))[:n]
+
+
+def _meant_pieces(name: str) -> list[list[str]]:
+    """Return the pieces of a name, and those with a version in front of the size: `llama-3.8b` may be Llama 3 of 8B."""
+    own = name.rpartition("/")[2][:100]  # the comparison takes quadratic time
+    divided = re.sub(r"(?<=\d)\.(?=\d+[bm])", "-", own.lower())
+    return [_pieces(each) for each in dict.fromkeys((own.lower(), divided))]
+
+
+_OTHER_SIZE = 1.25
+"""Ratio of the sizes of two models from which one is no misspelling of the other. Sizes of usual names are rounded:
+14B and 14.8B."""
+
+
+def _meant(name: str) -> str:
+    """Return the hub id of the model whose name is misspelled, or has its words in another order; "" without one. Its
+    size is the one that the name states."""
+    stated = [*map(_family_and_size, _meant_pieces(name))]
+    same = next(iter(nearest(name, 1, least=_SIMILAR)), "")
+    if same and _family_and_size(_pieces(same.rpartition("/")[2])) in [each for each in stated if each[1]]:
+        return same
+    near = next(iter(nearest(name, 1, least=_CLOSE)), "")
+    _, known = _family_and_size(_pieces(near.rpartition("/")[2]))
+    sizes = [size for _, size in stated if size]
+    return near if not sizes or any(1 / _OTHER_SIZE <= known / size <= _OTHER_SIZE for size in sizes) else ""
 
 
 def _family_and_size(pieces: list[str]) -> tuple[str, float]:

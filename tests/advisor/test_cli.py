@@ -326,12 +326,16 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("--gpuss", "--gpus"), ("--methd", "--method"), ("--sqelen", "--seq-len")]
+    ("typed", "meant"),
+    [
+        ("--gpuss", "did you mean --gpus?"),
+        ("--methd", "did you mean --method?"),
+        ("--sqelen", "write --seq-len 1"),
+    ],
 )
 def test_a_misspelled_option_is_corrected(capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
     assert run_here(["gpt2", typed, "1"]) == 2
-    error = f"ds-advise: no such option {typed}; did you mean {meant}? See ds-advise --help-all\n"
-    assert capsys.readouterr().err == error
+    assert capsys.readouterr().err.startswith(f"ds-advise: no such option {typed}; {meant}")
 
 
 @pytest.mark.parametrize("words", ["lnit ds_config.json", "lnit", "lnit --gpus 24GB"])
@@ -350,7 +354,7 @@ def test_the_commands_with_a_language_are_named(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == f"ds-advise: {error}\n"
 
 
-@pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --oflline", "launch --foo"])
+@pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --foo", "launch --foo"])
 def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
     assert run_here(words.split()) == 2
     assert re.search(rf"(; s|\? S)ee ds-advise {words.split()[0]} --help\n$", capsys.readouterr().err)

@@ -57,7 +57,9 @@ MISTAKES = {
     "--tp 4": "ds-advise explain gpt2 --gpus 24GB --offline --strategy zero1 --set autotp_size=4 splits them",
     "-g 2x48GB": "write --gpus 2x48GB",
     "-q": "write --quiet",
-    "--versoin": "did you mean --version?",
+    "--versoin": "write ds-advise --version\n",
+    "--detail": "write --details\n",
+    "--jsn": "write --json\n",
     "--precision fp8": "fp8 is not predicted; --precision bf16 is the nearest\n",
     "--precision int3": "'int3' is not possible; write --precision auto, bf16, fp16 or fp32\n",
     "--precision int8": "write --method qlora --quantization int8",
@@ -80,8 +82,8 @@ MISTAKES = {
     "--epoch 3": "write --epochs 3\n",
     "--seq-len": "write --seq-len N or max",
     "2x24GB": "write --gpus 2x24GB",
-    "--batch-size 0": "write --micro-batch 8\n",
-    "--batch-size -4": "write --micro-batch 8\n",
+    "--batch-size 0": "write --micro-batch N\n",
+    "--batch-size -4": "write --micro-batch N\n",
     "--mode lora": "write --method lora\n",
     "--finetuning-type full": "write --method full\n",
     "--simulate": "write ds-advise dry-run gpt2 --gpus 24GB --offline\n",
@@ -143,10 +145,10 @@ LINES = {
     "gpt2 --gpus 24GB --ram 1MB": "write it as --ram 200GiB\n",
     "gpt2 --gpus 8xH100 --global-batch 12 --micro-batch 8": "pass --global-batch 64\n",
     "gpt2 --gpus 8xH100 --global-batch 96 --micro-batch 8": "pass --micro-batch 6, or --global-batch 128 or 64\n",
-    "checkpoint ds.json": "write ds-advise explain ds.json --model MODEL --gpus 2x24GB\n",
+    "checkpoint ds.json": "write ds-advise lint ds.json\n",
     "checkpoint floder": "floder is not a folder; write folder\n",
     "checkpoint none": "name the folder of a checkpoint, such as output/checkpoint-500\n",
-    "schema explian": "there is no schema of 'explian'; write explain\n",
+    "schema explian": "there is no schema of 'explian'; write ds-advise schema explain\n",
     "explain gpt2 --gpus 24GB --set stage=3": "--set has no setting 'stage'; pass --strategy zero3\n",
     "explain gpt2 --gpus 24GB --set offload=nvme": "pass --strategy zero3-nvme\n",
     "explain gpt2 --gpus 24GB --set offload_optimizer.device=cpu": "pass --strategy zero2-offload\n",
@@ -217,7 +219,7 @@ LINES = {
     "explain gpt2 8xH100": "write --gpus 8xH100\n",
     "explain gpt2 8 H100": "write --gpus 8xH100\n",
     "rent gpt2 --gpus 8xH100 --seq-len 8k": "write ds-advise gpt2 --gpus 8xH100 --seq-len 8k\n",
-    "rent gpt2 --price 2.5": "write ds-advise gpt2 --price 2.5\n",
+    "rent gpt2 --price 2.5": "write ds-advise gpt2 --price 2.5 --gpus 2x24GB\n",
     "rent gpt2 --token 1B": "write --tokens 1B\n",
     "lint ds.json --deadline 3h": "it is one of ds-advise rent; see ds-advise rent --help\n",
     "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",
@@ -227,7 +229,7 @@ LINES = {
     "rent gpt2 --budget $500": "write --budget 500\n",
     "rent gpt2 --budget 1,500USD": "write --budget 1500\n",
     "rent gpt2 --budget 1k": "write --budget 1000\n",
-    "rent gpt2 --budget lots": "write --budget 8\n",
+    "rent gpt2 --budget lots": "write --budget AMOUNT (Find the fastest",
     "rent gpt2 --deadline 12": "write it as --deadline 12h, 12m or 12d\n",
     "rent gpt2 --deadline 12weeks": "a number and a unit are needed",
     "rent gpt2 --deadline 0h": "it must be above 0; write it as --deadline 24h",
@@ -244,7 +246,7 @@ LINES = {
     "empty.json": "empty.json: not JSON: the file is empty;",
     "lint model.json": "model.json is a model's config.json, not a DeepSpeed configuration: it has model_type;",
     "other.json --gpus 24GB": "other.json: model_type is missing",
-    "ds.json --gpus 8xH100": "write ds-advise explain ds.json --model MODEL --gpus 8xH100\n",
+    "ds.json --gpus 8xH100": "write ds-advise lint ds.json\n",
     "train.py --gpus 8xH100": "write ds-advise --gpus 8xH100 -- torchrun train.py\n",
     "why missing.log": "pipe it: COMMAND 2>&1 | ds-advise why -",
     "page --port 99999999": "from 0 to 65535",
@@ -254,7 +256,7 @@ LINES = {
     "help explain": "write ds-advise explain --help\n",
     "rent help": "write ds-advise rent --help\n",
     "estimate gpt2": "write ds-advise gpt2 --gpus 2x24GB",
-    "ds.json": "write ds-advise explain ds.json --model MODEL --gpus 2x24GB",
+    "ds.json": "write ds-advise lint ds.json\n",
     "train.py": "write ds-advise --gpus 2x24GB -- torchrun train.py",
     "axolotl.yaml --gpus 24GB": "write ds-advise from axolotl.yaml",
     "run.log": "write ds-advise why run.log",
@@ -288,12 +290,70 @@ LINES = {
     "check ds.json --dtype bf16": "write --precision bf16",
     "bench --device gpu": "write --device cuda\n",
     "explain zero_optimization.nope": "name a key of the configuration",
+    "llama-3.8b --gpus 8xH100": "write Meta-Llama-3-8B,",
+    "phi-3.8b --gpus 8xH100": "pythia-6.9b; name a model such as",
+    "gpt2 --gpus 8xH100x2": "write --gpus 2x8xH100\n",
+    "gpt2 --gpus 2nodes8xH100": "write --gpus 2x8xH100\n",
+    "gpt2 --gpus 2 nodes of 8 H100": "write --gpus 2x8xH100\n",
+    "gpt2 --gpus 8xA100x40": "write --gpus 8xA100-40GB\n",
+    "gpt2 --gpus 24GB --quantization int4": "write --quantization nf4 --method qlora\n",
+    "gpt2 --gpus 24GB --method qlora --quantization 8bit": "write --quantization int8\n",
+    "gpt2 --gpus 24GB --lora-r 16": "write --lora-rank 16 --method lora\n",
+    "gpt2 --gpus 24GB --lora-targets q_proj v_proj": "write --lora-targets q_proj,v_proj --method lora\n",
+    "explain gpt2 --gpus 24GB --set overlap_comm=no reduce_bucket_size=2e8": "write --set overlap_comm=no,reduce_buc",
+    "gpt2 --gpus 24GB --nvme /mnt 2TB": "write --nvme /mnt:2TB\n",
+    "gpt2 --gpus 24GB --ram 256 GB": "write --ram 256GB\n",
+    "rent gpt2 --deadline 3 days": "write --deadline 3d\n",
+    "gpt2 lora --gpus 24GB": "write --method lora\n",
+    "gpt2 zero3 --gpus 24GB": "ds-advise explain gpt2 --gpus 24GB --strategy zero3 shows one\n",
+    "gpt2 --gpus 24GB --micro-batch four": "write --micro-batch 4\n",
+    "gpt2 --gpus 24GB --micro-batch some": "write --micro-batch N or max (Samples per GPU",
+    "gpt2 --gpus 24GB --seq-len 2^12": "write --seq-len 4096\n",
+    "rent gpt2 --hours 3": "write --deadline 3h\n",
+    "rent gpt2 --gpu H100": "write ds-advise gpt2 --gpus H100\n",
+    "history --delete 3": "write --forget\n",
+    "list": "write ds-advise history\n",
+    "explain ds.json --stage 3": "leave it out: ds.json has its own strategy\n",
+    "why runn.log": "write run.log\n",
+    "explain gpt2 gpt2 --gpus 24GB": "ds-advise explain gpt2 --gpus 24GB lists the parts\n",
+    "gpt2 --gpus 24GB --tokens 2 billion": "write --tokens 2B\n",
+    "gpt2 --gpus 24GB --seq-len 4096 tokens": "leave tokens out\n",
+    "gpt2 --gpus 24GB --seq-len 128kb": "write --seq-len 128k\n",
+    "gpt2 --gpus 24GB --seq-len 4x1024": "write --seq-len 4096\n",
+    "gpt2 --gpus 24GB --micro-batch 2,4": "write --micro-batch N or max",
+    "gpt2 --gpus 24GB --host 64 cores": "write --host 64cores\n",
+    "gpt2 --gpus 24GB --global-batch 2 x 16": "extra arguments (x 16); see ds-advise --help-all\n",
+    "gpt2 --gpus 24GB --optimiser lion": "write --optimizer lion\n",
+    "gpt2 --gpus 24GB --lora-dropout 5%": "write --lora-dropout 0.05\n",
+    "gpt2 --gpus 24GB --quant int4": "write --quantization nf4 --method qlora\n",
+    "gpt2 --gpus 24GB --emit k8s": "write --emit KIND,... (Also write job files",
+    "gpt2 --gpus 24GB --no-checkpointing": "write --gradient-checkpointing off\n",
+    "gpt2 with lora on 8xH100": "write ds-advise gpt2 --method lora --gpus 8xH100\n",
+    "gpt2 --gpus 8 H100s": "write --gpus 8xH100\n",
+    "gpt2 --gpus 8GPUs": "write --gpus 8x24GB for 8 GPUs of 24 GB",
+    "qwen-7b-2.5 --gpus 24GB": "write Qwen2.5-7B,",
+    "deepseek-r1-70b --gpus 24GB": "; name a model such as Qwen2.5-14B",
+    "dry-run train.py --gpus 8xH100": "write ds-advise dry-run --gpus 8xH100 -- torchrun train.py\n",
+    "launch gpt2": "write ds-advise launch -- train.py\n",
+    "probe gpt2 --step 5": "write --steps 5\n",
+    "checkpoint folder --to hf": "write --to-hf hf\n",
+    # The machine without a GPU is looked for when the words are known to be right.
+    "-- python train.py --gpus 8xH100": "write ds-advise --gpus 8xH100 -- python train.py\n",
+    "-- torchrun trian.py": "there is no file trian.py; write train.py\n",
+    "dry-run -- torchrun trian.py": "there is no file trian.py; write train.py\n",
+    "gpt2 --data row.jsonl": "row.jsonl",
+    "gpt2 --nvme 5": "--nvme '5' is not a size",
+    "gpt2 --host 5": "--host '5' is not a part of a host",
+    "gpt2 --software nope": "--software has no",
 }
 
 
 @pytest.mark.parametrize("line", [*(f"{QUESTION} {words}" for words in MISTAKES), *LINES])
-def test_a_mistake_is_answered_with_what_to_type(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_answered_with_what_to_type(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On one line, before the machine is looked for."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     Path("ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     Path("recorded.json").write_text('{"zero_optimization": {"stage": 2}, "ds_advise": {}}')
     Path("model.json").write_text('{"model_type": "llama"}')
@@ -335,7 +395,7 @@ def test_every_name_of_another_tool_leads_to_an_option_once() -> None:
     names = [name for names in (*OTHER_NAMES.values(), *ADVICE.values()) for name in names.split()]
     assert len(names) == len(set(names)) > 120
     assert not {f"--{name.replace('_', '-')}" for name in names} & set(known)
-    assert {written.split(" ")[0] for written in OTHER_NAMES} <= {*known, "--model"}
+    assert {written.split(" ")[0] for written in OTHER_NAMES} <= {*known, "--model", "--deadline", "--forget"}
 
 
 def test_a_model_after_a_key_is_the_keys_model(capsys: pytest.CaptureFixture[str]) -> None:
