@@ -194,7 +194,7 @@ def contributed_run(record: Record, facts: DeepSpeedFacts, model: str | None = N
 
 
 def _no_row(record: Record, why: str, fix: str) -> ContributionError:
-    return ContributionError(f"record {record.id} is no row of measured runs", why=why, fix=fix)
+    return ContributionError(f"record {record.id} cannot be contributed", why=why, fix=fix)
 
 
 def _public_model(record: Record, workload: Workload, source: str | None) -> tuple[str, dict[str, Any] | None]:
