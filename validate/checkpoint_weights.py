@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
-from .checkpoint import OPTIMIZER_STATES, SHARDED_MODEL_STATES, file_size, ranks_in
-from .checkpoint_layout import CHECKSUMS, MODEL_STATES, checkpoint_layout, saved_states
+from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in
+from .checkpoint_layout import CHECKSUMS, MODEL_STATES, OPTIMIZER_STATES, checkpoint_layout, saved_states
 
 _KNOWN = frozenset(
     (

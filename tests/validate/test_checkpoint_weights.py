@@ -318,6 +318,18 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
     assert " out/checkpoint-12: " in capsys.readouterr().out
 
 
+def test_model_states_without_zero_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`engine.save_checkpoint` at stage 0 keeps the weights whole there; its answer offers the export."""
+    from safetensors.torch import load_file
+
+    folder = write_checkpoint(tmp_path / "saved", ranks=1, tag="global_step2", stage=0)
+    (folder / "model.safetensors").unlink()
+    assert run(["checkpoint", "saved"]) == 0
+    assert "ds-advise checkpoint saved --to-hf my-model" in capsys.readouterr().out
+    assert run(["checkpoint", "saved", "--to-hf", "written"]) == 0
+    assert torch.equal(load_file(tmp_path / "written" / "model.safetensors")["weight"], torch.arange(4096.0))
+
+
 def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that keeps a few checkpoints removes the oldest while it is read."""
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=1)
