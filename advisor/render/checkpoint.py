@@ -89,7 +89,7 @@ def _whole(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         "checksums": "every file equals the saved one, by its checksum",
         "structure": "every file was read, none is missing or cut off",
     }
-    numbers = "" if answer.non_finite or answer.unexamined else ", no value is NaN"
+    numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
     yield doc.Sentence(f"Whole: {evidence[answer.evidence]}{numbers}.", "good")
     if answer.unexamined:
         yield doc.Sentence(f"In {counted_noun(answer.unexamined, 'file')}, the values were not examined for NaN.")

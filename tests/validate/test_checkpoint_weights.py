@@ -266,7 +266,7 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     assert "--input_folder checkpoint-8/global_step8 " in capsys.readouterr().out.replace("\\\n", "")
     lines = shown.splitlines()
     assert lines[0].startswith(" checkpoint-8: ZeRO-") and " checkpoint of 2 ranks, step 8, " in lines[0]
-    assert lines[1] == " Whole: every file was read, none is missing or cut off, no value is NaN."
+    assert lines[1] == " Whole: every file was read, none is missing or cut off; no value is NaN."
     assert lines[2] == " You can resume with 2 ranks, load its weights with from_pretrained or convert"
     next(folder.glob("*/*rank_0*optim_states.pt")).unlink()
     next(folder.glob("*/*model_states.pt")).write_bytes(b"PK")
