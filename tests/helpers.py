@@ -335,8 +335,8 @@ def write_checkpoint(
     weights = {"weight": torch.arange(float(parameters))}
     save_file(weights, folder / "model.safetensors")
     shapes = [{"weight": torch.Size([parameters])}] if stage else None
-    states = {"module": weights, "optimizer": None if stage else {}, "param_shapes": shapes, "dp_world_size": ranks}
-    states |= {"shared_params": {}, "ds_version": "0.19.8"}
+    states = {"module": weights, "optimizer": None if stage else {}, "param_shapes": shapes}
+    states |= {"shared_params": {}, "dp_world_size": ranks, "ds_version": "0.19.8"}
     for rank in range(ranks if stage == 3 else 1):
         prefix = f"zero_pp_rank_{rank}_" if stage == 3 else ""
         torch.save(states, folder / tag / f"{prefix}mp_rank_00_model_states.pt")
