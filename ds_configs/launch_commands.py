@@ -240,8 +240,9 @@ _FIX = "write a line such as `worker-0 slots=8` for each node"
 def read_hostfile(file: Path) -> dict[str, int]:
     """Node -> slots (GPUs), as the launcher reads them. Raises ConfigFileError for content that the launcher rejects (a
     line without slots, a duplicate node, no node), for a name that ssh could parse as an option, and for a file that
-    cannot be read."""
+    cannot be read; every faulty line is named, up to 5."""
     nodes: dict[str, int] = {}
+    problems: list[str] = []
     text = read_text(file, _MAX_BYTES, what="a hostfile", fix="pass the path of a file; " + _FIX)
     for number, line in enumerate(re.split(r"\r\n?|\n", text), start=1):
         entry = line.strip()
@@ -249,13 +250,15 @@ def read_hostfile(file: Path) -> dict[str, int]:
             continue
         match = _ENTRY.match(entry)
         if match is None or not _NAME.match(match[1]):
-            problem = f"line {number} is not a node with its slots: {entry[:60]!r}"
+            problems.append(f"line {number} is not a node with its slots: {entry[:60]!r}")
         elif match[1] in nodes:
-            problem = f"{match[1]} is listed twice"
+            problems.append(f"line {number}: {match[1]} is listed twice")
         else:
             nodes[match[1]] = int(match[2])
-            continue
-        raise ConfigFileError(f"hostfile {file}: {problem}", why="DeepSpeed's launcher refuses it", fix=_FIX)
-    if not nodes:
-        raise ConfigFileError(f"hostfile {file}: it names no node", why="DeepSpeed's launcher refuses it", fix=_FIX)
+    if not nodes and not problems:
+        problems = ["it names no node"]
+    if problems:
+        more = [f"{len(problems) - 5} more"] if len(problems) > 5 else []
+        said = "; ".join([*problems[:5], *more])
+        raise ConfigFileError(f"hostfile {file}: {said}", why="DeepSpeed's launcher refuses it", fix=_FIX)
     return nodes

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -131,7 +132,8 @@ def run_benchmark(
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
         for number, group in enumerate(todo, 1):
-            on_progress(f"{GROUPS[group][0]} ({number} of {len(todo)})")
+            phase = f"{GROUPS[group][0]} ({number} of {len(todo)})"
+            on_progress(phase)
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,
@@ -142,7 +144,7 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = _run(task)
+            measured, reasons[group] = _run(task, partial(on_progress, phase))
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     result = BenchResult(
@@ -176,8 +178,8 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
     return None
 
 
-def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
-    """The figures of a group, or the reason why there are none."""
+def _run(task: Task, go_on: Callable[[], None]) -> tuple[Sequence[BenchFigure], str | None]:
+    """The figures of a group, or the reason why there are none. go_on: is called again and again meanwhile."""
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
@@ -195,9 +197,12 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
             working_folder=folder,
             stall_s=limit_s,
             timeout_s=limit_s,
+            on_progress=lambda _ranks, _memory: go_on(),
         )
     if failure is not None:
-        return (), failure.message
+        # the limit is several times what an idle machine needs
+        remedy = "; measure again when nothing else runs" if failure.kind in ("timeout", "hang") else ""
+        return (), f"{failure.message}{remedy}"
     reports = [rank.report["report"] for rank in ranks if rank.report is not None]
     return merge_ranks([[BenchFigure(**figure) for figure in report] for report in reports]), None
 

@@ -320,9 +320,11 @@ def write_training(
     (folder / "job.json").write_text(json.dumps(job))
 
 
-def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None, stage: int = 2) -> Path:
-    """A Trainer's checkpoint under ZeRO-2, or without ZeRO, with the files that a resumption reads. Its model states
-    have the entries of the engine's (0.19.8 runtime/engine.py `_common_checkpoint_state`) that say what was saved."""
+def write_checkpoint(
+    folder: Path, *, ranks: int, tag: str | None = None, stage: int = 2, parameters: int = 4096
+) -> Path:
+    """A Trainer's checkpoint under ZeRO, or without it (stage 0), with the files that a resumption reads. Its states
+    have the entries that say what was saved (0.19.8 runtime/engine.py `_common_checkpoint_state`)."""
     import torch
     from safetensors.torch import save_file
 
@@ -330,13 +332,17 @@ def write_checkpoint(folder: Path, *, ranks: int, tag: str | None = None, stage:
     (folder / tag).mkdir(parents=True)
     (folder / "latest").write_text(tag)
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 8, "log_history": []}))
-    weights = {"weight": torch.arange(4096.0)}
+    weights = {"weight": torch.arange(float(parameters))}
     save_file(weights, folder / "model.safetensors")
-    shapes = [{"weight": torch.Size([4096])}] if stage else None
-    states = {"module": weights, "optimizer": None if stage else {}, "param_shapes": shapes, "dp_world_size": ranks}
-    torch.save(states, folder / tag / "mp_rank_00_model_states.pt")
+    shapes = [{"weight": torch.Size([parameters])}] if stage else None
+    states = {"module": weights, "optimizer": None if stage else {}, "param_shapes": shapes}
+    states |= {"shared_params": {}, "dp_world_size": ranks, "ds_version": "0.19.8"}
+    for rank in range(ranks if stage == 3 else 1):
+        prefix = f"zero_pp_rank_{rank}_" if stage == 3 else ""
+        torch.save(states, folder / tag / f"{prefix}mp_rank_00_model_states.pt")
     for rank in range(ranks):
         torch.save(weights, folder / f"rng_state_{rank}.pth")
         if stage:
-            torch.save(weights, folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+            shard = {"zero_stage": stage, **weights}
+            torch.save(shard, folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder

@@ -17,14 +17,23 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from ..ds_configs.files import write_config
 from .checkpoint_layout import CHECKSUMS as CHECKSUMS
-from .checkpoint_layout import PICKLE, PICKLES, CheckpointLayout, checkpoint_layout, names_in, saved_states
+from .checkpoint_layout import (
+    OPTIMIZER_STATES,
+    CheckpointLayout,
+    SavedStates,
+    checkpoint_layout,
+    names_in,
+    saved_states,
+)
+from .checkpoint_pickles import PICKLE, PICKLES
+from .checkpoint_values import archive_non_finite, safetensors_non_finite
 
 _BLOCK_BYTES = 2**22
 _MAX_NAMED = 1000
@@ -38,15 +47,23 @@ CHECKPOINT_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
 without offload (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`). Stage 3 partitions each parameter, stage 0
 partitions nothing, and neither reads the others' states."""
 
-OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
-"""Name of a rank's file of optimizer states; the group is the rank."""
-
 SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\.pt$")
 """Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
 ranks."""
 
 RANDOM_STATES = re.compile(r"^rng_state_(\d+)\.pth$")
 """Name of a rank's file of random states, which the Trainer writes last but its own state; the group is the rank."""
+
+
+_ARCHIVES = (".pt", ".pth", ".bin")
+"""Endings of the files that `torch.save` writes."""
+
+_TENSOR_FILES = (*_ARCHIVES, ".safetensors")
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""Beginning of the text that stands for a file in a repository (git-lfs docs/spec.md)."""
+
+_LFS_PROBLEM = "is a Git LFS pointer instead of the file: git lfs pull"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +74,8 @@ class CheckpointFile:
     """0 if the file is missing."""
     problem: str = ""
     """The damage; "" for an intact file."""
+    non_finite: int | None = None
+    """Number of values that are NaN, and in optimizer states also of infinite ones; None if they were not examined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +83,36 @@ class Checkpoint:
     """The files of a checkpoint, including expected files that are missing."""
 
     folder: Path
+    """The folder of `latest`, or the folder of states if that was named."""
     files: tuple[CheckpointFile, ...]
     evidence: Literal["checksums", "structure"]
     """"checksums": the files equal the saved ones. "structure": archives and JSON are complete, and the records in
     torch's archives match their checksums; corrupted safetensors, and corrupted or missing tensors in files of torch
     that are no archives, are not detected."""
+
+    padding: int = 0
+    """Largest number of values in the files that belong to no parameter and may be anything."""
+
+    @property
+    def non_finite(self) -> int:
+        """Number of values that are NaN or infinite and cannot be padding."""
+        found = sum(file.non_finite or 0 for file in self.files)
+        return found if found > self.padding else 0
+
+    @property
+    def non_finite_file(self) -> str:
+        """The first file with such a value; "" without."""
+        return next((file.name for file in self.files if file.non_finite), "") if self.non_finite else ""
+
+    @property
+    def unexamined(self) -> int:
+        """Number of files of tensors whose values were not, or could not be, told from NaN."""
+        kept = (file for file in self.files if not file.problem and Path(file.name).suffix in _TENSOR_FILES)
+        return sum(file.non_finite is None or (file.non_finite > 0 and not self.non_finite) for file in kept)
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_whole and not self.non_finite
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
@@ -80,10 +124,17 @@ class Checkpoint:
 
     @property
     def problem(self) -> str:
-        """The damaged files in one phrase; "" for an intact checkpoint."""
+        """The damaged files, or those with NaN, in one phrase; "" for a usable checkpoint."""
+        if self.is_whole and self.non_finite:
+            return f"{self.non_finite_file} holds values that are NaN or infinite"
         first = [f"{file.name} {file.problem}" for file in self.damaged[:1]]
         more = len(self.damaged) - 1
         return "; ".join([*first, *([f"{more} more damaged file{'s' * (more > 1)}"] if more > 0 else [])])
+
+
+def is_only_latest(damaged: Iterable[CheckpointFile]) -> bool:
+    """Whether nothing is wrong but the file that names the folder of states, so that the states are whole."""
+    return all(file.name.startswith("latest") for file in damaged)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -100,13 +151,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def newest_usable(
     checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
 ) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """(the newest intact checkpoint, or None; the damaged checkpoints that are newer). Arguments as in
+    """(the newest usable checkpoint, or None; the newer ones, which are damaged or hold NaN). Arguments as in
     `read_checkpoint`."""
     damaged: list[Checkpoint] = []
     for folder in reversed(list(checkpoints)):
         say(f"checking {folder.name} ...")
         checkpoint = read_checkpoint(folder, ranks=ranks)
-        if checkpoint.is_whole:
+        if checkpoint.is_usable:
             return checkpoint, damaged
         damaged.append(checkpoint)
     return None, damaged
@@ -121,15 +172,23 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = 
     is_model: whether the folder holds a model alone, so that no states are missing.
     """
     layout = checkpoint_layout(folder)
-    folder = layout.folder
+    folder, saved = layout.folder, saved_states(layout)
+    named = folder / layout.tag if layout.is_tag_named else folder
+    padding = _padding(saved)
     listed = None if layout.is_tag_named else _stored_checksums(folder)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
-            return Checkpoint(folder=folder, files=tuple(files), evidence="checksums")
+            return Checkpoint(folder=named, files=tuple(files), evidence="checksums", padding=padding)
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
     missing = [] if is_model else _missing(layout, files, ranks)
-    return Checkpoint(folder=folder, files=(*files, *missing), evidence="structure")
+    return Checkpoint(folder=named, files=(*files, *missing), evidence="structure", padding=padding)
+
+
+def _padding(saved: SavedStates) -> int:
+    """ZeRO-3 pads each parameter to a multiple of the ranks with memory that it does not set (0.19.8
+    runtime/zero/partition_parameters.py `_partition_param`), in the master weights and in both states of Adam."""
+    return 3 * sum(-size % saved.ranks for size in saved.parameter_sizes) if saved.stage == 3 and saved.ranks else 0
 
 
 def write_checksums(folder: Path) -> None:
@@ -176,10 +235,19 @@ def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile
         found = _size_and_crc(folder / name)
     except OSError as error:
         return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
-    problem = "" if found == kept else "has changed since it was saved"
+    if found == kept:
+        return replace(_verify_structure(folder, name), problem="")
+    problem = "has changed since it was saved"
     if found[0] < kept[0]:
         problem = f"is cut off after {found[0]:,} of {kept[0]:,} bytes"
+    with contextlib.suppress(OSError):
+        problem = _LFS_PROBLEM if _is_lfs_pointer(folder / name) else problem
     return CheckpointFile(name=name, size_bytes=found[0], problem=problem)
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def _unreadable(error: OSError) -> str:
@@ -187,48 +255,59 @@ def _unreadable(error: OSError) -> str:
 
 
 def _verify_structure(folder: Path, name: str) -> CheckpointFile:
-    path, size = folder / name, 0
+    path, size, non_finite = folder / name, 0, None
     try:
         size = file_size(path)
-        problem = _structural_damage(path)
+        problem, non_finite = _structural_damage(path)
     except OSError as error:
         problem = _unreadable(error)
-    return CheckpointFile(name=name, size_bytes=size, problem=problem)
+    return CheckpointFile(name=name, size_bytes=size, problem=problem, non_finite=non_finite)
 
 
-def _structural_damage(path: Path) -> str:
-    """The damage of a file according to its format; "" for an intact file and for other formats."""
-    if path.suffix in (".pt", ".pth", ".bin"):
+def _structural_damage(path: Path) -> tuple[str, int | None]:
+    """(the damage of a file according to its format; "" for an intact file and for other formats, the number of its
+    values that are NaN or infinite, as in `CheckpointFile`)."""
+    if _is_lfs_pointer(path):
+        return _LFS_PROBLEM, None
+    if path.suffix in _ARCHIVES:
         return _archive(path)
     try:
         if path.suffix == ".safetensors":
-            return _safetensors(path)
+            damage = _safetensors(path)
+            return damage, None if damage else safetensors_non_finite(path)
         content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return "is empty" if not path.stat().st_size else "is not JSON" if path.suffix == ".json" else "is cut off"
+        damage = "is not JSON" if path.suffix == ".json" else "is cut off"
+        return damage if path.stat().st_size else "is empty", None
     weights = content.get("weight_map", {}) if isinstance(content, dict) else None
     if path.name.endswith(".index.json") and isinstance(weights, dict):
         parts = sorted({str(part) for part in weights.values()})
-        return "".join(f"names {part}, which is missing" for part in parts[:1] if not (path.parent / part).exists())
-    return ""
+        absent = [part for part in parts if not (path.parent / part).exists()]
+        return "".join(f"names {part}, which is missing" for part in absent[:1]), None
+    return "", None
 
 
-def _archive(path: Path) -> str:
-    """The damage of a torch archive, or ""."""
+def _archive(path: Path) -> tuple[str, int | None]:
+    """(the damage of a torch archive, or "", the number of its values that are NaN or infinite)."""
     with path.open("rb") as stream:
         first = stream.read(1)
     if first == PICKLE:
-        return _pickles(path)
+        return _pickles(path), None
+    is_optimizer = OPTIMIZER_STATES.search(path.name) is not None
     try:
         with zipfile.ZipFile(path) as archive:
             saved_as = next((name.removesuffix("/data.pkl") for name in archive.namelist() if "/data.pkl" in name), "")
             if not saved_as:
-                return "holds nothing that torch saved"
+                return "holds nothing that torch saved", None
             if saved_as != path.stem and OPTIMIZER_STATES.search(f"{saved_as}{path.suffix}"):
-                return f"is a copy of {saved_as}{path.suffix}"
-            return "has changed bytes" if archive.testzip() else ""
+                return f"is a copy of {saved_as}{path.suffix}", None
+            try:
+                # A model may keep infinite numbers of its own, such as a mask of attention.
+                return "", archive_non_finite(archive, saved_as, with_infinite=is_optimizer)
+            except (zipfile.BadZipFile, ValueError, UnicodeDecodeError, zlib.error):
+                return "has changed bytes", None
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
-        return "is cut off" if first else "is empty"
+        return "is cut off" if first else "is empty", None
 
 
 def _pickles(path: Path) -> str:
@@ -268,10 +347,8 @@ def _missing(layout: CheckpointLayout, files: Iterable[CheckpointFile], ranks: i
     if not layout.is_tag_named and not layout.latest:
         absent.append((layout.latest_name, "is missing"))
     elif not layout.is_tag_named and layout.latest != layout.tag:
-        if (folder / layout.latest).is_dir():
-            absent.append((f"{layout.latest}/*model_states.pt", "is missing"))
-        else:
-            absent.append((layout.latest_name, f"names {layout.latest}, which is missing"))
+        lack = "holds no states" if (folder / layout.latest).is_dir() else "is missing"
+        absent.append((layout.latest_name, f"names {layout.latest}, which {lack}"))
     return [CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in absent]
 
 
@@ -279,13 +356,19 @@ def _missing_ranks(layout: CheckpointLayout, names: Iterable[str], ranks: int | 
     names, saved = list(names), saved_states(layout)
     kinds = {"optimizer": OPTIMIZER_STATES, "model": SHARDED_MODEL_STATES, "random": RANDOM_STATES}
     have = {kind: ranks_in(names, pattern) for kind, pattern in kinds.items()}
+    expected = {"optimizer"} | ({"model"} if saved.stage == 3 else set())
     count = max(have["optimizer"] | have["model"], default=-1) + 1
     if saved.has_shards or have["optimizer"]:
         count = max(count, saved.ranks)
     count = count if ranks is None else ranks
-    return [
+    absent = [
         (f"the {kind} states of rank {rank}", "are missing")
         for kind, found in have.items()
-        if found or kind == "optimizer"
+        if found or kind in expected
         for rank in islice((rank for rank in range(count) if rank not in found), _MAX_NAMED)
     ]
+    if have["model"] or "model" in expected:
+        return absent
+    split = sorted({match[2] for name in names if (match := OPTIMIZER_STATES.search(name))})
+    models = [f"{layout.tag}/mp_rank_{rank}_model_states.pt" for rank in split]
+    return [*((name, "is missing") for name in models if name not in names), *absent]

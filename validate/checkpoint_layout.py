@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickletools
 import re
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
-
-PICKLE = b"\x80"
-"""First byte of files that `torch.save` writes without a zip archive, as before torch 1.6 and DeepSpeed's fast writer
-do (0.19.8 runtime/checkpoint_engine/fast_checkpoint_engine.py)."""
-
-PICKLES = 5
-"""Number of the pickles of such a file; the tensors follow (torch 2.13 serialization.py `_legacy_save`)."""
+from .checkpoint_pickles import Operation, object_pickles, operations, shape_sizes, values
 
 MODEL_STATES = re.compile(r"^(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 """Name of a file of model states; the groups are the prefix under ZeRO-3, its rank, and the tensor-parallel rank."""
 
-_MEMO = frozenset(("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"))
+_TRAINERS = re.compile(r"^checkpoint-\d+$")
+"""Name of a checkpoint of the Trainer, which holds no states of DeepSpeed without it."""
+
+UNIVERSAL_STATES = "zero/optimizer_state.pt"
+"""The file of what the parameters of universal states share (0.19.8 checkpoint/ds_to_universal.py
+`_save_optimizer_state`)."""
+
+OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+"""Name of a rank's file of optimizer states; the groups are the rank and the tensor-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +53,26 @@ class CheckpointLayout:
         return "latest_universal" if self.is_universal else "latest"
 
     def names(self) -> list[str]:
-        """The files of this checkpoint, and not of the other tags, as paths below `folder`."""
+        """The files of this checkpoint, and not of the other tags or of checkpoints in other folders, as paths below
+        `folder`."""
         if self.is_tag_named:
             return [f"{self.tag}/{name}" for name in names_in(self.folder / self.tag)]
-        return [name for name in names_in(self.folder) if name.partition("/")[0] not in self.other_tags]
+        names = names_in(self.folder)
+        inside = {name.partition("/")[0] for name in names if "/" in name} - {self.tag}
+        others = {each for each in inside if each in self.other_tags or _tags(self.folder / each)}
+        return [name for name in names if name.partition("/")[0] not in others]
+
+    @property
+    def other_states(self) -> list[Path]:
+        """The other folders of states of the same format, in ascending order of steps."""
+        found = (self.folder / each for each in self.other_tags)
+        return [each for each in found if _is_universal(each) == self.is_universal]
+
+    @property
+    def converted(self) -> str:
+        """The tag of universal states that the command of this program's answer has made of these; "" without."""
+        tag = f"{self.tag}_universal"
+        return tag if tag in self.other_tags and _is_universal(self.folder / tag) else ""
 
 
 def names_in(folder: Path) -> list[str]:
@@ -77,10 +92,11 @@ def checkpoint_layout(folder: Path) -> CheckpointLayout:
     if folder.name in ("", ".."):
         folder = Path(os.path.relpath(folder.resolve()))
     root = Path(os.path.normpath(folder / "..")) if is_tag_named else folder
-    tags = [folder.resolve().name] if is_tag_named else _tags(root)
+    tags = _tags(root)
     plain = [tag for tag in tags if not _is_universal(root / tag)]
     latest = _read(root / "latest")
     tag = latest if latest in tags else (plain or tags or [""])[-1]
+    tag = folder.resolve().name if is_tag_named else tag
     universal = bool(tag) and _is_universal(root / tag)
     return CheckpointLayout(
         folder=root,
@@ -100,43 +116,86 @@ class SavedStates:
     """Data-parallel ranks, which `load_checkpoint` compares with its own; 0 if the file does not say it."""
     has_shards: bool
     """Whether each rank saved its optimizer states in a file."""
+    stage: int | None
+    """The ZeRO stage of the optimizer states; None if no file of them says it."""
+    version: str
+    """The DeepSpeed version that saved them; "" if the file does not say it."""
+    parameter_sizes: tuple[int, ...]
+    """The number of values of each parameter under ZeRO; empty if the file does not say it."""
 
 
 def saved_states(layout: CheckpointLayout) -> SavedStates:
-    """The statements of the first readable file of model states."""
-    for path in sorted((layout.folder / layout.tag).glob("*_model_states.pt")) if layout.tag else ():
-        if not MODEL_STATES.match(path.name):
-            continue
-        said: dict[str, tuple[str, object]] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, RuntimeError):
-            for stream in _object_pickles(path):
-                said = _values(stream, ("dp_world_size", "param_shapes")) | said
-        _, ranks = said.get("dp_world_size", ("", None))
-        if isinstance(ranks, int):
-            shapes, _ = said.get("param_shapes", ("NONE", None))
-            return SavedStates(ranks=ranks, has_shards=shapes != "NONE")
-    return SavedStates(ranks=0, has_shards=False)
+    """The statements of the first readable file of model states, and of the first of optimizer states."""
+    folder = layout.folder / layout.tag
+    names = names_in(folder) if layout.tag else []
+    said: dict[str, Operation] = {}
+    sizes: tuple[int, ...] = ()
+    for name in filter(MODEL_STATES.match, names):
+        said, sizes = _read_states(folder / name)
+        if isinstance(said.get("dp_world_size", ("", None))[1], int):
+            break
+    stage: object = None
+    for name in (each for each in names if OPTIMIZER_STATES.search(each) or each == UNIVERSAL_STATES):
+        _, stage = _read_states(folder / name)[0].get("zero_stage", ("", None))
+        if isinstance(stage, int):
+            break
+    (_, ranks), (_, version) = (said.get(key, ("", None)) for key in ("dp_world_size", "ds_version"))
+    return SavedStates(
+        ranks=ranks if isinstance(ranks, int) else 0,
+        has_shards=isinstance(ranks, int) and said.get("param_shapes", ("NONE", None))[0] != "NONE",
+        stage=stage if isinstance(stage, int) else None,
+        version=version if isinstance(version, str) else "",
+        parameter_sizes=sizes,
+    )
+
+
+def _read_states(path: Path) -> tuple[dict[str, Operation], tuple[int, ...]]:
+    """(what a file of states says, the sizes of its parameters); nothing for an unreadable file."""
+    said: dict[str, Operation] = {}
+    sizes: tuple[int, ...] = ()
+    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, RuntimeError):
+        # a pipe may never end
+        for stream in object_pickles(path) if path.is_file() else ():
+            read = list(operations(stream))
+            said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage")) | said
+            sizes = sizes or shape_sizes(read, "param_shapes", "shared_params")
+    return said, sizes
 
 
 def _holds_states(folder: Path) -> bool:
-    """Whether files of model states lie directly in a folder."""
+    """Whether files of states lie directly in a folder: those of the model may be lost."""
     with contextlib.suppress(OSError):
-        return any(MODEL_STATES.match(path.name) for path in folder.iterdir())
+        return any(MODEL_STATES.match(each.name) or OPTIMIZER_STATES.search(each.name) for each in folder.iterdir())
     return False
 
 
+def checkpoints_below(folder: Path) -> list[Path]:
+    """The checkpoints in folders of a folder that is none itself, in ascending order of the numbers in their names:
+    a training may save each into a folder of its own (the Trainer's `checkpoint-500`, accelerate's `checkpoint_0`)."""
+    if checkpoint_layout(folder).tag:
+        return []
+    with contextlib.suppress(OSError):
+        found = (each for each in folder.iterdir() if each.is_dir())
+        named = (each for each in found if _TRAINERS.match(each.name) or checkpoint_layout(each).tag)
+        return sorted(named, key=lambda each: _order(each.name))
+    return []
+
+
 def _is_universal(states: Path) -> bool:
-    """`ds_to_universal` writes a folder per parameter into `zero`, and there the file of what they share (0.19.8
-    checkpoint/ds_to_universal.py `_save_optimizer_state`)."""
+    """`ds_to_universal` writes a folder per parameter into `zero`, and there `UNIVERSAL_STATES`."""
     return (states / "zero").is_dir()
 
 
 def _tags(folder: Path) -> list[str]:
     """The folders of states in a folder, in ascending order of steps."""
     with contextlib.suppress(OSError):
-        found = [each.name for each in folder.iterdir() if each.is_dir() and _holds_states(each)]
-        return sorted(found, key=lambda tag: [(part.isdigit(), part.zfill(20)) for part in re.split(r"(\d+)", tag)])
+        return sorted((each.name for each in folder.iterdir() if each.is_dir() and _holds_states(each)), key=_order)
     return []
+
+
+def _order(name: str) -> list[tuple[bool, str]]:
+    """The order of names with numbers: the step or epoch."""
+    return [(part.isdigit(), part.zfill(20)) for part in re.split(r"(\d+)", name)]
 
 
 def _read(path: Path) -> str:
@@ -144,30 +203,3 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _object_pickles(path: Path) -> Iterator[IO[bytes]]:
-    """The pickle of an archive; of a file that is none, its pickles one after another."""
-    with path.open("rb") as stream:
-        if stream.read(1) == PICKLE:
-            stream.seek(0)
-            for _ in range(PICKLES):
-                yield stream
-            return
-    with zipfile.ZipFile(path) as archive:
-        name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "data.pkl")
-        with archive.open(name) as stream:
-            yield stream
-
-
-def _values(stream: IO[bytes], keys: tuple[str, ...]) -> dict[str, tuple[str, object]]:
-    """(operation, argument) of the value after the first string of each of the keys in a pickle."""
-    found: dict[str, tuple[str, object]] = {}
-    before: object = None
-    for operation, argument, _ in pickletools.genops(stream):
-        if operation.name in _MEMO:
-            continue
-        if isinstance(before, str) and before in keys:
-            found.setdefault(before, (operation.name, argument))
-        before = argument
-    return found

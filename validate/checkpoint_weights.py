@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
-from .checkpoint import OPTIMIZER_STATES, SHARDED_MODEL_STATES, file_size, ranks_in
-from .checkpoint_layout import CHECKSUMS, MODEL_STATES, checkpoint_layout, saved_states
+from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in
+from .checkpoint_layout import CHECKSUMS, MODEL_STATES, OPTIMIZER_STATES, checkpoint_layout, saved_states
 
 _KNOWN = frozenset(
     (
@@ -62,8 +62,15 @@ class CheckpointContents:
     is_universal: bool
     """Whether `ds_to_universal` wrote it, for any number of ranks."""
     step: int | None
-    stage: Literal["none", "0", "1 or 2", "3"]
-    """The ZeRO stage; "none" if there are no states of DeepSpeed."""
+    stage: Literal["none", "0", "1", "2", "1 or 2", "3"]
+    """The ZeRO stage, which the optimizer states say; "1 or 2" if they do not; "none" if there are no states of
+    DeepSpeed."""
+    version: str
+    """The DeepSpeed version that saved it; "" if it is unknown."""
+    parameters: int | None
+    """Number of the parameters under ZeRO; None if it is unknown, as without ZeRO and under tensor parallelism."""
+    converted: str
+    """The folder of universal states that were converted from these; "" without."""
     ranks: int
     """Number of data-parallel ranks; 0 if the states are not those of ranks."""
     model_ranks: int
@@ -74,6 +81,15 @@ class CheckpointContents:
     """Files of model states and of `weights`."""
     weights: tuple[str, ...]
     """Safetensors files for `from_pretrained`; empty if ZeRO-3 saved the weights as shards."""
+
+    @property
+    def joins_partitions(self) -> bool:
+        """Whether the states are those of stage 1 or 2, which load each other's."""
+        return self.stage in ("1", "2", "1 or 2")
+
+    @property
+    def has_zero_states(self) -> bool:
+        return self.joins_partitions or self.stage == "3"
 
     @property
     def is_model(self) -> bool:
@@ -116,10 +132,14 @@ def read_contents(folder: Path) -> CheckpointContents:
     step = re.search(r"(\d+)(_universal)?$", tag or folder.name)
     sharded = any(match[1] for match in models)
     weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
-    if not models and not weights:
+    if not tag and not layout.latest and not weights:
         fix = "name the folder that holds `latest` or safetensors"
         raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
     has_states = bool(states) or saved.has_shards
+    kind: Literal["none", "0", "1", "2", "1 or 2", "3"] = "3" if sharded else "1 or 2"
+    if saved.stage in (1, 2, 3):
+        kind = ("1", "2", "3")[saved.stage - 1]
+    model_ranks = len({match[3] for match in models})
     ranks = max(ranks_in(names, OPTIMIZER_STATES) | ranks_in(names, SHARDED_MODEL_STATES), default=-1) + 1
     return CheckpointContents(
         folder=str(layout.folder),
@@ -128,9 +148,12 @@ def read_contents(folder: Path) -> CheckpointContents:
         is_tag_named=layout.is_tag_named,
         is_universal=layout.is_universal,
         step=int(step[1]) if step else None,
-        stage="none" if not models else "3" if sharded and has_states else "1 or 2" if has_states else "0",
+        stage=kind if has_states else "0" if models else "none",
+        version=saved.version,
+        parameters=sum(saved.parameter_sizes) or None if model_ranks == 1 else None,
+        converted=layout.converted,
         ranks=0 if layout.is_universal else max(ranks, saved.ranks) if has_states else ranks,
-        model_ranks=len({match[3] for match in models}),
+        model_ranks=model_ranks,
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(
             size for name, size in names.items() if OPTIMIZER_STATES.search(name) or name.startswith(f"{tag}/zero/")
@@ -178,7 +201,7 @@ def write_model(
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for a GPU
     folder = Path(contents.folder)
     config = _json(folder / "config.json")
-    tensors = _merged(contents) if _has_zero_states(contents) else _whole(contents)
+    tensors = _tensors(contents)
     _keep_own_tensors(folder, tensors, config)
     own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     conversion = _conversion(contents, tensors, own if dtype == "auto" else TORCH_DTYPES[dtype])
@@ -210,10 +233,6 @@ def write_model(
     )
 
 
-def _has_zero_states(contents: CheckpointContents) -> bool:
-    return contents.stage in ("1 or 2", "3")
-
-
 def _check_convertible(contents: CheckpointContents) -> None:
     reason, fix = "", "name the folder that holds `latest`"
     if contents.is_universal:
@@ -223,23 +242,29 @@ def _check_convertible(contents: CheckpointContents) -> None:
     elif contents.model_ranks > 1:
         reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
         fix = "load it with the training script, and save it by engine.save_16bit_model"
-    elif contents.stage == "0" and not contents.weights:
-        reason = "without ZeRO the weights are whole in mp_rank_00_model_states.pt"
-        fix = "load them with the training script: engine.load_checkpoint, then model.save_pretrained"
     if reason:
         raise ConfigFileError(f"{contents.folder} cannot be converted", why=reason, fix=fix)
 
 
-def _whole(contents: CheckpointContents) -> dict[str, Any]:
-    """The weights in the safetensors files, mapped into memory."""
+def _tensors(contents: CheckpointContents) -> dict[str, Any]:
+    """The weights, merged under ZeRO, and otherwise mapped into memory: those in the safetensors files, or without
+    them in the model states."""
     from safetensors.torch import load_file
 
+    if contents.has_zero_states:
+        return _merged(contents)
+    if not contents.weights:
+        import torch
+
+        _check_classes(contents)
+        states = Path(contents.folder) / contents.tag / "mp_rank_00_model_states.pt"
+        module = torch.load(states, map_location="cpu", mmap=True, weights_only=False)["module"]
+        return {name: each for name, each in module.items() if isinstance(each, torch.Tensor)}
     return {name: each for file in contents.weights for name, each in load_file(f"{contents.folder}/{file}").items()}
 
 
-def _merged(contents: CheckpointContents) -> dict[str, Any]:
-    """The fp32 weights, each merged on access. Raises ConfigFileError for a checkpoint that names foreign classes."""
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+def _check_classes(contents: CheckpointContents) -> None:
+    """Raise ConfigFileError for a checkpoint that names foreign classes."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
     for path in sorted((Path(contents.folder) / contents.tag).glob("*_states.pt")):
@@ -252,6 +277,13 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
         if foreign:
             why = f"it refers to {foreign[0]}, whose code would run"
             raise ConfigFileError(refused, why=why, fix="convert it with the training script")
+
+
+def _merged(contents: CheckpointContents) -> dict[str, Any]:
+    """The fp32 weights, each merged on access. Raises ConfigFileError for a checkpoint that cannot be merged."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    _check_classes(contents)
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             found: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(
@@ -297,11 +329,11 @@ def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype:
     sizes = [tensor.shape.numel() for tensor in tensors.values()]
     written = (4 if dtype == "float32" else 2) * sum(sizes)
     read, needs = 4 * sum(sizes), [min(written, _SHARD_BYTES) + 8 * max(sizes)]
-    if not _has_zero_states(contents):
+    if not contents.has_zero_states:
         read = sum(each.nbytes for each in tensors.values())
     else:
         needs += [path.stat().st_size for path in (Path(contents.folder) / contents.tag).glob("*model_states.pt")]
-    if contents.stage == "1 or 2":
+    if contents.joins_partitions:
         needs += [8 * sum(sizes), 4 * sum(sizes) + needs[0]]
     return Conversion(
         parameters=sum(sizes),

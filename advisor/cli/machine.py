@@ -17,7 +17,6 @@ from .options import COUNT, DEBUG, FORCE, LANG, PATH, Whole, output_options, war
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
-    from ...validate.checkpoint import Checkpoint
     from ..document.blocks import Document
 
 
@@ -219,10 +218,10 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     ds-advise checkpoint output/checkpoint-500
     ds-advise checkpoint output/checkpoint-500 --to-hf my-model
 
-    Exit code: 0 if it is intact, 1 if it is damaged or written weights are NaN or infinite, 2 if it cannot be read.
+    Exit code: 0 if it is intact, 1 if it is damaged or its values are NaN or infinite, 2 if it cannot be read.
     """
-    from ...validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
-    from ...validate.checkpoint_layout import checkpoint_layout
+    from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
+    from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below
     from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, checkpoint_document
     from ..render.deliver import show_document
@@ -233,7 +232,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         from .mistaken_files import folder_instead
 
         raise ConfigFileError(f"{folder} is not a folder", fix=folder_instead(folder))
-    if (inside := checkpoints_in(folder)) and not checkpoint_layout(folder).tag:
+    if inside := checkpoints_below(folder):
         usable, damaged = newest_usable(inside, say=output.say)
         for each in damaged:
             output.say(f"{each.folder.name} is damaged: {each.problem}")
@@ -250,14 +249,20 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         contents=contents,
         evidence=found.evidence,
         damaged=found.damaged,
+        non_finite=found.non_finite,
+        non_finite_file=found.non_finite_file,
+        unexamined=found.unexamined,
         conversion=conversion,
         written="" if conversion is None else str(to_hf),
     )
-    newest: Checkpoint | None = None
-    if not inside and found.damaged and folder in (others := checkpoints_in(folder.parent)):
-        newest, _ = newest_usable((each for each in others if each != folder), say=output.say)
-    show_document(lambda: checkpoint_document(answer, newest_whole=None if newest is None else newest.folder), output)
-    return 1 if found.damaged or (conversion and conversion.non_finite) else 0
+    instead: Path | None = None
+    if found.non_finite or not is_only_latest(found.damaged):
+        others = [] if inside else [each for each in checkpoints_below(folder.parent) if each != folder]
+        for among in (checkpoint_layout(found.folder).other_states, others):
+            usable = None if instead else newest_usable(among, say=output.say)[0]
+            instead = usable.folder if usable else instead
+    show_document(lambda: checkpoint_document(answer, instead=instead), output)
+    return 1 if found.damaged or found.non_finite or (conversion and conversion.non_finite) else 0
 
 
 @click.command(cls=GroupedCommand)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...estimators.json_form import SCHEMA_VERSION
-from ...validate.checkpoint import CheckpointFile
+from ...validate.checkpoint import CheckpointFile, is_only_latest
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
 from ..document import blocks as doc
 from ..text.units import count, counted_noun, gib, printable, size
@@ -18,7 +18,8 @@ from ..text.units import count, counted_noun, gib, printable, size
 _MOST_FILES = 5
 """Largest number of damaged files that are listed."""
 
-_STAGES = {"1 or 2": "ZeRO-1 or 2", "3": "ZeRO-3"}
+_CLASSES = {"1": "ZeRO-1 or 2", "2": "ZeRO-1 or 2", "1 or 2": "ZeRO-1 or 2", "3": "ZeRO-3"}
+"""The stages that load the states of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +31,42 @@ class CheckpointAnswer:
     evidence: Literal["checksums", "structure"]
     """checksums: the files equal the saved ones; structure: the files' archives are complete."""
     damaged: tuple[CheckpointFile, ...]
+    non_finite: int
+    """Number of values in the files that are NaN, and of infinite ones in optimizer states."""
+    non_finite_file: str
+    """The first file with such a value; "" without."""
+    unexamined: int
+    """Number of files of tensors whose values were not examined."""
     conversion: Conversion | None
     """Null if nothing was converted."""
     written: str
     """The folder with the model; "" if none was written."""
 
 
-def checkpoint_document(answer: CheckpointAnswer, *, newest_whole: Path | None = None) -> doc.Document:
+def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None) -> doc.Document:
     """Return what the checkpoint is, whether it is whole, and its possible uses; then damage, sizes and commands.
-    newest_whole: for a damaged one, the newest intact checkpoint of the same training."""
+    instead: for one that must not be used, the newest usable checkpoint or folder of states of the same training."""
     contents = answer.contents
     name = printable(_named(contents))
     blocks: list[doc.Block] = [*(_damage(answer) if answer.damaged else _whole(answer))]
-    if newest_whole is not None:
-        newest = printable(_shortest(str(newest_whole)))
+    if instead is not None and instead.parent == Path(contents.folder):
+        blocks += _load(contents, instead.name, "Other states in the folder are whole")
+    elif instead is not None:
+        newest = printable(_shortest(str(instead)))
         blocks.append(doc.Sentence(f"The newest whole checkpoint of the same training is {newest}."))
+    if said := _saved(contents):
+        blocks.append(doc.Sentence(f"Saved {said}."))
     blocks += [doc.Heading("Sizes", "sizes", printed=False), _sizes(contents)]
-    if answer.conversion is None and not answer.damaged:
+    if answer.conversion is None and not answer.damaged and not answer.non_finite:
         blocks += _next_steps(contents)
     verdict = f"{name}: {_kind(contents)}, {size(contents.size_bytes)}"
     return doc.Document(subject=name, verdict=verdict, tone=None, blocks=blocks, data=answer)
+
+
+def _saved(contents: CheckpointContents) -> str:
+    by = f"by DeepSpeed {printable(contents.version)}" if contents.version else ""
+    of = f"with {count(contents.parameters)} parameters" if contents.parameters else ""
+    return " ".join(filter(None, (by, of)))
 
 
 def _kind(contents: CheckpointContents) -> str:
@@ -57,24 +74,30 @@ def _kind(contents: CheckpointContents) -> str:
         return "model folder"
     step = "" if contents.step is None else f", step {contents.step:,}"
     if contents.is_universal:
-        return f"universal checkpoint of {_STAGES[contents.stage]}{step}"
+        return f"universal checkpoint of ZeRO-{contents.stage}{step}"
     if contents.stage == "none":
         return f"checkpoint without states to resume from{step}"
     ranks = f" of {counted_noun(contents.ranks, 'rank')}" if contents.ranks else ""
     split = f", layers split by {contents.model_ranks}" if contents.model_ranks > 1 else ""
     if contents.stage == "0":
         return f"checkpoint without ZeRO{split}{step}"
-    return f"{_STAGES[contents.stage]} checkpoint{ranks}{split}{step}"
+    return f"ZeRO-{contents.stage} checkpoint{ranks}{split}{step}"
 
 
 def _whole(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     evidence = {
         "checksums": "every file equals the saved one, by its checksum",
-        "structure": "every file was read, and none is missing or cut off",
+        "structure": "every file was read, none is missing or cut off",
     }
-    yield doc.Sentence(f"Whole: {evidence[answer.evidence]}.", "good")
+    numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
+    yield doc.Sentence(f"Whole: {evidence[answer.evidence]}{numbers}.", "good")
+    if answer.unexamined:
+        yield doc.Sentence(f"In {counted_noun(answer.unexamined, 'file')}, the values were not examined for NaN.")
     if answer.conversion is not None:
         yield from _written(answer.written, answer.conversion)
+        return
+    if answer.non_finite:
+        yield _non_finite(answer.non_finite, answer.non_finite_file, "do not resume from it")
         return
     yield doc.Sentence(_uses(answer.contents))
     there = f"names {printable(answer.contents.latest)}" if answer.contents.latest else "is missing"
@@ -97,11 +120,13 @@ def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
             "" if done.has_config else "unsure",
         )
     if done.non_finite:
-        yield doc.Sentence(
-            f"{counted_noun(done.non_finite, 'value')} {'is' if done.non_finite == 1 else 'are'} NaN or infinite, the "
-            f"first in {printable(done.non_finite_tensor)}: take an earlier checkpoint.",
-            "bad",
-        )
+        yield _non_finite(done.non_finite, done.non_finite_tensor, "take an earlier checkpoint")
+
+
+def _non_finite(values: int, first: str, advice: str) -> doc.Sentence:
+    are = "is" if values == 1 else "are"
+    found = f"{counted_noun(values, 'value')} {are} NaN or infinite, the first in {printable(first)}"
+    return doc.Sentence(f"{found}: {advice}.", "bad")
 
 
 def _latest_file(contents: CheckpointContents) -> str:
@@ -112,23 +137,25 @@ def _latest(contents: CheckpointContents, found: str) -> Iterator[doc.Block]:
     """How to load a folder of states that the file `latest` does not name. found: what is wrong, as a sentence."""
     if not contents.tag or contents.tag == contents.latest:
         return
-    file, tag = _latest_file(contents), printable(contents.tag)
+    yield from _load(contents, contents.tag, found)
+
+
+def _load(contents: CheckpointContents, tag: str, found: str) -> Iterator[doc.Block]:
+    file, tag = _latest_file(contents), printable(tag)
     yield doc.Sentence(f'{found}. Load {tag} with tag="{tag}", or let `{file}` name it:')
     path = _shortest(str(Path(contents.folder) / file))
     yield doc.Commands([f"echo {shlex.quote(tag)} > {_quoted(path)}"])
 
 
 def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
-    damaged = answer.damaged
-    # The files that the states need are whole if only the file that names their folder is wrong.
-    only_latest = all(file.name.startswith("latest") for file in damaged)
+    damaged, only_latest = answer.damaged, is_only_latest(answer.damaged)
     use = "It cannot be resumed as it is." if only_latest else "Do not resume from it."
     yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}", "bad")
     yield from (doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES])
     if len(damaged) > _MOST_FILES:
         yield doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)")
-    left = "" if only_latest else "what is left of "
-    yield from _latest(answer.contents, f"The folder holds {left}{printable(answer.contents.tag)}")
+    if only_latest:
+        yield from _latest(answer.contents, f"The folder holds {printable(answer.contents.tag)}")
 
 
 def _quoted(path: str) -> str:
@@ -149,24 +176,19 @@ def _shortest(path: str) -> str:
 
 
 def _can_export(contents: CheckpointContents) -> bool:
-    return (
-        not contents.weights
-        and not contents.is_universal
-        and contents.stage in ("1 or 2", "3")
-        and contents.model_ranks == 1
-    )
+    return not contents.weights and not contents.is_universal and contents.stage != "none" and contents.model_ranks == 1
 
 
 def _uses(contents: CheckpointContents) -> str:
     """Return what one can do with an intact checkpoint."""
     if contents.is_universal:
-        return f"You can resume with {_STAGES[contents.stage]} on any number of GPUs, with checkpoint.load_universal."
+        return f"You can resume with {_CLASSES[contents.stage]} on any number of GPUs, with checkpoint.load_universal."
     uses = {
         "resume on any number of GPUs": contents.stage == "0",
-        f"resume with {counted_noun(contents.ranks, 'rank')}": contents.stage in ("1 or 2", "3"),
+        f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
         "load its weights with from_pretrained": bool(contents.weights),
         "export its weights": _can_export(contents),
-        "convert it for other GPUs": contents.stage in ("1 or 2", "3"),
+        "convert it for other GPUs": contents.has_zero_states and not contents.converted,
     }
     *others, last = [use for use, is_possible in uses.items() if is_possible] or ["load nothing from it"]
     return f"You can {', '.join(others)}{' or ' * bool(others)}{last}."
@@ -190,11 +212,19 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
         yield doc.Gap()
         yield doc.Sentence("Export the weights as a Hugging Face model:")
         yield doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(_named(contents)))} --to-hf my-model"])
-    if contents.stage in _STAGES and not contents.is_universal:
+    if contents.converted:
+        yield doc.Gap()
+        yield doc.Sentence(
+            f"It was converted for another number of GPUs ({_CLASSES[contents.stage]}): set checkpoint.load_universal. "
+            "Check what was written:"
+        )
+        converted = _shortest(str(Path(contents.folder) / contents.converted))
+        yield doc.Commands([f"ds-advise checkpoint {_quoted(converted)}"])
+    elif contents.has_zero_states and not contents.is_universal:
         sharded = contents.stage == "3"
         yield doc.Gap()
         yield doc.Sentence(
-            f"For another number of GPUs ({_STAGES[contents.stage]}), convert it and set checkpoint.load_universal:"
+            f"For another number of GPUs ({_CLASSES[contents.stage]}), convert it and set checkpoint.load_universal:"
         )
         states = os.path.normpath(Path(_shortest(contents.folder)) / contents.tag)
         # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.

@@ -98,7 +98,8 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     simulated = any(record.kind == "dry-run" for record in records)
     trained = any(record.kind != "bench" for record in records)
     meanings = {
-        "A dry run simulates its GPUs; the other figures are measured.": simulated,
+        "figures: measured, or simulated by a dry run.": True,
+        "A dry run simulates its GPUs.": simulated,
         f"GPU GiB: device memory of the fullest GPU{', or what a dry run needs of each' * simulated}.": has_gpu,
         f"RAM GiB: host memory of all ranks{', or what a dry run needs of a machine' * simulated}.": has_ram,
         "training: the script of a command, or the model. length: tokens per sample. plan: the strategy, and micro "
@@ -111,7 +112,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     blocks: list[doc.Block] = [
         table.without({gpu} if is_cpu else ()),
         doc.Gap(),
-        *([doc.Sentence(words, "dim")] if words else []),
+        doc.Sentence(words, "dim"),
         *([doc.Sentence(f"Older ones: {older:,} (--limit {len(records) + older}).", "dim")] if older else []),
         *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
     ]

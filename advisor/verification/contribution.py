@@ -41,7 +41,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 
 class ContributionError(DsAdviseError):
-    """A record or a file is no row of measured runs."""
+    """A record or a file holds no measured run that can be contributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def contributed_run(record: Record, facts: DeepSpeedFacts, model: str | None = N
     result, world_size = record.result, record.result.get("world_size")
     failure = result.get("failure") or {}
     if record.kind not in ("probe", "training"):
-        raise _no_row(record, f"it is a {record.kind}", "give the number of a probe or a training")
+        raise _no_row(record, "it is neither a probe nor a training", "give the number of a probe or a training")
     if not record.ran_on_gpus:
         raise _no_row(record, "it ran on the CPU, and the published runs are of GPUs", "probe or train on a GPU")
     if result.get("solo"):
@@ -194,7 +194,7 @@ def contributed_run(record: Record, facts: DeepSpeedFacts, model: str | None = N
 
 
 def _no_row(record: Record, why: str, fix: str) -> ContributionError:
-    return ContributionError(f"record {record.id} is no row of measured runs", why=why, fix=fix)
+    return ContributionError(f"record {record.id} cannot be contributed", why=why, fix=fix)
 
 
 def _public_model(record: Record, workload: Workload, source: str | None) -> tuple[str, dict[str, Any] | None]:

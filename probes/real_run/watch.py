@@ -39,6 +39,7 @@ class _Job:
     def __init__(self, supervisor: subprocess.Popen[bytes], folder: Path, *, gpus: bool) -> None:
         self.supervisor, self.records = supervisor, Ranks(folder)
         self.memory = MemorySampler(supervisor.pid, gpus=gpus)
+        self.started = time.monotonic()
 
     @property
     def is_done(self) -> bool:
@@ -46,7 +47,7 @@ class _Job:
         reports = [rank.report for rank in self.records.ranks]
         return bool(reports) and all(each is not None and len(reports) >= each["processes"] for each in reports)
 
-    def failure(self, stall_s: float, deadline: float) -> RankFailure | None:
+    def failure(self, stall_s: float, timeout_s: float) -> RankFailure | None:
         """The failure of the rank that failed first; None if no rank has failed."""
         code = self.supervisor.poll()
         if code is not None:
@@ -58,8 +59,8 @@ class _Job:
             if rank.is_suspended:
                 return self._failure(rank, "stopped", rank.obstacle)
         now, slowest = time.monotonic(), self.records.slowest or Rank(EventLogReader(self.records.folder), 0)
-        if now > deadline:
-            message = f"not done in time; rank {slowest.number} was in phase {slowest.phase}"
+        if now > self.started + timeout_s:
+            message = f"not done within {timeout_s:.0f} s; rank {slowest.number} was in phase {slowest.phase}"
             return self._failure(slowest, "timeout", message)
         if now - self.records.heard_at > stall_s:
             if self.memory.compiles:
@@ -150,7 +151,6 @@ def watch(
     folder: of the records. environment: of `observed_environment`. stall_s: maximum time without an event or a line of
     output of any rank; more is a hang. timeout_s: limit of the whole. gpus: whether to sample the GPUs' memory too.
     """
-    deadline = time.monotonic() + timeout_s
     with supervised(words, folder / _LAUNCHER_LOG, environment, working_folder) as supervisor:
         job, shown = _Job(supervisor, folder, gpus=gpus), None
         while True:
@@ -159,7 +159,7 @@ def watch(
                 shown = job.records.phase
                 with contextlib.suppress(Exception):  # who watches must not end the run
                     on_progress(job.records, job.memory)
-            if job.is_done or (failure := job.failure(stall_s, deadline)) is not None:
+            if job.is_done or (failure := job.failure(stall_s, timeout_s)) is not None:
                 return job.records.ranks, None if job.is_done else failure, job.memory
             time.sleep(_POLL_S)
 

@@ -117,7 +117,7 @@ def test_what_is_no_measured_run_is_refused(add_record: Any, capsys: pytest.Capt
     shape = find("Qwen2.5-1.5B")
     failure = {"kind": "crash", "rank": 0, "phase": "forward", "message": "x"}
     for why, number in {
-        "it is a dry-run": add_record(shape, kind="dry-run"),
+        "it is neither a probe nor a training": add_record(shape, kind="dry-run"),
         "it ran on the CPU": add_record(shape, result={"device": "cpu"}),
         "one rank ran alone": add_record(shape, result={"solo": True}),
         "not for lack of GPU memory": add_record(shape, result={"failure": failure}),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
 from ds_advise.validate.checkpoint_weights import read_contents
+from safetensors.torch import save_file
 
 from tests.helpers import write_checkpoint
 
@@ -136,7 +137,7 @@ def test_the_last_ranks_of_zero2_are_known_without_their_files(tmp_path: Path, r
         next(folder.glob(f"*/*rank_{rank}_*optim_states.pt")).unlink()
         lost = [f"the optimizer states of rank {each} are missing" for each in range(rank, 4)]
         assert [f"{file.name} {file.problem}" for file in read_checkpoint(folder).damaged] == lost
-        assert (read_contents(folder).ranks, read_contents(folder).stage) == (4, "1 or 2")
+        assert (read_contents(folder).ranks, read_contents(folder).stage) == (4, "2" if rank else "1 or 2")
     assert read_checkpoint(write_checkpoint(tmp_path / "ddp", ranks=4, stage=0)).is_whole
 
 
@@ -154,6 +155,71 @@ def test_a_tag_is_checked_by_its_own_files(tmp_path: Path) -> None:
     (folder / "latest").unlink()
     assert read_checkpoint(folder).problem == "latest is missing"
     assert read_checkpoint(folder / "global_step10").is_whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("broken", [0, 3, 5000])
+def test_numbers_that_are_nan_are_counted(tmp_path: Path, dtype: torch.dtype, broken: int) -> None:
+    """In archives and safetensors; infinite ones in optimizer states only, because a model may keep a mask of them."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=1)
+    values = torch.randn(5001).clamp(-1, 1).to(dtype)
+    values[:broken] = float("nan")
+    values[5000] = -float("inf")
+    for path in folder.rglob("*states.pt"):
+        torch.save(torch.load(path) | {"tensor": values}, path)
+    save_file({"weight": values}, folder / MODEL)
+    found = {file.name: file.non_finite for file in read_checkpoint(folder).files if file.non_finite is not None}
+    assert found == {
+        MODEL: broken,
+        "global_step8/mp_rank_00_model_states.pt": broken,
+        "global_step8/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": broken + 1,
+        "rng_state_0.pth": 0,
+    }
+    assert read_checkpoint(folder).is_whole and not read_checkpoint(folder).is_usable
+
+
+def test_padding_of_zero3_may_be_any_number(tmp_path: Path) -> None:
+    """4095 values over 2 ranks leave one unset, in the weights and in both states of Adam."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2, stage=3, parameters=4095)
+    for broken, reported in ((3, 0), (4, 4)):
+        states = torch.zeros(4)
+        states[:broken] = float("nan")
+        torch.save({"zero_stage": 3, "tensor": states}, folder / STATES)
+        found = read_checkpoint(folder)
+        assert (found.non_finite, found.is_usable) == (reported, not reported)
+        assert found.unexamined == (0 if reported else 1)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    for is_summed in (False, True):
+        if is_summed:
+            write_checksums(write_checkpoint(tmp_path / "summed" / "checkpoint-8", ranks=2))
+            folder = tmp_path / "summed" / "checkpoint-8"
+        for name in (STATES, MODEL):
+            (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        assert {file.problem for file in read_checkpoint(folder).damaged} == {
+            "is a Git LFS pointer instead of the file: git lfs pull"
+        }
+
+
+def test_lost_model_states_are_named(tmp_path: Path) -> None:
+    """Of ZeRO-2 the one file, also if it is the newest of two steps; of ZeRO-3 a file of each rank."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step3")
+    lost = folder / "global_step3" / "mp_rank_00_model_states.pt"
+    lost.unlink()
+    for named in (folder, folder / "global_step3"):
+        assert read_checkpoint(named).problem == "global_step3/mp_rank_00_model_states.pt is missing"
+        assert (read_contents(named).stage, read_contents(named).step) == ("2", 3)
+    for path in folder.glob("*/*optim_states.pt"):
+        torch.save({"zero_stage": 3}, path)
+    lost_shards = [f"the model states of rank {rank} are missing" for rank in (0, 1)]
+    assert [f"{file.name} {file.problem}" for file in read_checkpoint(folder).damaged] == lost_shards
+    shutil.rmtree(folder / "global_step3")
+    assert read_checkpoint(folder).problem == "latest names global_step3, which is missing"
+    assert read_contents(folder).stage == "none"
+    (folder / "global_step3").mkdir()
+    assert read_checkpoint(folder).problem == "latest names global_step3, which holds no states"
 
 
 def test_a_file_of_the_fast_writer_is_whole(tmp_path: Path) -> None:

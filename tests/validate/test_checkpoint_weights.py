@@ -70,7 +70,8 @@ def test_weights_are_those_of_the_training(
         target = tmp_path / dtype
         assert run(["checkpoint", str(folder), "--to-hf", str(target), "--dtype", dtype, "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        assert answer["contents"]["stage"] == ("3" if stage == "3" else "1 or 2")
+        assert answer["contents"]["stage"] == stage
+        assert answer["contents"]["parameters"] == answer["conversion"]["parameters"]
         assert (answer["contents"]["ranks"], answer["contents"]["step"]) == (2, 1)
         written = load_file(target / "model.safetensors")
         assert written.keys() == true.keys()
@@ -97,9 +98,13 @@ def test_weights_are_those_of_the_training(
     assert run(["checkpoint", str(folder / "global_step1_universal")]) == 0
     stages = "ZeRO-3" if stage == "3" else "ZeRO-1 or 2"
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"_universal: universal checkpoint of {stages}, step 1, " in printed
+    assert f"_universal: universal checkpoint of ZeRO-{stage}, step 1, " in printed
     assert f"You can resume with {stages} on any number of GPUs, with checkpoint.load_universal." in printed
     assert "latest" not in printed
+    assert run(["checkpoint", str(folder)]) == 0
+    printed = capsys.readouterr().out.replace("\\\n", "")
+    assert "It was converted for another" in printed and "ds_to_universal" not in printed
+    assert "global_step1_universal" in printed
 
 
 @pytest.mark.slow
@@ -132,8 +137,8 @@ def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
     repair = "echo global_step2 > saved/latest"
     assert run(["checkpoint", "saved/global_step2"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(" saved/global_step2: ZeRO-1 or 2 checkpoint of 2 ranks, step 2, ")
-    assert repair not in printed
+    assert printed.startswith(" saved/global_step2: ZeRO-2 checkpoint of 2 ranks, step 2, ")
+    assert repair not in printed and "Saved by DeepSpeed 0.19.8 with 4,096 parameters." in printed
     for latest in ("", "global_step9"):
         (folder / "latest").write_text(latest)
         if not latest:
@@ -147,6 +152,47 @@ def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
     monkeypatch.chdir(folder / "global_step2")
     assert run(["checkpoint", "."]) == 0
     assert "--input_folder ../global_step2 " in capsys.readouterr().out.replace("\\\n", "")
+
+
+def test_the_older_whole_step_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a damaged newest step of a folder, and for one whose weights are NaN."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step2")
+    write_checkpoint(tmp_path / "later", ranks=2, tag="global_step10")
+    (tmp_path / "later" / "global_step10").rename(folder / "global_step10")
+    (folder / "latest").write_text("global_step10")
+    states = folder / "global_step10" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    for content in ({"zero_stage": 2, "master": torch.tensor([float("nan")])}, None):
+        states.unlink()
+        if content:
+            torch.save(content, states)
+        for named in ("saved", "saved/global_step10"):
+            assert run(["checkpoint", named]) == 1
+            printed = " ".join(capsys.readouterr().out.split())
+            assert ("1 value is NaN or infinite, the first in global_step10/bf16_" in printed) == bool(content)
+            assert "o not resume from it." in printed and "to_universal" not in printed
+            assert 'Other states in the folder are whole. Load global_step2 with tag="global_step2"' in printed
+            assert "echo global_step2 > saved/latest" in printed
+    (folder / "global_step2" / "mp_rank_00_model_states.pt").unlink()
+    assert run(["checkpoint", "saved"]) == 1
+    assert "echo" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [("epoch_2", "epoch_10"), ("checkpoint_2", "checkpoint_10")])
+def test_the_newest_of_several_folders_is_taken(
+    tmp_path: Path, names: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with its own `latest`, as accelerate's save_state writes them; they are not merged."""
+    for name in names:
+        folder = write_checkpoint(tmp_path / "out" / name, ranks=2, tag="pytorch_model")
+    assert run(["checkpoint", "out"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f" out/{names[1]}: ZeRO-2 checkpoint of 2 ranks")
+    assert f"out contains 2 checkpoints; {names[1]} is taken" in printed.err
+    (folder / "latest").unlink()
+    assert run(["checkpoint", "out"]) == 0
+    assert capsys.readouterr().out.startswith(f" out/{names[0]}: ")
+    assert run(["checkpoint", str(tmp_path)]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_names_the_newest_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +267,7 @@ def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.Capt
     assert "--input_folder checkpoint-8/global_step8 " in capsys.readouterr().out.replace("\\\n", "")
     lines = shown.splitlines()
     assert lines[0].startswith(" checkpoint-8: ZeRO-") and " checkpoint of 2 ranks, step 8, " in lines[0]
-    assert lines[1] == " Whole: every file was read, and none is missing or cut off."
+    assert lines[1] == " Whole: every file was read, none is missing or cut off; no value is NaN."
     assert lines[2] == " You can resume with 2 ranks, load its weights with from_pretrained or convert"
     next(folder.glob("*/*rank_0*optim_states.pt")).unlink()
     next(folder.glob("*/*model_states.pt")).write_bytes(b"PK")
@@ -271,6 +317,18 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
         (folder / "model.safetensors").write_bytes(b"{}")
     assert run(["checkpoint", "out"]) == 1
     assert " out/checkpoint-12: " in capsys.readouterr().out
+
+
+def test_model_states_without_zero_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`engine.save_checkpoint` at stage 0 keeps the weights whole there; its answer offers the export."""
+    from safetensors.torch import load_file
+
+    folder = write_checkpoint(tmp_path / "saved", ranks=1, tag="global_step2", stage=0)
+    (folder / "model.safetensors").unlink()
+    assert run(["checkpoint", "saved"]) == 0
+    assert "ds-advise checkpoint saved --to-hf my-model" in capsys.readouterr().out
+    assert run(["checkpoint", "saved", "--to-hf", "written"]) == 0
+    assert torch.equal(load_file(tmp_path / "written" / "model.safetensors")["weight"], torch.arange(4096.0))
 
 
 def test_a_checkpoint_may_hold_any_json_and_disappear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

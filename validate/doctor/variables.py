@@ -78,7 +78,9 @@ others: only a key that resembles one of these is taken for a mistake."""
 def environment(machine: ExaminedMachine) -> Findings:
     """Check for environment variables with harmful values."""
     found = [finding for look in _LOOKS for finding in look(machine)]
-    yield from found or [ok("no variable breaks a training, or slows down NCCL, CUDA or torch")]
+    # some matter on GPUs only, or between them
+    device = {0: "the CPU", 1: "one GPU"}.get(_gpus(machine), "GPUs")
+    yield from found or [ok(f"no variable breaks a training on {device}, or slows it down")]
 
 
 def _gpus(machine: ExaminedMachine) -> int:

@@ -336,6 +336,7 @@ def test_the_newest_come_first_and_other_machines_are_named(capsys: pytest.Captu
     assert any("100 Tflop/s" in line for line in lines)
     assert " Older ones: 3 (--limit 7)." in lines
     assert any("A dry run simulates its GPUs" in line for line in lines)
+    assert any("figures: measured, or simulated by a dry run." in line for line in lines)
     run(["history", "2", "3"])
     assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == ["3", "2"]
 

@@ -108,11 +108,23 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_group_that_fails_has_a_reason() -> None:
     """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
     all."""
+    heard: list[None] = []
     figures, reason = bench_run._run(
-        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**60)
+        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**60),
+        lambda: heard.append(None),
     )
     assert figures == () and reason
     assert "memory" in reason and "\n" not in reason
+    assert heard, "off a terminal, a line a minute says that it goes on"
+
+
+def test_a_group_that_is_late_has_its_limit_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "_START_LIMIT_S", -3.0)
+    _, reason = bench_run._run(
+        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**20), lambda: None
+    )
+    assert reason and reason.startswith("not done within 0 s; rank 0 was in phase ")
+    assert reason.endswith("; measure again when nothing else runs")
 
 
 @pytest.mark.slow

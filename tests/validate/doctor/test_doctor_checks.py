@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from ds_advise.advisor.render.doctor import doctor_document
+from ds_advise.ds_configs.launch_commands import read_hostfile
+from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.doctor import STATUSES, Checkup, examine
 from ds_advise.validate.doctor.examine import AREAS
 from ds_advise.validate.doctor.findings import ProgramRun, run_program
@@ -371,7 +373,8 @@ def test_variables_of_gpus_do_not_matter_without_them(
     """On two cores, where two ranks have one each."""
     bare = {"nvml": failing("no driver"), "cores": 2, "hosts": False, "cuda": ""}
     found = checkup(environment=environment, files={**NO_GPUS, "sys/class/net/lo": ""}, **bare).findings
-    assert [each.status for each in found if each.area == "environment"] == ["ok"]
+    (finding,) = (each for each in found if each.area == "environment")
+    assert (finding.status, "breaks a training on the CPU, or" in finding.what) == ("ok", True)
 
 
 def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Callable[..., Checkup]) -> None:
@@ -535,3 +538,10 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up() -> None:
     waits."""
     done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=900)
     assert done.stdout == "could not be read: no answer within the time True\n", done
+
+
+def test_every_faulty_line_of_a_hostfile_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("node1 slots=8\nnode1 slots=8\nnode2 8\n")
+    with pytest.raises(ConfigFileError) as error:
+        read_hostfile(tmp_path / "hostfile")
+    assert "line 2: node1 is listed twice; line 3 is not a node with its slots: 'node2 8'" in str(error.value)
