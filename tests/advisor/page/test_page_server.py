@@ -113,7 +113,7 @@ def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> Non
     assert "ZeRO++" in labels and not {"DoRA", "Quantization", "Precomputed reference", "vLLM sleep mode"} & {*labels}
     for size in ((1280, 700), (390, 740)):
         page.set_viewport_size({"width": size[0], "height": size[1]})
-        page.get_by_label("Global batch").scroll_into_view_if_needed()
+        page.get_by_role("textbox", name="Global batch").scroll_into_view_if_needed()
         box = page.get_by_role("button", name="Reset").bounding_box()
         assert box["y"] > 0 and box["y"] + box["height"] <= size[1], size
     page.get_by_label("Objective").select_option("grpo")
