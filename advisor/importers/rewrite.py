@@ -186,9 +186,12 @@ def _for_accelerate(
         if isinstance(config.get(name), Mapping) and config[name].get("enabled") == "auto":
             config[name] = {**config[name], "enabled": workload.precision == name}
     # A number stays one: accelerate would replace "auto" by the script's, which is 1 in a plain `Accelerator()`. A file
-    # without the key has 1 (1.15 utils/dataclasses.py `DeepSpeedPlugin`). Without a file the script alone decides.
-    is_by_script = (own.get("gradient_accumulation_steps", 1) if own else "auto") == "auto"
-    return {**config, "gradient_accumulation_steps": "auto" if is_by_script else steps}
+    # without the key has 1 (1.15 utils/dataclasses.py `DeepSpeedPlugin`), and a Trainer of any number takes it. Without
+    # a file the script alone decides.
+    key = "gradient_accumulation_steps"
+    if own and key not in own and steps == 1:
+        return {name: value for name, value in config.items() if name != key}
+    return {**config, key: "auto" if not own or own.get(key) == "auto" else steps}
 
 
 def _corrected_text(document: Document, report: LintReport) -> str | None:

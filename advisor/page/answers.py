@@ -16,7 +16,7 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.hardware import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
-from ..advise import predicted
+from ..advise import answer as answer_question
 from ..answer.advice import build_advice
 from ..answer.jobs import build_jobs
 from ..answer.recommendation import Recommendation
@@ -88,7 +88,7 @@ def answer(request: str) -> Iterator[str]:
     asked = json.loads(request)
     language = asked_language(asked)
     try:
-        found = predicted(state_question(asked["state"]))
+        found = answer_question(state_question(asked["state"]))
     except DsAdviseError as error:
         yield json.dumps(_error(error, asked["state"]))
         return
@@ -104,7 +104,7 @@ def answer(request: str) -> Iterator[str]:
         {
             "part": "whole",
             "changes": _drawn(change_blocks(found, details=True), language),
-            "options": {change.flags: options_in(change.flags) for change in found.changes},
+            "options": {change.flags: asks for change in found.changes if (asks := options_in(change.flags))},
             "scaling": _drawn(scaling_blocks(found), language),
             "files": draw_blocks(translated([*_files(found)], language)),
         }

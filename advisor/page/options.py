@@ -125,7 +125,7 @@ def state_command(state: State) -> str:
 
 def options_in(flags: str) -> dict[str, str]:
     """Return the options of a change such as `--gpus 4x32GB --ram 2TB` as the page stores them; a drive gets a
-    placeholder folder."""
+    placeholder folder. Empty if the page lacks one of them, such as `--sharding`."""
     found: dict[str, str] = {}
     for word in shlex.split(flags):
         if word.startswith("--"):
@@ -133,7 +133,7 @@ def options_in(flags: str) -> dict[str, str]:
             found[name] = "yes"
         else:
             found[name] = word.replace("PATH:", "/nvme:")
-    return found
+    return found if all(name in OPTIONS for name in found) else {}
 
 
 def error_options(error: DsAdviseError, state: State) -> list[str]:

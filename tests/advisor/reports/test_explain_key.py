@@ -189,7 +189,7 @@ def test_a_key_is_explained_at_the_value_of_a_file(tmp_path: Path, capsys: pytes
     assert run(["explain", "nope.json", "--model", "Qwen2.5-0.5B"]) == 2
     assert "nope.json: no such file" in capsys.readouterr().err
     assert run(["rent", str(path)]) == 2
-    assert f"write ds-advise explain {path} --model MODEL" in capsys.readouterr().err
+    assert f"write ds-advise lint {path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

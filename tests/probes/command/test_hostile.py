@@ -107,7 +107,7 @@ raise ValueError("forked")
     "both train": Hostile(f"import os\nos.fork()\n{TRAINING}train()", TRAINED, 0),
     "left program": Hostile(
         f"import subprocess\nsubprocess.Popen({SLEEPS}, start_new_session=True, env={{}}, cwd='/')\n1 / 0",
-        r"ZeroDivisionError: division by zero[:;] at \S+script.py:3\b",
+        r"at \S+script.py:3\b.*ZeroDivisionError: division by zero",
     ),
     "pool": Hostile(
         f"{TRAINING}import multiprocessing\npool = multiprocessing.Pool(2)\npool.apply_async(time.sleep, (1000,))\n"
@@ -125,7 +125,7 @@ raise ValueError("forked")
     ),
     "exception in a thread": Hostile(
         f"{TRAINING}import threading\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()",
-        r"ZeroDivisionError: division by zero[:;] at \S+script.py:\d+",
+        r"at \S+script.py:\d+.*ZeroDivisionError: division by zero",
         fast=True,
     ),
     "trains in a thread": Hostile(
@@ -155,13 +155,13 @@ raise ValueError("forked")
     "binary": Hostile(
         "import os\nfor _ in range(100): os.write(1, os.urandom(1 << 20))\n"
         "raise ValueError('\\udce4\\x00\\x1b[31m\\n' * 9)",
-        r"ValueError: .*at \S+script.py:3\b",
+        r"at \S+script.py:3\b.*ValueError: ",
     ),
     "fills the disk": Hostile(
         "for number in range(100):\n    with open(f'{number}.bin', 'wb') as file:\n        file.write(bytes(1 << 28))",
-        r"more than the 2 GiB .*script.py:2\b",
+        r"script.py:2\b.*more than the 2 GiB ",
     ),
-    "reads stdin": Hostile("print(input('continue? '))", r"EOFError: .*at \S+script.py:1\b"),
+    "reads stdin": Hostile("print(input('continue? '))", r"at \S+script.py:1\b.*EOFError: "),
     "closed streams": Hostile(
         f"{TRAINING}os.close(0); os.close(1); os.close(2); sys.stdout = sys.stderr = None\ntrain()", TRAINED, 0
     ),
@@ -169,14 +169,14 @@ raise ValueError("forked")
     # ------------------------------------------------------------------ memory
     "array": Hostile(
         "import numpy\nrows = []\nwhile True: rows.append(numpy.zeros(1 << 27))",
-        r"allocate 1.00 GiB .*at \S+script.py:3\b",
+        r"at \S+script.py:3\b.*allocate 1.00 GiB ",
         fast=True,
     ),
-    "bytes": Hostile("x = bytearray(1 << 37)", r"MemoryError[:;] at \S+script.py:1\b"),
+    "bytes": Hostile("x = bytearray(1 << 37)", r"at \S+script.py:1\b.*MemoryError"),
     # ------------------------------------------------------------------ Python and torch
-    "syntax error": Hostile("import os\nif True\n    pass", r"expected ':'.*at \S+script.py:2\b"),
-    "no GPU 9": Hostile("import torch\ntorch.ones(2, device='cuda:9')", r"invalid device ordinal.*at \S+script.py:2\b"),
-    "no such device": Hostile("import torch\ntorch.ones(2, device='gpu')", r"device type .*gpu.*at \S+script.py:2\b"),
+    "syntax error": Hostile("import os\nif True\n    pass", r"at \S+script.py:2\b.*expected ':'"),
+    "no GPU 9": Hostile("import torch\ntorch.ones(2, device='cuda:9')", r"at \S+script.py:2\b.*invalid device ordinal"),
+    "no such device": Hostile("import torch\ntorch.ones(2, device='gpu')", r"at \S+script.py:2\b.*device type .*gpu"),
     "patches": Hostile(
         f"{TRAINING}sys.exit = os.kill = print = None\ntorch.Tensor.__repr__ = None\nimport json\njson.dumps = None\n"
         "train()",
