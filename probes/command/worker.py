@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -47,8 +48,15 @@ _MOST_IDLE_S = 30.0
 """Time without a new tensor after which a script whose training was seen is ended: it waits for something."""
 _ANSWER_S = 10.0
 """Time before the limit at which it is ended in any case, to answer."""
-_SWITCH_S = 0.5
-"""Time that the thread which answers for a script keeps Python's lock, so that little changes meanwhile."""
+_HALT = getattr(signal, "SIGRTMAX", 0) - 6
+"""The signal at which the main thread waits while another one answers for the script: a script that computes would take
+Python's lock at every call that gives it away, and change what is read."""
+
+
+def _halt(*_: object) -> None:
+    while True:
+        signal.pause()
+
 
 _exit = os._exit
 
@@ -124,6 +132,8 @@ class Session:
         refused.install()
         os._exit = self.exited
         threading.excepthook = self.thread_failed
+        if _HALT > 0:  # macOS has no such signals
+            signal.signal(_HALT, _halt)
         _thread.start_new_thread(self.watch, ())
         any_thread: Any = threading.Thread
         run = any_thread.run
@@ -206,7 +216,8 @@ class Session:
                 events, changed = self.recorder.ledger.events, now
             if self.observer.finished and (now > changed + _MOST_IDLE_S or now > self.ends - _ANSWER_S):
                 self.remarks.append("after the observed steps the script did not end; it was ended")
-                sys.setswitchinterval(_SWITCH_S)
+                if _HALT > 0:
+                    signal.pthread_kill(threading.main_thread().ident or 0, _HALT)
                 self.succeed()
 
     def succeed(self) -> NoReturn:
