@@ -155,8 +155,8 @@ def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | No
     if not close or "." in word or Path(args[0]).exists():
         return None
     follows = args[1:] and not args[1].startswith("-") and not meant_gpus(args[1])
-    is_model = not follows and complete_model(context, context.command.params[0], args[0])
-    return None if is_model else close[0]
+    begins_model = not follows and complete_model(context, context.command.params[0], args[0])
+    return None if begins_model else close[0]
 
 
 _SIMILAR = 0.66
@@ -284,7 +284,6 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
             fix = mistakes.near_choice(error, args, command)
-            message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range from \1 to \2", message)
             if " is not one of " in message and fix.startswith("write") and " or " in fix:  # it has the choices
                 message = message.partition(" is not one of ")[0] + " is not possible"
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):

@@ -124,7 +124,7 @@ _RUNNING = ("dry-run", "probe", "launch")
 """Commands that run the user's command."""
 
 
-def swapped(name: str) -> str:
+def _swapped(name: str) -> str:
     """Return the typed line with a word that is in the place of the model behind the model; "" without a model."""
     typed = typed_words()
     command = command_named(typed[0]) if typed and typed[0] in COMMANDS else None
@@ -170,7 +170,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
             fix = f"write {_with_strategy(plan)}"
-        elif what and "_" not in name and (typed := swapped(name)):  # a part in front of the model
+        elif what and "_" not in name and (typed := _swapped(name)):  # a part in front of the model
             fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 

@@ -11,7 +11,7 @@ import click
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import plan_of_stage
 from .commands import COMMANDS, command_named
-from .mistakes import accepts, instead_of, needed_method
+from .mistakes import accepts, config_file, instead_of, needed_method
 from .model_argument import is_model, positional_places
 from .options import CommandWithUsersCommand
 from .typed_line import divided_words, line, named_options, question_for, value_of, words_for
@@ -22,12 +22,11 @@ def divided_command(args: Sequence[str], command: click.Command) -> str:
     divided = divided_words(args)
     if len(divided) == len(args) or not isinstance(command, CommandWithUsersCommand):
         return ""
-    return f"write ds-advise {' '.join(divided)}"
+    return f"write {line(divided)}"
 
 
 def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of words that a command does not take."""
-    from ..question.file_question import is_ds_config  # imported here: names need none of it
 
     known, gpus, word = named_options(command), value_of("--gpus", args), words[0]
     own = list(args[1:] if args[:1] == [command.name] else args)
@@ -36,7 +35,7 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if divided := divided_command(args, command):
         return divided
     if not any(isinstance(each, click.Argument) for each in command.params):  # of this machine, not of a training
-        trains = own if "--" in own else divided_words(own)
+        trains = divided_words(own)
         if "--" in trains:
             return f"write {line(['launch', '--dry', *trains[trains.index('--') :]])}, which checks a training"
         if Path(word).suffix == ".json":
@@ -62,7 +61,7 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
     if linking := [each for each in typed if each.lower() in _LINKING and each not in words]:
         return f"write {line([each for each in args if each not in linking])}"
     models = [each for each in typed if is_model(each)]
-    file = next((each for each in typed if is_ds_config(Path(each))), "")
+    file = config_file(own, command)
     if file and own == args and len(models) == 1:
         return f"write {line(['explain', file, '--model', *question_for(command_named('explain'), args, command)])}"
     first = next(iter(typed), word)
@@ -94,7 +93,7 @@ def _as_options(words: Sequence[str], args: Sequence[str], command: click.Comman
             continue
         gpus = meant_gpus(word) if "--gpus" not in (*args, *found) else ""
         named = f"write --gpus {gpus}" if gpus else _named_option(word, args, command)
-        if not named.startswith("write --"):
+        if not named.startswith("write --") or named.split()[1] in args:
             return []
         found += named.split()[1:]
     return found

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
+from ...estimators.errors import DsAdviseError
 from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, with_counts
 from ..question.options import OPTIONS
-from ..question.other_names import advice_for, meant_choice, meant_strategy, other_name, plan_of_stage
+from ..question.other_names import advice_for, filled_advice, meant_choice, meant_strategy, other_name, plan_of_stage
 from ..text.units import alternatives
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
@@ -62,17 +63,17 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"write {_filled(written, value, choices)}{needed}"
     near = _nearest(own, value, known)
     is_plan = bool(plan_of_stage(name)) or name.replace("_", "-") in PLANS
-    advice = advice_for("strategy" if is_plan else name)
+    advised = "strategy" if is_plan else name
+    advice = advice_for(advised)
     if advice and not (_is_misspelled(own, near) and accepts(known[near], value)):
         given = {_plain(word): value_of(word.partition("=")[0], args) for word in args if word.startswith("-")}
         strategy = meant_strategy({name: value, **given})
         if "{STRATEGY}" in advice and "--strategy" in known:
-            if file := _config_file(args, command):
+            if file := config_file(args, command):
                 return f"leave it out: {file} has its own strategy"
             is_given = value_of("--strategy", args) == strategy
             return f"leave it out: --strategy {strategy} has it" if is_given else f"write --strategy {strategy}"
-        advice = advice.replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
-        return _with_question(advice, args, command)
+        return _with_question(filled_advice(advised, value, strategy), args, command)
     of_questions = {"--model", *(each.flag for each in OPTIONS.values())}
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
@@ -96,7 +97,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
 
 
-def _config_file(args: Sequence[str], command: click.Command) -> str:
+def config_file(args: Sequence[str], command: click.Command) -> str:
     """Return the first word of a line that is a configuration file; "" without one."""
     from ..question.file_question import is_ds_config  # imported here: names need none of it
 
@@ -171,7 +172,7 @@ def _nearest(own: str, value: str, known: Mapping[str, click.Option]) -> str:
     """Return the option with the most similar name, first of those that accept the value; "" without one."""
     names = {name.lstrip("-"): name for name in (*known, *_HELP)}
     near = [names[each] for each in get_close_matches(own.lstrip("-"), names, cutoff=0.75)]
-    longer = [name for name in known if len(own) > len("--to") - 1 and name.startswith(own)]
+    longer = [name for name in known if name.startswith(own)] if len(own) >= len("--to") else []
     near += longer if len(longer) == 1 else []
     return next((each for each in near if each in known and accepts(known[each], value)), next(iter(near), ""))
 
@@ -194,7 +195,7 @@ def accepts(option: click.Option, value: str) -> bool:
         return bool(meant_gpus(value))
     try:
         (COUNT if option.metavar == "N" else option.type).convert(value, option, None)
-    except click.UsageError:
+    except (click.UsageError, DsAdviseError):
         return False
     return True
 

@@ -49,7 +49,7 @@ def words_behind_settings(command: click.Command, args: Sequence[str]) -> list[s
     """Return the words NAME=VALUE that go on with the value of an option of such words without a comma: `b=2` of
     `--set a=1 b=2`."""
     lists = {name for each in command.params if "=VALUE" in str(each.metavar) for name in each.opts}
-    at = next((at for at, word in enumerate(args[: -2 or None]) if word in lists), None)
+    at = next((at for at, word in enumerate(args[:-2]) if word in lists), None)
     return [] if at is None else [*takewhile(re.compile(r"\w[\w.]*=").match, args[at + 2 :])]
 
 

@@ -62,10 +62,10 @@ def build_cluster(options: Mapping[str, Any]) -> Cluster:
 def is_described(options: Mapping[str, Any]) -> bool:
     """Return whether the options describe GPUs other than those of this machine, or objects of Python."""
     gpus = options.get("gpus", "auto")
-    return not (isinstance(gpus, str) and _is_this_machine(gpus)) and options.get("device", "cuda") != "cpu"
+    return not (isinstance(gpus, str) and is_this_machine(gpus)) and options.get("device", "cuda") != "cpu"
 
 
-def _is_this_machine(gpus: str) -> bool:
+def is_this_machine(gpus: str) -> bool:
     return gpus.strip().lower() == "auto"
 
 
@@ -116,7 +116,7 @@ def parse_cluster(
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond the size of real machines.
     """
-    if _is_this_machine(gpus):
+    if is_this_machine(gpus):
         # What is wrong with the other texts is told before the machine is looked for.
         parse_cluster("2x8xH100", ram=ram, host=host, nvme=nvme, interconnect=interconnect)
         cluster = _this_machine()

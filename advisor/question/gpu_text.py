@@ -155,6 +155,8 @@ def _meaning(text: str) -> tuple[Counts, str] | None:
 
 def _listed(text: str) -> list[tuple[Counts, str]]:
     """The counts and the known kinds of a list such as `2xH100,2xA100`; none if a part means no GPUs."""
+    if len(text) > _LONGEST:
+        return []
     found = [_meaning(part) for part in _BETWEEN.split(text.strip()) if part]
     return [each for each in found if each is not None] if None not in found else []
 
@@ -301,7 +303,7 @@ def _word(name: str) -> str:
 
 def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> ClusterError:
     """The error for a text whose kind is not known, with what to write. error: that of the kind."""
-    kind = _without_words(kind)  # `8 GPUs`
+    kind = _without_words(kind) if len(kind) <= _LONGEST else kind  # `8 GPUs`
     shown, front = f"--gpus {text.strip()[:40]!r}", "".join(f"{count[:10]}x" for count in counts)
     if not kind:
         fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR

@@ -641,11 +641,12 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
     for name in given:
         if name not in known:
             from ...validate.lint.values import nearest  # imported here: difflib is slow to import
-            from .other_names import advice_for, other_name
+            from .other_names import filled_advice, meant_strategy, other_name
 
             other = other_name(name).split(" ")[0].lstrip("-").replace("-", "_")
             near = other if other in known else nearest(name, known, cutoff=0.65)
-            fix = f"did you mean {near}?" if near else advice_for(name) or "help(ds_advise.advise) lists the options"
+            advice = filled_advice(name, "", meant_strategy({name: ""}))
+            fix = f"did you mean {near}?" if near else advice or "help(ds_advise.advise) lists the options"
             raise UnknownOptionError(f"there is no option {name[:40]!r}", fix=fix)
 
 

@@ -103,6 +103,12 @@ def advice_for(name: str) -> str:
     return next((advice for advice, names in ADVICE.items() if name in names.split()), "")
 
 
+def filled_advice(name: str, value: str, strategy: str) -> str:
+    """Return what `advice_for` returns, with a strategy and a number in its places; value: what was typed, of which a
+    number is taken."""
+    return advice_for(name).replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
+
+
 def meant_choice(value: str, choices: Sequence[str]) -> str:
     """Return the choice that a value means: `fp16` for `torch.float16`, `flash` for `flash_attention_2`, `zero3` for
     `ZeRO-3`; "" for any other value, also one that is as near to several choices."""

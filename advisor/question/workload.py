@@ -226,11 +226,19 @@ def named_settings(text: str) -> dict[str, str]:
 def meant_option(name: str, value: str) -> str:
     """Return the option of a question, with its value, for a setting that is none of a plan: `--strategy zero3` for a
     stage of 3, `--micro-batch 4`; "" for any other name."""
-    from .other_names import advice_for, meant_strategy, other_name  # imported here: few questions have settings
+    from .gpu_text import with_counts  # imported here: few questions have settings
+    from .other_names import advice_for, meant_choice, meant_strategy, other_name
 
     if "{STRATEGY}" in advice_for(name):
         return f"--strategy {meant_strategy({name: value})}"
+    if name in OPTIONS and OPTIONS[name].kind == "switch":
+        return OPTIONS[name].flag
     written = OPTIONS[name].flag + " {N}" if name in OPTIONS else other_name(name)
+    if written.startswith("--gpus {"):
+        value = with_counts("", per_node=value) if "{GPUS}" in written and value.isdigit() else "SPEC"
+    option = next((each for each in OPTIONS.values() if each.flag == written.partition(" ")[0]), None)
+    if option is not None and option.choices:
+        value = meant_choice(value, option.choices) or value
     return re.sub(r"\{.+\}", lambda _: value[:40], written)
 
 

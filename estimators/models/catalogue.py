@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise, takewhile
 from math import inf, log
 from pathlib import Path
@@ -133,6 +133,13 @@ def nearest(name: str, n: int, *, least: float) -> list[str]:
     """Return the hub ids of the most similar names, the nearest size first among those that differ in it alone, and
     that with the longest equal beginning among those that are as similar. least: the share of equal characters that
     they need."""
+    found = (hub_id for likeness, hub_id in _ranked(name) if likeness >= least)
+    return list(dict.fromkeys(found))[:n]
+
+
+@lru_cache(maxsize=64)
+def _ranked(name: str) -> list[tuple[float, str]]:
+    """Return (share of equal characters, hub id) of all names, in the order of `nearest`."""
     from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
 
     found = list[tuple[float, float, int, str]]()
@@ -140,11 +147,10 @@ def nearest(name: str, n: int, *, least: float) -> list[str]:
         wanted, (family, size) = _keys([pieces])[0], _family_and_size(pieces)
         for known in _names():
             likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
-            if likeness >= least:
-                distance = abs(log(size / own_size)) if own == family and size and own_size else inf
-                beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
-                found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
-    return list(dict.fromkeys(hub_id for *_, hub_id in sorted(found)))[:n]
+            distance = abs(log(size / own_size)) if own == family and size and own_size else inf
+            beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
+            found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
+    return [(-likeness, hub_id) for _, likeness, _, hub_id in sorted(found)]
 
 
 def _meant_pieces(name: str) -> list[list[str]]:

@@ -182,6 +182,10 @@ LINES = {
     "gpt2 gpus=24GB seq-len=4k": "write ds-advise gpt2 --gpus=24GB --seq-len=4k\n",
     "gpt2 optimizer states": "unexpected extra arguments (optimizer states); see ds-advise --help-all\n",
     "zero2 gpt2 --gpus 24GB": "write ds-advise explain gpt2 --gpus 24GB --strategy zero2\n",
+    "gpt2 --gpus 2x24GB --train-batch-size fastest": "write --global-batch 32\n",
+    "explain gpt2 --gpus 2x24GB --set dora": "pass --dora\n",
+    "explain gpt2 --gpus 2x24GB --set num_gpus=4": "pass --gpus 4x24GB\n",
+    "explain gpt2 --gpus 2x24GB --set dtype=torch.bfloat16": "pass --precision bf16\n",
     "explain memory gpt2": "write ds-advise explain gpt2 memory\n",
     "8xh1oo": "write ds-advise MODEL --gpus 8xH100-SXM5\n",
     "explain gpt2 8xh1oo": "write --gpus 8xH100-SXM5, 8xH100-NVL, 8xH800-SXM5\n",
@@ -434,3 +438,8 @@ def test_a_command_in_an_error_stays_on_one_line(columns: int) -> None:
         assert any(command in line for line in lines.splitlines())
         assert all(len(line) <= columns or command in line for line in lines.splitlines())
         assert re.sub(r"\n  ", " ", lines).endswith("leave it out")
+
+
+def test_a_word_with_a_space_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch", "my train.py"]) == 2
+    assert "write ds-advise launch -- 'my train.py'\n" in capsys.readouterr().err

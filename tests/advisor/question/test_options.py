@@ -96,6 +96,8 @@ def test_values_are_checked_by_their_declaration(options: dict[str, Any], words:
         (ds_advise.advise, {"commnd": ["train.py"]}, "there is no option 'commnd'; did you mean command?"),
         (ds_advise.estimate, {"stratgy": "zero2"}, "there is no option 'stratgy'; did you mean strategy?"),
         (fill_defaults, {"zero_stage": 3}, "there is no option 'zero_stage'; leave it out: every strategy is compared"),
+        (fill_defaults, {"zero_stage": 3}, "ds-advise explain MODEL --strategy zero3 shows one"),
+        (fill_defaults, {"tp_size": 2}, "--set autotp_size=2 splits them"),
         (fill_defaults, {"frobnicate": 1}, "there is no option 'frobnicate'; help(ds_advise.advise) lists the options"),
     ],
 )
