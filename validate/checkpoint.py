@@ -15,9 +15,9 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -134,7 +134,7 @@ class Checkpoint:
 
 def is_only_latest(damaged: Iterable[CheckpointFile]) -> bool:
     """Whether nothing is wrong but the file that names the folder of states, so that the states are whole."""
-    return all(file.name.startswith("latest") for file in damaged)
+    return all(file.name in ("latest", "latest_universal") for file in damaged)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -164,8 +164,8 @@ def newest_usable(
 
 
 def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = False) -> Checkpoint:
-    """Read every file of a checkpoint once and verify it by the stored checksums, or by its structure if there are
-    none.
+    """Read every file of a checkpoint and verify it by the stored checksums, or by its structure if there are none;
+    files of tensors with a checksum are read twice, for their values.
 
     folder: the folder of `latest`, or a folder of states in it.
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
@@ -181,7 +181,7 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = 
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
             return Checkpoint(folder=named, files=tuple(files), evidence="checksums", padding=padding)
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
-    missing = [] if is_model else _missing(layout, files, ranks)
+    missing = [] if is_model else _missing(layout, saved, files, ranks)
     return Checkpoint(folder=named, files=(*files, *missing), evidence="structure", padding=padding)
 
 
@@ -236,7 +236,9 @@ def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile
     except OSError as error:
         return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
     if found == kept:
-        return replace(_verify_structure(folder, name), problem="")
+        is_tensors = Path(name).suffix in _TENSOR_FILES
+        non_finite = _verify_structure(folder, name).non_finite if is_tensors else None
+        return CheckpointFile(name=name, size_bytes=found[0], non_finite=non_finite)
     problem = "has changed since it was saved"
     if found[0] < kept[0]:
         problem = f"is cut off after {found[0]:,} of {kept[0]:,} bytes"
@@ -304,7 +306,7 @@ def _archive(path: Path) -> tuple[str, int | None]:
             try:
                 # A model may keep infinite numbers of its own, such as a mask of attention.
                 return "", archive_non_finite(archive, saved_as, with_infinite=is_optimizer)
-            except (zipfile.BadZipFile, ValueError, UnicodeDecodeError, zlib.error):
+            except (zipfile.BadZipFile, ValueError, zlib.error):
                 return "has changed bytes", None
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
         return "is cut off" if first else "is empty", None
@@ -318,7 +320,7 @@ def _pickles(path: Path) -> str:
                 values = [value for _, value, _ in pickletools.genops(stream)]
                 if number == 0 and _PICKLE_MAGIC not in values:
                     return "is a pickle that torch did not save"
-        except (ValueError, UnicodeDecodeError):
+        except ValueError:
             return "is cut off"
     return ""
 
@@ -336,11 +338,13 @@ def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
     return {int(match[1]) for name in names if (match := kind.search(name))}
 
 
-def _missing(layout: CheckpointLayout, files: Iterable[CheckpointFile], ranks: int | None) -> list[CheckpointFile]:
+def _missing(
+    layout: CheckpointLayout, saved: SavedStates, files: Iterable[CheckpointFile], ranks: int | None
+) -> list[CheckpointFile]:
     """Expected files that are missing: those of every rank, the file that names the tag, the folder that it names, and
     the Trainer's state, which it writes last."""
     names, folder = [file.name for file in files], layout.folder
-    absent = [] if layout.is_universal else _missing_ranks(layout, names, ranks)
+    absent = [] if layout.is_universal else _missing_ranks(layout, saved, names, ranks)
     is_trainers = folder.name.startswith("checkpoint-") and not layout.is_tag_named
     if is_trainers and "trainer_state.json" not in names:
         absent.append(("trainer_state.json", "is missing"))
@@ -352,8 +356,9 @@ def _missing(layout: CheckpointLayout, files: Iterable[CheckpointFile], ranks: i
     return [CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in absent]
 
 
-def _missing_ranks(layout: CheckpointLayout, names: Iterable[str], ranks: int | None) -> list[tuple[str, str]]:
-    names, saved = list(names), saved_states(layout)
+def _missing_ranks(
+    layout: CheckpointLayout, saved: SavedStates, names: Sequence[str], ranks: int | None
+) -> list[tuple[str, str]]:
     kinds = {"optimizer": OPTIMIZER_STATES, "model": SHARDED_MODEL_STATES, "random": RANDOM_STATES}
     have = {kind: ranks_in(names, pattern) for kind, pattern in kinds.items()}
     expected = {"optimizer"} | ({"model"} if saved.stage == 3 else set())

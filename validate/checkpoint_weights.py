@@ -135,7 +135,7 @@ def read_contents(folder: Path) -> CheckpointContents:
     if not tag and not layout.latest and not weights:
         fix = "name the folder that holds `latest` or safetensors"
         raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
-    has_states = bool(states) or saved.has_shards
+    has_states = bool(states) or saved.has_shards or layout.is_universal
     kind: Literal["none", "0", "1", "2", "1 or 2", "3"] = "3" if sharded else "1 or 2"
     if saved.stage in (1, 2, 3):
         kind = ("1", "2", "3")[saved.stage - 1]
@@ -367,11 +367,13 @@ def _write_shards(
     for name, names in split.filename_to_tensors.items():
         say(f"writing {name} ...")
         shard: dict[str, Any] = {}
+        kept = set[int]()
         for each in names:
             tensor = to_torch_tensor({each: tensors[each]}, dtype=dtype)[each]
-            if any(tensor.data_ptr() == other.data_ptr() for other in shard.values()):
+            if tensor.data_ptr() in kept:
                 shard[each] = tensor.clone()  # safetensors refuses tied weights, known only by the model's class
                 continue
+            kept.add(tensor.data_ptr())
             shard[each] = tensor
             parts = tensor.flatten().split(_COUNTED_AT_ONCE)
             if wrong := sum(int((~torch.isfinite(part)).sum()) for part in parts):

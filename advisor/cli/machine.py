@@ -259,8 +259,9 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if found.non_finite or not is_only_latest(found.damaged):
         others = [] if inside else [each for each in checkpoints_below(folder.parent) if each != folder]
         for among in (checkpoint_layout(found.folder).other_states, others):
-            usable = None if instead else newest_usable(among, say=output.say)[0]
-            instead = usable.folder if usable else instead
+            if usable := newest_usable(among, say=output.say)[0]:
+                instead = usable.folder
+                break
     show_document(lambda: checkpoint_document(answer, instead=instead), output)
     return 1 if found.damaged or found.non_finite or (conversion and conversion.non_finite) else 0
 

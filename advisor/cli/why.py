@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,9 +143,9 @@ def _files(logs: Sequence[str]) -> list[str]:
 
 def _check_machine(question: dict[str, Any]) -> None:
     """Raise ClusterError for GPUs and their options that are none: they are also written into the next command."""
-    if str(question.get("gpus", "auto")).strip().lower() != "auto":
-        from ..question.cluster import build_cluster
+    from ..question.cluster import build_cluster, is_this_machine
 
+    if not is_this_machine(str(question.get("gpus", "auto"))):
         build_cluster({name: value for name, value in question.items() if name in names_in(MachineOptions)})
 
 
@@ -195,15 +195,12 @@ def _command_advice(
     """The dry runs of the command whose memory ran out, as it is and as advised, whose files are written; and the error
     if writing failed. GPUs that neither the user nor the file names are those of the log, else this machine's."""
     from ..command.advise import advise_command
-    from ..command.failed_training import logged_machines
     from ..question.file_question import read_file_question
     from ..render.command_advice import with_files
 
     recorded = {} if config is None else read_file_question(config, question).asked
     machine = {name: value for name, value in recorded.items() if name in names_in(MachineOptions)}
-    if "gpus" not in {**machine, **question} and (logged := logged_machines(found)):
-        output.say(f"--gpus {logged}, by the log")
-        question["gpus"] = logged
+    _take_logged_gpus(found, {**machine, **question}, question, output)
     with output.progress("dry run") as on_progress:
         given = {"gpus": "auto", **machine, **question}
         advice = advise_command(
@@ -218,18 +215,28 @@ def _command_advice(
     return with_files(advice, Path.cwd(), force=force)
 
 
+def _take_logged_gpus(found: Diagnosis, known: Mapping[str, Any], question: dict[str, Any], output: Output) -> bool:
+    """Put the GPUs of the log into the question if neither the user nor the file, by `known`, names any; return whether
+    it has them."""
+    from ..command.failed_training import logged_machines
+
+    logged = "" if "gpus" in known else logged_machines(found)
+    if logged:
+        output.say(f"--gpus {logged}, by the log")
+        question["gpus"] = logged
+    return bool(logged)
+
+
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
     """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs
     and a model that neither the user nor the file names are those of the log, which the question then has."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
-    from ..command.failed_training import logged_machines, logged_model
+    from ..command.failed_training import logged_model
     from ..question.file_question import option_words, read_file_question
 
     file = read_file_question(config, question)
-    if "gpus" not in file.asked and (logged := logged_machines(found)):
-        output.say(f"--gpus {logged}, by the log")
-        question["gpus"] = logged
+    if _take_logged_gpus(found, file.asked, question, output):
         file = read_file_question(config, question)
     of_log = {} if file.model is not None else logged_model(found)
     known = of_log | question

@@ -56,7 +56,8 @@ def logged_model(found: Diagnosis) -> dict[str, Any]:
         options["seq_len"] = arguments.seq_len
     if arguments.adapts:
         options["method"] = "qlora" if arguments.loads_in_4_bits else "lora"
-        options |= {name: value for name, value in arguments.lora.items() if name == "lora_rank"}
+        if "lora_rank" in arguments.lora:
+            options["lora_rank"] = arguments.lora["lora_rank"]
     return options
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,9 +193,5 @@ _WARNING = re.compile(r":\d+: \w*Warning: ")
 def _last_line(path: Path) -> str:
     """The last line of a log that is not of a warning."""
     lines = [line.strip() for line in tail(path).splitlines() if line.strip()]
-    kept = (
-        line
-        for line, before in zip(reversed(lines), (*reversed(lines[:-1]), ""), strict=True)
-        if not _WARNING.search(line) and not _WARNING.search(before)
-    )
-    return next(kept, "")[:500] if lines else ""
+    kept = [line for before, line in pairwise(["", *lines]) if not (_WARNING.search(before) or _WARNING.search(line))]
+    return kept[-1][:500] if kept else ""

@@ -18,9 +18,6 @@ from ..text.units import count, counted_noun, gib, printable, size
 _MOST_FILES = 5
 """Largest number of damaged files that are listed."""
 
-_CLASSES = {"1": "ZeRO-1 or 2", "2": "ZeRO-1 or 2", "1 or 2": "ZeRO-1 or 2", "3": "ZeRO-3"}
-"""The stages that load the states of a stage."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAnswer:
@@ -179,10 +176,15 @@ def _can_export(contents: CheckpointContents) -> bool:
     return not contents.weights and not contents.is_universal and contents.stage != "none" and contents.model_ranks == 1
 
 
+def _stages(contents: CheckpointContents) -> str:
+    """Return the stages that load the states."""
+    return "ZeRO-1 or 2" if contents.joins_partitions else "ZeRO-3"
+
+
 def _uses(contents: CheckpointContents) -> str:
     """Return what one can do with an intact checkpoint."""
     if contents.is_universal:
-        return f"You can resume with {_CLASSES[contents.stage]} on any number of GPUs, with checkpoint.load_universal."
+        return f"You can resume with {_stages(contents)} on any number of GPUs, with checkpoint.load_universal."
     uses = {
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
@@ -215,7 +217,7 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
     if contents.converted:
         yield doc.Gap()
         yield doc.Sentence(
-            f"It was converted for another number of GPUs ({_CLASSES[contents.stage]}): set checkpoint.load_universal. "
+            f"It was converted for another number of GPUs ({_stages(contents)}): set checkpoint.load_universal. "
             "Check what was written:"
         )
         converted = _shortest(str(Path(contents.folder) / contents.converted))
@@ -224,7 +226,7 @@ def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
         sharded = contents.stage == "3"
         yield doc.Gap()
         yield doc.Sentence(
-            f"For another number of GPUs ({_CLASSES[contents.stage]}), convert it and set checkpoint.load_universal:"
+            f"For another number of GPUs ({_stages(contents)}), convert it and set checkpoint.load_universal:"
         )
         states = os.path.normpath(Path(_shortest(contents.folder)) / contents.tag)
         # Below stage 3, the converter needs an entry that only Megatron's checkpoints have.

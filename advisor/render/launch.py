@@ -148,8 +148,9 @@ def _end(session: Session) -> Iterator[doc.Block]:
     attempt = session.attempts[-1]
     outcome = attempt.outcome
     failure, checkpoint = outcome.failure, outcome.checkpoint
-    if failure is not None:
-        yield from _failure(failure, outcome.folder)
+    log, found = (None, None) if failure is None else _error_in_log(failure, outcome.folder)
+    if failure is not None and log is not None and found is not None:
+        yield from _failure(failure, log, found)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
         resume = "" if failure is not None else f"; {_resuming(attempt.request)} continues from it"
         yield doc.Sentence(f"The last checkpoint is {shown_path(checkpoint)}{resume}.")
@@ -166,7 +167,7 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
-    if failure is None or _error_in_log(failure, outcome.folder)[1].first is None:  # its place names the log
+    if found is None or found.first is None:  # the place of an error names its log
         yield from ranks_output(outcome)
 
 
@@ -226,18 +227,16 @@ def _when(step: int) -> str:
     return f"after step {step}" if step else "before the first step"
 
 
-def _failure(failure: TrainingFailure, folder: Path) -> Iterator[doc.Block]:
+def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[doc.Block]:
     is_exception = bool(re.match(r"[\w.]+: ", failure.message))
     yield doc.Sentence(failure.message if is_exception else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")
     if failure.cause:
-        usual = "" if failure.is_cause_certain else "Usual causes: "
-        yield doc.Sentence(f"{usual or 'Cause: '}{ended(failure.cause)}")
+        yield doc.Sentence(f"{'Cause' if failure.is_cause_certain else 'Usual causes'}: {ended(failure.cause)}")
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
-    log, found = _error_in_log(failure, folder)
     if found.first is not None:
         yield from error_place(found, shown_path(log))
         yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
@@ -255,7 +254,7 @@ def _error_in_log(failure: TrainingFailure, folder: Path) -> tuple[Path, Diagnos
 
 def render_failure(failure: TrainingFailure, folder: Path, console: Console) -> None:
     """Print the failure's message, its evidence, its fix, and its place in the log of the rank in the folder."""
-    print_blocks(_failure(failure, folder), console)
+    print_blocks(_failure(failure, *_error_in_log(failure, folder)), console)
 
 
 def render_figures(attempt: Attempt, console: Console) -> None:

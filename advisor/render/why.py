@@ -14,6 +14,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
 from ...probes.failures.messages import filled, messages
 from ...probes.failures.out_of_memory import unfragmented
+from ...probes.failures.scan import MOST_EARLIER
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
@@ -102,7 +103,7 @@ def _earlier(found: Diagnosis) -> Iterator[doc.Block]:
     if not found.earlier:
         return
     yield doc.Gap()
-    others = counted_noun(len(found.earlier), "earlier run")
+    others = "at least " * (len(found.earlier) == MOST_EARLIER) + counted_noun(len(found.earlier), "earlier run")
     yield doc.Sentence(f"This is the last run of the file, from line {found.begin}. It has {others}:")
     for run in found.earlier[-_MOST_LISTED:]:
         yield doc.Sentence(f"  from line {run.begin}: {ended(outcome(run))}")

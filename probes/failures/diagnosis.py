@@ -370,7 +370,7 @@ def _waiting(found: Scan) -> Finding | None:
         last = next((line for line in reversed(lines) if line.strip()), "")
         if message := waiting_message(last):
             error = LogError(
-                log=found.log.name,
+                log=found.log,
                 line=found.lines,
                 order=found.lines,
                 process=process,

@@ -27,7 +27,7 @@ _RANK_WORDS = (
 """Every line with a number of ranks has one of them."""
 
 COMMAND_WORDS = (
-    *(b"cmd = ", b"spawned with command", b"torchrun ", b"accelerate launch ", b"deepspeed --"),
+    *(b"cmd = ", b"spawned with command", b"torchrun ", b"accelerate launch ", b"deepspeed "),
     *map(str.encode, _RANK_WORDS),
     *START_WORDS,
 )

@@ -13,9 +13,13 @@ _RANK_FILES = (
 deepspeed --enable_each_rank_log (0.19.8 launcher/launch.py) and of scripts."""
 
 
+def _of_rank(path: Path) -> re.Match[str] | None:
+    return next(filter(None, (form.search(path.as_posix()) for form in _RANK_FILES)), None)
+
+
 def rank_of(path: Path) -> int | None:
     """The rank whose output a file is, by its path; None if the path does not tell it."""
-    found = next(filter(None, (form.search(path.as_posix()) for form in _RANK_FILES)), None)
+    found = _of_rank(path)
     return None if found is None else int(found["rank"])
 
 
@@ -24,7 +28,7 @@ def rank_logs(folder: Path) -> list[Path]:
     and stream the newest, since a folder may have those of earlier starts. Empty if no path tells a rank."""
     newest = dict[tuple[int, str], Path]()
     for path in sorted(folder.rglob("*"), key=_changed):
-        found = next(filter(None, (form.search(path.as_posix()) for form in _RANK_FILES)), None)
+        found = _of_rank(path)
         if found is not None and path.is_file():
             newest[int(found["rank"]), found.groupdict().get("stream") or ""] = path
     return [path for _, path in sorted(newest.items())]

@@ -117,8 +117,8 @@ def is_not_finite(line: str) -> bool:
 def course_of(first: str, lines: Iterable[str]) -> Course | None:
     """What the first step's line and the last lines of a training say of its loss, if neither is as usual. The loss of
     a reinforcement learning, which logs rewards, starts near 0 and has no meaning by itself: it may rise."""
-    lines = [line for line in lines if "loss" in read_step(line)]
-    last = [read_step(line) for line in lines][-_FEW:]
+    lines = [line for line in lines if "loss" in read_step(line)][-_FEW:]
+    last = [read_step(line) for line in lines]
     if len(last) < _FEW:
         return None
     begin, end = read_step(first).get("loss", 0.0), median(step["loss"] for step in last)

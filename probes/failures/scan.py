@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedL
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
 
-_EARLIER = 20
+MOST_EARLIER = 20
 """Earlier runs of a log that are kept."""
 
 _FIRST, _LAST = 300, 100
@@ -160,8 +159,8 @@ class Scan:
 
     begin: int
     """Number of its first line in the log."""
-    log: LogOfRank
-
+    log: str
+    """Its name; "" for the only one."""
     errors: Sequence[LogError]
     """In the order of their lines."""
     last_lines: dict[str, tuple[str, ...]]
@@ -193,7 +192,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
     return Scan(
         errors=(),
         begin=1,
-        log=LogOfRank(io.BytesIO()),
+        log="",
         last_lines={},
         ranks={name: rank for each in scans for name, rank in each.ranks.items()},
         lines=sum(each.lines for each in scans),
@@ -209,7 +208,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
 
 def scan(log: LogOfRank, before: int = 0) -> Scan:
     """Read a log to its end. before: the lines of the logs before it."""
-    reader, starts, earlier = LogReader(log.stream), RunStarts(), deque[Scan](maxlen=_EARLIER)
+    reader, starts, earlier = LogReader(log.stream), RunStarts(), deque[Scan](maxlen=MOST_EARLIER)
     scanner = _Scanner(reader, log, begin=1, before=before)
     for line in reader:
         if log.name:
@@ -272,7 +271,7 @@ class _Scanner:
     def result(self) -> Scan:
         return Scan(
             begin=self._begin_line,
-            log=self._log,
+            log=self._log.name,
             errors=[*self._first, *self._last],
             last_lines={name: tuple(process.last) for name, process in self._processes.items()},
             ranks=self._ranks,

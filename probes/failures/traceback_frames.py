@@ -73,7 +73,7 @@ class Frame(NamedTuple):
 def frame_of(line: NumberedLine) -> Frame | None:
     """The frame of Python's traceback in a line; None for any other line."""
     found = _FRAME.match(line.text.strip())
-    return None if found is None else Frame(line.number, found["file"], found["line"], found["name"] or "")
+    return None if found is None else frame_in(line, found)
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def frames_of(traceback: str) -> tuple[str, ...]:
     )
 
 
-def frame_in(line: LogLine, found: re.Match[str]) -> Frame:
+def frame_in(line: LogLine | NumberedLine, found: re.Match[str]) -> Frame:
     place = found.groupdict().get("line") or ""
     return Frame(line.number, found["file"] or "", place, found["name"] or "")
 

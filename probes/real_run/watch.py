@@ -65,11 +65,13 @@ class _Job:
         if now - self.records.heard_at > stall_s:
             if self.memory.compiles:
                 self.records.heard_at = now
+            elif slowest.obstacle:
+                return self._failure(slowest, "hang", slowest.obstacle)
             else:
                 stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
                 found = positions(self.records.ranks, self.records.folder)
                 where = [conclusion] if (conclusion := missing_in_collective(found)) else map(str, found)
-                return self._failure(slowest, "hang", slowest.obstacle or "; ".join((stalled, *where)))
+                return self._failure(slowest, "hang", "; ".join((stalled, *where)))
         return None
 
     def _first_failure(self) -> RankFailure:

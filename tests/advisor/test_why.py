@@ -863,6 +863,13 @@ def test_earlier_trainings_of_a_log_are_told(log: Path, capsys: pytest.CaptureFi
     assert run == {"begin": 1, "line": 10, "text": "failed at line 10: CUDA out of memory"}
 
 
+def test_the_command_of_a_training_is_no_training_before_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = "".join(f"{{'loss': {2 - number / 10:.1f}, 'epoch': 0.{number}}}\n" for number in range(5))
+    log.write_text("$ deepspeed train.py --deepspeed c.json\n" + steps + "ValueError: bad rows\n")
+    text = _why(capsys, "train.log")[1]
+    assert "earlier run" not in text and "after 5 logged steps" in text
+
+
 def test_a_pod_s_limits_are_in_the_next_command(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text(
         "    State:  Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n"

@@ -134,12 +134,6 @@ def shared_memory(machine: ExaminedMachine) -> Findings:
         yield ok(f"/dev/shm has {gib(shared.free)} GiB free")
 
 
-def usable_cores(machine: ExaminedMachine) -> float:
-    """Cores for a process here: the lesser of its affinity and the container's quota."""
-    usable, quota = len(os.sched_getaffinity(0)), cpu_quota(machine.root)
-    return usable if quota is None else min(usable, quota)
-
-
 def cores(machine: ExaminedMachine) -> Findings:
     """Check the cores for data loading and CPU Adam, and whether the container's quota agrees with them."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota(machine.root)

@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from ...probes.machine import cpu_cores
 from .findings import Findings, note, ok, problem, warning
-from .host import usable_cores
 from .machine import ExaminedMachine
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -152,14 +152,14 @@ def _visible_gpus(machine: ExaminedMachine) -> Findings:
 
 
 def _threads(machine: ExaminedMachine) -> Findings:
-    cores, ranks = usable_cores(machine), machine.gpu_count or 2  # by default two processes on the CPU
-    share = max(1, int(cores / ranks))
+    cores, ranks = cpu_cores(machine.root), machine.gpu_count or 2  # by default two processes on the CPU
+    share = max(1, cores // ranks)
     for _, value, written in _set(machine, "OMP_NUM_THREADS"):
         threads, fix = int(value) if value.isdecimal() else 0, f"export OMP_NUM_THREADS={share}, the cores per rank"
         if threads == 1 and share > 1:
             yield warning(written, "CPU Adam runs on one thread per rank (torchrun sets it by default)", fix)
         elif threads > cores:
-            has = f"{cores:g} core{'s' * (cores > 1)}"
+            has = f"{cores} core{'s' * (cores > 1)}"
             yield warning(
                 f"{written} on {has}", "the threads of an operation wait for a core, and then for each other", fix
             )
@@ -212,7 +212,7 @@ def _allocator(machine: ExaminedMachine) -> Findings:
     for name, value, _ in _set(machine, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         for key in re.findall(r"(?:^|,)\s*(\w+)\s*:", re.sub(r"\[[^]]*\]", "", value)):
             near = get_close_matches(key, _ALLOCATOR_KEYS, 1, 0.8)
-            if not near or near[0] == key or key in _ALLOCATOR_KEYS:
+            if not near or near[0] == key:
                 continue
             report, effect = (problem, "torch fails at") if _gpus(machine) else (note, "on a GPU torch would fail at")
             yield report(
