@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ..estimators.hardware import Cluster
 from ..estimators.json_form import SCHEMA_VERSION, from_attributes
-from ..estimators.time.job import JobDuration, Price
+from ..estimators.time.job import HOUR_S, JobDuration, Price
 from .advise import build_question
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
 from .question.cluster import gpus_argument, machine_arguments
@@ -33,7 +33,7 @@ from .search.search import best_over_losses, fastest
 TOKENS = "100M"
 """Default amount of training: a small fine-tuning, long enough that the loading time is negligible."""
 
-_YEAR_S = 365 * 24 * 3600.0
+_YEAR_S = 365 * 24 * HOUR_S
 
 MOST_NODES = 4
 """Default maximum of machines joined by their network."""

@@ -153,16 +153,18 @@ def compare(
     and has none.
     """
     facts = load_facts()
-    sides = build_side(first, context, facts), build_side(second, context, facts)
+    side, is_identical = build_side(first, context, facts), False
+    if isinstance(first, FileQuestion) and isinstance(second, FileQuestion):
+        is_identical = first.document.text == second.document.text
+    # One file under two names is predicted once.
+    sides = side, replace(side, name=_name(second)) if is_identical else build_side(second, context, facts)
     has_keys = all(side.candidate is None or side.candidate.plan.sharding == "zero" for side in sides)
     return Comparison(
         sides=sides,
         differences=differences(sides[0].settings, sides[1].settings) if has_keys else (),
         question=None if context is None else context.question,
         deepspeed=facts.version,
-        is_identical=isinstance(first, FileQuestion)
-        and isinstance(second, FileQuestion)
-        and first.document.text == second.document.text,
+        is_identical=is_identical,
     )
 
 
@@ -190,6 +192,10 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
 def is_strategy(name: str) -> bool:
     """Whether a side is the name of a strategy, and not the path of a file."""
     return name in PLANS and not Path(name).exists()
+
+
+def _name(side: str | FileQuestion) -> str:
+    return side if isinstance(side, str) else side.name
 
 
 def build_side(

@@ -142,6 +142,15 @@ class UnreadFile:
     error: ConfigFileError
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnreadFigures:
+    """A file that was not checked."""
+
+    file: str
+    problem: str
+    """Why it cannot be read or corrected, or has no plan."""
+
+
 def lint_files(paths: Sequence[Path], **options: Any) -> tuple[LintAnswer | UnreadFile, ...]:
     """Lint several files, each as `lint_file` does, with its arguments. Raises its errors, except those of a file."""
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from ...estimators.errors import WorkloadError
 from ...estimators.time.job import HOUR_S
 from ...validate.lint import load_facts
-from ..answer.lint_file import lint_question
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
 from ..question.machine_parts import parse_size
@@ -18,6 +17,7 @@ from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import figure_and_interval, hours, money
 from ..text.units import gib, rate, rough_rates, whole_gib
 from .comparison import ComparisonContext, build_side
+from .lint_file import UnreadFigures, lint_question
 
 RequirementName = Literal["lint", "fits", "memory", "ram", "speed", "duration", "cost"]
 
@@ -49,15 +49,6 @@ class CheckResult:
     requirements: tuple[Requirement, ...]
     unread: tuple[UnreadFigures, ...]
     """Files that were not checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadFigures:
-    """A file that was not checked."""
-
-    file: str
-    problem: str
-    """Why it cannot be read, or has no plan."""
 
 
 Limits = Mapping[RequirementName, float]
@@ -157,7 +148,7 @@ def _figures(
         between = duration.duration_s_range
         interval = between and (_tenths(between[0]), _tenths(between[1]))
         text = figure_and_interval(_tenths(duration.duration_s), interval)
-        found["duration"] = (duration.duration_s, text, hours)
+        found["duration"] = (duration.duration_s, text, _limit_of_time)
     if duration is not None and price is not None:
         cost, currency, ends = duration.cost(price), price.currency, duration.cost_range(price)
         interval = ends and (money(ends[0], currency), money(ends[1], currency))
@@ -166,6 +157,10 @@ def _figures(
             text += " in the currency of --price"
         found["cost"] = (cost, text, lambda limit: money(limit, currency))
     return found
+
+
+def _limit_of_time(limit_s: float) -> str:
+    return hours(limit_s) if limit_s % HOUR_S == 0 else _tenths(limit_s)
 
 
 def _gib(size: int) -> str:

@@ -114,7 +114,8 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """
     from ..advise import files_context
-    from ..answer.requirements import CheckResult, Requirement, UnreadFigures, check_file, parse_limits
+    from ..answer.lint_file import UnreadFigures
+    from ..answer.requirements import CheckResult, Requirement, check_file, parse_limits
     from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount
     from ..render.deliver import show_document

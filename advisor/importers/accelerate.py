@@ -267,4 +267,3 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
     run.faults += launch.faults
     run.add_obstacle(launch.obstacle)
-    run.unknown += launch.unknown

@@ -86,7 +86,9 @@ class ImportAnswer:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return (*self.run.remarks, *(self.figures.remarks if self.figures is not None else ()))
+        part = self.run.deepspeed
+        of_part = () if part is None or not part.remark else (part.remark,)
+        return (*self.run.remarks, *of_part, *(self.figures.remarks if self.figures is not None else ()))
 
     @property
     def is_fine(self) -> bool:

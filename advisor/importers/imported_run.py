@@ -28,6 +28,8 @@ class DeepSpeedPart:
     """The configuration; None if the named file does not exist."""
     path: Path | None = None
     """The path of the found file; None if the configuration is part of the tool's file, or built in."""
+    remark: str = ""
+    """What is assumed of it; "" for nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

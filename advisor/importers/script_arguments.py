@@ -20,7 +20,7 @@ FP8_RESTS_IN = "bf16"
 """What accelerate trains in besides the products with `mixed_precision: fp8` (1.15 utils/dataclasses.py
 `DeepSpeedPlugin.set_mixed_precision`, `FullyShardedDataParallelPlugin.set_mixed_precision`)."""
 
-MODEL_OPTIONS = (
+_MODEL_OPTIONS = (
     "model_name_or_path",
     "model_name",
     "model_path",
@@ -169,7 +169,7 @@ class ScriptArguments:
 
     @property
     def model(self) -> str | None:
-        return self.text(*MODEL_OPTIONS)
+        return self.text(*_MODEL_OPTIONS)
 
     @property
     def seq_len(self) -> int | None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from ...probes.command.words import is_assignment, is_training, shell_lines
 
-_REFERENCE = re.compile(r"'[^']*'|\$\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)", re.ASCII)
+_REFERENCE = re.compile(
+    r"'[^']*'|\$\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}|\$(?P<bare>[A-Za-z_]\w*|[0-9@*#])", re.ASCII
+)
 """A reference to a variable, or a text in single quotes, in which a shell replaces none."""
 
 _LITERAL = re.compile(r"[\w./:@%+=,-]*", re.ASCII)

@@ -182,7 +182,7 @@ class ToolFormat:
                 run.lacks(what)
         run.uncounted, run.unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
-            run.faults = (_TWO_PRECISIONS,)
+            run.faults += (_TWO_PRECISIONS,)
         if run.unknown and self.stops_at_unknown and not arguments.switched(self.ignores_unknown):
             run.faults += (f"keys that {self.tool} does not know, at which it stops: {', '.join(run.unknown)}",)
         run.training = {name: value for name, value in training.items() if value is not None}

@@ -49,9 +49,6 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
     in_16_bits = bool(arguments.flag("pure_bf16"))
     if in_16_bits:
         training["precision"] = "bf16"
-    part = run.deepspeed
-    if part is not None and part.path is None and llama_factory_config(part.name) is not None:
-        run.remarks.append(f"{part.name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted")
     training["software"] = {**TOOL_SOFTWARE["llama-factory"]}
     run.use_software(reentrant=arguments.flag("use_reentrant_gc") is not False)
     if in_16_bits:
@@ -92,9 +89,11 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
 def _llama_factory_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
     """The DeepSpeed configuration that the file names; LLaMA-Factory's own example where its checkout is absent."""
     part = deepspeed_part(arguments, folder)
-    if part is not None and part.config is None:
-        return replace(part, config=llama_factory_config(part.name))
-    return part
+    shipped = None if part is None or part.config is not None else llama_factory_config(part.name)
+    if part is None or shipped is None:
+        return part
+    remark = f"{part.name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted"
+    return replace(part, config=shipped, remark=remark)
 
 
 LLAMA_FACTORY = ToolFormat(
@@ -220,9 +219,9 @@ MS_SWIFT = ToolFormat(
     matches=_is_ms_swift,
     details=_ms_swift_details,
     lists_modules=True,
-    # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     stops_at_unknown=True,  # pipelines/base.py `_parse_args`
     ignores_unknown="ignore_args_error",
+    # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
     default_accumulation=None,
     model=("model", "model_id_or_path"),

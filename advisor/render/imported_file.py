@@ -64,10 +64,11 @@ def import_document(result: ToolRun, *, command: str) -> doc.Document:
 
     name = printable(str(result.answer.source.path))
     verdict, tone = _verdict(result)
-    data = import_json(result)
+    report = _own_report(result.answer)
+    data = import_json(result, report)
     for count in range(len(_GIVE_WAY) + 1):
         left_out = _GIVE_WAY[:count]
-        faults, changes = _faults(result.answer, left_out), _changes(result.answer, left_out, command)
+        faults, changes = _faults(result.answer, report, left_out), _changes(result.answer, left_out, command)
         refusals = [doc.Sentence(capitalised(ended(printable(fault))), "bad") for fault in result.answer.run.faults]
         blocks = [*refusals, *_plans(result), *_remarks(result), *faults, *changes]
         document = doc.Document(subject=name, verdict=f"{name}, {verdict}", tone=tone, blocks=blocks, data=data)
@@ -213,9 +214,9 @@ def _memory(figures: ImportFigures) -> Iterator[doc.Block]:
     yield doc.Chart(bars, printed=bars)
 
 
-def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Block]:
-    """Yield the lint findings; without "findings" only the sentences of those that are no errors."""
-    part, report = answer.run.deepspeed, _own_report(answer)
+def _faults(answer: ImportAnswer, report: LintReport | None, left_out: Collection[str]) -> Iterator[doc.Block]:
+    """Yield the lint findings of `_own_report`; without "findings" only the sentences of those that are no errors."""
+    part = answer.run.deepspeed
     if report is None or part is None:
         return
     report = replace(report, prediction="")  # the table has the figures
@@ -230,8 +231,9 @@ def _faults(answer: ImportAnswer, left_out: Collection[str]) -> Iterator[doc.Blo
     errors = tuple(each for each in report.findings if each.severity == "error")
     if errors:
         yield from finding_blocks(name, replace(report, findings=errors))
-    for finding in report.shown[len(errors) :]:
-        yield from finding_lines(finding, name)
+    for finding in report.shown:
+        if finding.severity != "error":
+            yield from finding_lines(finding, name)
 
 
 def _own_report(answer: ImportAnswer) -> LintReport | None:
@@ -367,11 +369,10 @@ class ImportJson:
     """The written files."""
 
 
-def import_json(result: ToolRun) -> ImportJson:
-    """The JSON object of `from`, described in docs/json.md."""
+def import_json(result: ToolRun, report: LintReport | None) -> ImportJson:
+    """The JSON object of `from`, described in docs/json.md. report: that of `_own_report`."""
     answer, advice = result.answer, result.advice
     run, figures, part = answer.run, answer.figures, answer.run.deepspeed
-    report = _own_report(answer)
     as_is, recommended = (figures.as_is, figures.recommended) if figures is not None else (None, None)
     return from_attributes(
         ImportJson,

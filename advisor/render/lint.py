@@ -12,7 +12,7 @@ from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
 from ...validate.lint.linted_config import NO_GPUS, Situation
-from ..answer.lint_file import LintAnswer, UnreadFile
+from ..answer.lint_file import LintAnswer, UnreadFigures, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
 from ..text.labels import device_label
@@ -102,15 +102,6 @@ def lint_figures(answer: LintAnswer) -> LintFigures:
         copy=str(answer.copy) if answer.copy else None,
         findings=tuple(map(finding_figures, report.shown)),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnreadFigures:
-    """A file that was not linted."""
-
-    file: str
-    problem: str
-    """Why it cannot be read or corrected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +197,11 @@ def lint_files_document(answers: Sequence[LintAnswer | UnreadFile]) -> doc.Docum
 
 def counted_findings(answers: Sequence[LintAnswer | UnreadFile]) -> str:
     """Return the number of findings in all files, as a sentence."""
-    figures = lint_files_figures(answers)
-    found = [*_counts(figures.errors, figures.warnings, figures.advice)] or ["nothing found"]
-    if figures.unread:
-        found.append(f"{len(figures.unread)} not read")
+    reports = [each.report for each in answers if isinstance(each, LintAnswer)]
+    errors, warnings, advice = (sum(each.count(name) for each in reports) for name in ("error", "warning", "advice"))
+    found = [*_counts(errors, warnings, advice)] or ["nothing found"]
+    if unread := len(answers) - len(reports):
+        found.append(f"{unread} not read")
     return f"{counted_noun(len(answers), 'file')}: {', '.join(found)}."
 
 

@@ -18,6 +18,9 @@ from .linted_config import LintedConfig
 
 Severity = Literal["error", "warning", "advice"]
 
+LONGEST_NAME = 60
+"""Characters of a key's name that a finding prints."""
+
 STAGE_12, STAGE_3 = "runtime/zero/stage_1_and_2.py", "runtime/zero/stage3.py"
 """Sources of rules: the engine's files of the ZeRO stages."""
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from .config_file import CorrectSyntax, WritePlainJson
 from .document import BYTE_ORDER_MARK, COMMA, COMMENT, NON_FINITE, KeyPath
 from .linted_config import LintedConfig
-from .rule import Severity, Violation, error_rule, section
+from .rule import LONGEST_NAME, Severity, Violation, error_rule, section
 from .values import find_problem
-
-_LONGEST_NAME = 60
 
 
 def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
@@ -86,7 +84,7 @@ _UP_TO_THE_END = (
 def _duplicates(config: LintedConfig) -> Iterator[Violation]:
     for first, member in config.document.duplicates():
         line, _ = config.document.place(first.start)
-        what = f"{member.path[-1][:_LONGEST_NAME]!r} is repeated here; it is first on line {line}"
+        what = f"{member.path[-1][:LONGEST_NAME]!r} is repeated here; it is first on line {line}"
         by_trainer = config.framework == "hf"
         severity: Severity | None = "warning" if by_trainer else None
         why = _TAKE_THE_LAST if by_trainer else _REJECTS_REPEATED

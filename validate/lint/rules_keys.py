@@ -12,18 +12,17 @@ from .config_file import Edit, Remove, Rename, Replace
 from .document import KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
-from .rule import Violation, error_rule, section, violation, warning_rule
+from .rule import LONGEST_NAME, Violation, error_rule, section, violation, warning_rule
 from .rules_types import key_type
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import find_problem, json_text
 
-_LONGEST_NAME = 60
 TOP_LEVEL = "the top level"
 
 
 def with_right_names(config: LintedConfig) -> LintedConfig:
     """The configuration in which misspelled and misplaced keys have their right paths, so that the other rules judge
-    what is meant, without a block around the whole.
+    what is meant. An unknown block around all keys is removed too.
 
     They are keys of blocks that DeepSpeed validates, for which it rejects the file, and whole blocks, which it ignores.
     A single key that it ignores stays ignored: without it the file may lack a value that it needs.
@@ -345,7 +344,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[KeyPath, ConfigBlock, str]]
 
 
 def _no_such_key(path: KeyPath, block: ConfigBlock) -> str:
-    return f"{block.path or 'DeepSpeed'} has no key {path[-1][:_LONGEST_NAME]!r}"
+    return f"{block.path or 'DeepSpeed'} has no key {path[-1][:LONGEST_NAME]!r}"
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:

@@ -143,7 +143,7 @@ ZERO_RULES = section(
     warning_rule(
         "DS302 a setting of another stage",
         _other_stage,
-        why=f"{_OF_STAGE_3}, or {_OF_STAGE_12[5:]}",
+        why="only the code of stage 3, or only the optimizer of stages 1 and 2, uses it",
         fix="remove it, or use that stage",
         source="runtime/engine.py _configure_zero_optimizer, save_16bit_model",
     ),
