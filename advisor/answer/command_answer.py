@@ -71,8 +71,8 @@ class CommandAnswer(DryRunAnswer):
 
     @property
     def late_failure(self) -> Message | None:
-        """The failure after the observed steps, if it is known and has one cause, which the simulation does not share:
-        a training fails there too."""
+        """A known failure after the observed steps that has one cause, not the simulation: a training fails there
+        too."""
         found = find_message(self.observed.late_error)
         return found if found is not None and found.certain else None
 

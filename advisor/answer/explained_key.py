@@ -14,6 +14,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS, key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
+from ...validate.lint.rules_batch import TOTAL
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
@@ -62,7 +63,8 @@ class KeyExplanation:
     file: str
     """The file that has the key or whose plan it is; "" for another plan, or without a question."""
     origin: str
-    """Where the plan has the value from: `in the file`, `default`, `assumed for auto`; "" without a plan."""
+    """Where the plan has the value from: `recommended` or `this plan` without a file, else `in the file`, `default`,
+    `assumed for auto`; "" without a plan."""
     gradient_type: str
     """Type in which the plan reduces and accumulates gradients if the configuration names none; "" if it is another one
     at some places, and without a plan."""
@@ -238,7 +240,7 @@ def explain_key(
         gradient_type="" if context is None else _gradient_type(context),
         assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
-        recommended=nested(path, as_written(path, _value_at(path, config), facts)),
+        recommended=nested(path, _as_written(path, _value_at(path, config), facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
@@ -263,7 +265,7 @@ def _origin(path: str, context: KeyContext, side: Side | None) -> str:
             return "in the file"
         return OPTIONS[option].flag if option in side.given else "assumed"
     is_named = not option or option in side.given
-    if path in (*FILLED.values(), _TOTAL):
+    if path in (*FILLED.values(), TOTAL):
         is_named = _names_batch(path, side)
     return {
         "file": "in the file",
@@ -272,17 +274,14 @@ def _origin(path: str, context: KeyContext, side: Side | None) -> str:
     }.get(origin, "default")
 
 
-_TOTAL = "train_batch_size"
-
-
 def _names_batch(path: str, side: Side) -> bool:
     """Return whether the file or the options decide a size of the batch."""
     settings, given = side.settings, side.given
     known = {key for option, key in FILLED.items() if option in given or settings.get(key).origin != "auto"}
     if path == FILLED["micro_batch"]:
         return path in known
-    has_total = "global_batch" in given or settings.get(_TOTAL).origin == "file"
-    return has_total or (path in known if path != _TOTAL else known == {*FILLED.values()})
+    has_total = "global_batch" in given or settings.get(TOTAL).origin == "file"
+    return has_total or (path in known if path != TOTAL else known == {*FILLED.values()})
 
 
 def _type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
@@ -322,7 +321,7 @@ def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
     values = [value for value in (*written, *_other_values(default, kind), default) if value not in (None, "auto")]
     values = [value for value in values if value != "none" and (kind is None or find_problem(kind, value) is None)]
     value = next((value for value in values if value != default), default)
-    return nested(path, as_written(path, value, facts))
+    return nested(path, _as_written(path, value, facts))
 
 
 def _other_values(default: Any, kind: FieldType | None) -> tuple[Any, ...]:
@@ -341,7 +340,7 @@ _MOST = 2**31
 """Number from which a default stands for "no limit", and is not doubled."""
 
 
-def as_written(path: str, value: Any, facts: DeepSpeedFacts) -> Any:
+def _as_written(path: str, value: Any, facts: DeepSpeedFacts) -> Any:
     """Return the value of a key, a whole number as such: `1e9` as 1000000000."""
     kind = _type(path, facts)
     is_whole = isinstance(value, float) and value.is_integer() and kind is not None and kind.name == "int"

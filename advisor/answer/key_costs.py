@@ -24,8 +24,6 @@ from ..question.question import Question
 from ..search.candidate import predict
 from .comparison import Side
 from .config_settings import ConfigSettings
-from .explanation import shown_candidate
-from .recommendation import Recommendation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +62,6 @@ class KeyContext:
     """The file that has the configuration; "" for another plan."""
     is_recommended: bool = False
     """Whether it is the plan that is recommended."""
-
-    @classmethod
-    def of_answer(cls, answer: Recommendation) -> KeyContext:
-        """Return the recommended plan, or the closest one if none fits. Raises WorkloadError without a plan."""
-        is_recommended = answer.recommended is not None
-        return cls.of_plan(shown_candidate(answer).plan, answer.question, is_recommended=is_recommended)
 
     @classmethod
     def of_plan(cls, plan: Plan, question: Question, *, is_recommended: bool) -> KeyContext:

@@ -11,7 +11,7 @@ from ...estimators.models.training_dtype import trained_in_bf16
 from ...estimators.plan import Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
-from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance
+from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance, lacking
 from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, is_passed_for_room, other_taken_plans
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times
@@ -71,9 +71,8 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
 def _without(ladder: Sequence[LadderStep]) -> str:
     """Return ` without NVMe` or ` without more RAM or NVMe` if strategies lack nothing else."""
     fits = (step.candidate.fit for step in ladder if step.candidate is not None and not step.taken)
-    lacks = {fit.limit for fit in fits if fit.gpu_likely_suffices}
-    titles = [title for limit, title in (("host", "more RAM"), ("nvme", "NVMe")) if limit in lacks]
-    return f" without {' or '.join(titles)}" if titles else ""
+    found = lacking({fit.limit for fit in fits if fit.gpu_likely_suffices})
+    return f" without {found}" if found else ""
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:

@@ -250,33 +250,19 @@ def vertical_limit(x: float, words: str, y: float, stretches: Iterable[tuple[flo
     )
 
 
-def legend(titles: Mapping[str, str], width: int) -> tuple[Markup | None, float]:
-    """Return (coloured squares with titles on one or more lines, the height of the legend). titles: by ink."""
-    if not titles:
-        return None, 0.0
-    marks, x, y = [], 0.0, 0.0
-    for ink, words in titles.items():
-        taken = 16 + text_width(words, SMALL) + 14
+def legend(entries: Iterable[tuple[str, str]], width: int, top: float = 0.0) -> tuple[Markup | None, float]:
+    """Return (titles on one or more lines from `top`, their height). entries: (the ink of a square in front of the
+    title, or "" for none; the title)."""
+    marks, x, y = list[Markup](), 0.0, 0.0
+    for ink, words in entries:
+        taken = 16 * bool(ink) + text_width(words, SMALL) + 14
         if x and x + taken > width:
             x, y = 0.0, y + 18
-        marks.append(element("rect", x=x, y=y, width=10, height=10, rx=2, **fill(ink)))
-        marks.append(small(x + 15, y + 9, words))
+        if ink:
+            marks.append(element("rect", x=x, y=top + y, width=10, height=10, rx=2, **fill(ink)))
+        marks.append(small(x + 15 * bool(ink), top + y + 9, words))
         x += taken
-    return joined(*marks), y + 22
-
-
-def text_legend(entries: Sequence[str], top: float, width: int) -> tuple[Markup | None, float]:
-    """Return (texts on one or more lines from `top`, their height)."""
-    if not entries:
-        return None, 0.0
-    marks, x, y = [], 0.0, 0.0
-    for words in entries:
-        taken = text_width(words, SMALL) + 14
-        if x and x + taken > width:
-            x, y = 0.0, y + 18
-        marks.append(small(x, top + y + 9, words))
-        x += taken
-    return joined(*marks), y + 22
+    return (joined(*marks), y + 22) if marks else (None, 0.0)
 
 
 def frame(title: str, width: int, height: float, *parts: Markup | None) -> Markup:

@@ -52,7 +52,7 @@ def _draw_bars(chart: StackedBars, width: int) -> Markup:
     right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
     row = 40 if narrow else 28
     inks = {part.ink for bar in chart.bars for part in bar.parts if part.value > 0}
-    keys, used = svg.legend({ink: title for ink, title in chart.families.items() if ink in inks}, width)
+    keys, used = svg.legend([family for family in chart.families.items() if family[0] in inks], width)
     top = used + (4 if limit is None else 20)
     tops = [top + row * index for index in range(len(chart.bars))]
     bottom = top + row * len(chart.bars)
@@ -140,7 +140,7 @@ def _apart(chart: Lines, x_of: Scale) -> list[tuple[int, str]]:
 def _draw_lines(chart: Lines, width: int) -> Markup:
     """Return the panels, one below the other, with the names of stretches above them."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
-    keys, used = svg.legend(chart.families, width)
+    keys, used = svg.legend(chart.families.items(), width)
     tall = (150.0 if narrow else 190.0) if alone else 110.0
     scales = [_panel_ticks(panel, tall) for panel in chart.panels]
     left = 12 + max(svg.text_width(text, SMALL) for _, ticks in scales for _, text in ticks)
@@ -148,7 +148,7 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     last = max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0)
     x_of = Scale(0 if chart.labels is None else chart.xs[0], last or 1, left + pad, right - pad)
     names, numbers = _placed_names(chart.spans, x_of)
-    number_keys, more = svg.text_legend([f"{number} {name}" for name, number in numbers.items()], used, width)
+    number_keys, more = svg.legend([("", f"{number} {name}") for name, number in numbers.items()], width, used)
     used += more
     rows = max((name.row + 1 for name in names), default=0)
     top = used + 24.0 + _NAME_ROW * rows + 14 * (chart.x_limit is not None)

@@ -48,7 +48,7 @@ State = Mapping[str, str]
 unset."""
 
 
-def option_words(option: Option) -> tuple[str, ...]:
+def _known_words(option: Option) -> tuple[str, ...]:
     """Return the values to choose from; () for an option that takes a text or a number."""
     if option.name == "optimizer":
         return tuple(OPTIMIZERS)
@@ -61,8 +61,8 @@ def described_options() -> dict[str, Any]:
     return {
         name: {
             "label": option.label,
-            "words": option_words(option),
-            "default": default_text(option),
+            "words": _known_words(option),
+            "default": _default_text(option),
             "methods": option.methods or OPTIONS["method"].choices,
             "objectives": effective_objectives(option.name),
         }
@@ -77,7 +77,7 @@ def grouped_options() -> dict[str, list[str]]:
     return {title: group for title, group in found.items() if group}
 
 
-def default_text(option: Option) -> str:
+def _default_text(option: Option) -> str:
     """Return the default as a text; "" for none."""
     return "" if option.default is None or option.default is False else str(option.default)
 
@@ -186,7 +186,7 @@ def _is_offered(name: str, text: str) -> bool:
     except WorkloadError:
         return False
     # Of texts, those with a figure: others may be words of the sentence or placeholders, such as RATE.
-    return not isinstance(value, str) or value in option_words(OPTIONS[name]) or bool(re.search(r"\d", value))
+    return not isinstance(value, str) or value in _known_words(OPTIONS[name]) or bool(re.search(r"\d", value))
 
 
 def _value(name: str, text: str) -> Any:
@@ -195,7 +195,7 @@ def _value(name: str, text: str) -> Any:
         raise DsAdviseError(f"the page has no option {name[:40]!r}", fix="open the page without the part after the #")
     if len(text) > _LONGEST_TEXT:
         raise WorkloadError(f"--{name} is a text of {len(text):,} characters", fix="shorten it")
-    words = option_words(option)
+    words = _known_words(option)
     if words and text not in words:
         raise WorkloadError(
             f"{text!r} is not a value of --{name}", fix=f"choose one of {', '.join(filter(None, words))}"

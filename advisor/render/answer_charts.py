@@ -10,7 +10,7 @@ from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
 from ..document.charts import Drawing
-from ..search.candidate import LIKELY, Candidate
+from ..search.candidate import LIKELY, Candidate, lacking
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
 from .ladder import ladder_table
@@ -73,10 +73,8 @@ def _what_fits(answer: Recommendation, plans: Sequence[Candidate]) -> str:
         hollow = " Hollow ones lack memory." if lacks == {"gpu"} else " Hollow ones lack memory, RAM or NVMe."
         return f"The Pareto-optimal plans, and, in green, the recommended one.{hollow * bool(lacks)}"
     found = "No plan is sure to fit" if answer.try_first is not None else "No plan fits"
-    more = {frozenset(("host",)): "more RAM", frozenset(("nvme",)): "NVMe"}.get(
-        frozenset(lacks - {"gpu"}), "more RAM or NVMe"
-    )
-    left = f": hollow points left of the dashed line need {more}" if lacks - {"gpu"} else ""
+    more = lacking(lacks)
+    left = f": hollow points left of the dashed line need {more}" if more else ""
     return f"The Pareto-optimal plans. {found}{left}."
 
 

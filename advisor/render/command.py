@@ -31,7 +31,7 @@ def command_document(
 
 
 def remark_sentences(remarks: Iterable[str]) -> list[doc.Block]:
-    """Return what the trained training differs in from the command and its configuration."""
+    """Return how the observed training differs from the command and its configuration."""
     return [doc.Sentence(ended(capitalised(remark)), "yellow") for remark in remarks]
 
 

@@ -53,10 +53,7 @@ def fit_blocks(explanation: Explanation) -> Iterator[Block]:
             (gib(memory.allocated_bytes_per_gpu), "M: predicted GiB that are allocated at the peak"),
             (f"{error.scale:.4f}", f"E: scale of Student's t with {error.sources - 1} degrees of freedom, the error"),
             (percent(error.location), "E: its location"),
-            (
-                gib(sum(term.size_bytes for term in memory.reserved_terms)),
-                "A: predicted GiB of the allocator's overhead",
-            ),
+            (gib(sum(term.size_bytes for term in memory.reserved_terms)), _overhead(memory)),
             (gib(outside), f"O: predicted GiB outside the allocator, with a standard deviation of {spread} GiB"),
             (gib(room), "memory: GiB of the GPU"),
         ]

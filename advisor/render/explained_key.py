@@ -60,17 +60,17 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
-        if key.assumed:
-            yield Sentence(assumed_line(key.assumed), "dim")
             if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
                 yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
+        if key.assumed:
+            yield Sentence(assumed_line(key.assumed), "dim")
     else:
         yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
 
 
 def _whose(key: KeyExplanation) -> str:
-    return "in the file" if key.file else "recommended" if key.is_recommended else "this plan"
+    return "in the file" if key.file else key.origin
 
 
 def _without_value(key: KeyExplanation) -> str:
@@ -123,18 +123,15 @@ def _value(cost: KeyCost, key: KeyExplanation) -> str:
 def _costs(key: KeyExplanation) -> Table:
     """Return the figures by value; speeds are compared with the plan's, unless all are the same."""
     own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
-    ratios = {times(cost.tokens_per_s / own) for cost in key.costs if not cost.is_the_plans} if own else {}
+    others = [cost for cost in key.costs if not cost.is_the_plans]
+    differ = own and any(times(cost.tokens_per_s / own) != times(1.0) for cost in others)
     rows, batches = [], len({cost.samples_per_step for cost in key.costs}) > 1 and key.option != "global_batch"
     for cost in key.costs:
         value = _value(cost, key)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        ratio = (
-            key.origin
-            if cost.is_the_plans
-            else times(cost.tokens_per_s / own)
-            if own and {*ratios} != {times(1.0)}
-            else ""
-        )
+        ratio = times(cost.tokens_per_s / own) if own and differ else ""
+        if cost.is_the_plans:
+            ratio = key.origin
         without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
         words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without)))
         samples = [Figure(f"{cost.samples_per_step:,}")] * batches

@@ -115,7 +115,7 @@ def is_section(name: str) -> bool:
 def has_part(explanation: Explanation, name: str) -> bool:
     """Return whether this is the name of a part, of a section, or of a family of parts."""
     try:
-        return bool([*part_blocks(explanation, name, listing="")])
+        return next(part_blocks(explanation, name, listing=""), None) is not None
     except WorkloadError:
         return False
 

@@ -78,7 +78,7 @@ def ladder_table(
 
 
 def _steps(
-    answer: Recommendation, *, all_candidates: bool, shown: Shown, today: Candidate | None = None
+    answer: Recommendation, *, all_candidates: bool, shown: Shown, today: Candidate | None
 ) -> list[tuple[str, Candidate | None, str]]:
     """Return the strategy, plan and verdict of every row."""
     steps: list[tuple[str, Candidate | None, str]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -166,6 +166,11 @@ def _lacking(need_bytes: int, have_bytes: int, title: str) -> str:
 
 def _share(need: int, offer: int | None) -> float:
     return need / offer if offer else 0.0
+
+
+def lacking(limits: Collection[str]) -> str:
+    """Return `more RAM or NVMe`: what plans with these limits lack besides GPU memory; "" for nothing."""
+    return " or ".join(title for limit, title in (("host", "more RAM"), ("nvme", "NVMe")) if limit in limits)
 
 
 def chance(probability: float) -> str:

@@ -36,8 +36,9 @@ def filled_batch(
     these GPUs. The advice's micro batch is the fastest that fits with all other settings of the file, or 1 if no plan
     can be predicted; its accumulation makes the global batch of the file, else the workload's, else the default one.
 
-    gradient_checkpointing: "auto" leaves it to the advice. None, for a script of which nothing is known, too if the
-    micro batch is the advice's; otherwise it is on.
+    gradient_checkpointing: "auto": the advice chooses. None (nothing is known of the script): the advice chooses if it
+    also chooses the micro batch; otherwise it is on.
+
     Raises ConfigFileError for a configuration that DeepSpeed refuses, and WorkloadError for a global batch of the
     workload that the micro batch does not divide.
     """

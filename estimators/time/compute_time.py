@@ -149,6 +149,9 @@ def product_times(
     return tuple(sorted(found, key=lambda one: -one.launches * one.seconds))
 
 
+_WEIGHTS = "weights unpacked, cast or summed"
+
+
 def moved_bytes(
     model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool
 ) -> dict[str, float]:
@@ -161,11 +164,9 @@ def moved_bytes(
             for label, size in moves.items():
                 moved[label] += count * size.at(micro_batch)
     for block in model.blocks:
-        moved["weights unpacked, cast or summed"] += round(
-            block.count * sum(block_weight_bytes(model, block, workload))
-        )
+        moved[_WEIGHTS] += round(block.count * sum(block_weight_bytes(model, block, workload)))
     if head := head_product(model, workload, micro_batch):
-        moved["weights unpacked, cast or summed"] += 2 * AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
+        moved[_WEIGHTS] += 2 * AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
     return {label: size for label, size in moved.most_common() if size}
 
 

@@ -30,8 +30,8 @@ SYMBOLS: Mapping[str, str] = {
     "Pn": "trainable parameters that one node's ranks update",
     "weights": "bytes of all weights as stage 3 gathers them",
     "bytes": "bytes moved by the operations of a micro batch, forward and backward",
-    "passes": "times that all weights are gathered in the forward or the backward passes of a step: those that are "
-    "still on the GPU are not",
+    "passes": "times that all weights are gathered in the forward or the backward passes of a step; weights that are "
+    "still on the GPU are not gathered again",
     "copies": "times that a gradient is read or written for its reduction, on average: 2 for its division by the "
     "ranks, 2 for its copy into the bucket if it fits, 2 if the bucket joins it to others or pads it",
     "reductions": "micro batches whose gradients are reduced",

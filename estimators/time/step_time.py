@@ -232,7 +232,7 @@ def _stepped_share(step: Step) -> float:
     return (STEPPED_BYTES + states) / (_passes_bytes(step) + states) if step.plan.zero_stage else 0.0
 
 
-_LAUNCHES = "time in which operations of the optimizer step are launched, and that the GPU's work does not overlap"
+_LAUNCHES = "host time of launching the optimizer step's operations that the GPU's work does not hide"
 
 
 def _launches(step: Step, passes: Passes, on_gpu_s: float) -> TimeTerm:

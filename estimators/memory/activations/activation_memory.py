@@ -255,8 +255,10 @@ def activation_layout(recorder: LayerRecorder, on_host: bool = False) -> Activat
             stack = "module's" if model.module else block.stack
             terms.extend(saved_terms(stack, record.saved, count=block.count, rows=recorder.rows(block)))
         backward = (tuple(moment.plus(added) for moment in moments) for moments in record.backward)
-        recomputed = saved_term(_RECOMPUTED_NAME, record.saved, count=1, rows=recorder.rows(block))
-        working.append(BackwardPeaks(recomputed if checkpointing else None, forward_moments, *backward))
+        recomputed = None
+        if checkpointing:
+            recomputed = saved_term(_RECOMPUTED_NAME, record.saved, count=1, rows=recorder.rows(block))
+        working.append(BackwardPeaks(recomputed, forward_moments, *backward))
     shared = tuple(shared_terms(recorder))
     return ActivationLayout(
         saved=(*terms, *shared),

@@ -12,12 +12,25 @@ import pytest
 from ds_advise import advise, estimate
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
 from ds_advise.advisor.answer.key_costs import KeyContext
+from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import run
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import lint, read_document
 
 from tests.validate.lint.lint_cases import facts
+
+
+def context_of(answer: Recommendation) -> KeyContext:
+    """The context of the recommended plan."""
+    assert answer.recommended is not None
+    return KeyContext.of_plan(answer.recommended.plan, answer.question, is_recommended=True)
+
+
+def test_one_peak_of_all_values_is_named_without_a_file_too(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["--model", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--strategy", "zero2", "--micro-batch", "2", "--offline"]
+    assert run(["explain", "overlap_comm", *question]) == 0
+    assert "whatever the value is." in capsys.readouterr().out
 
 
 def test_every_key_of_the_engine_has_a_meaning() -> None:
@@ -123,7 +136,7 @@ def test_models_and_files_are_not_keys() -> None:
 def test_the_cost_is_predicted_by_value() -> None:
     """For the recommended plan; a key that the plan has no use for says why it costs nothing."""
     answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
-    context = KeyContext.of_answer(answer)
+    context = context_of(answer)
     assert answer.recommended is not None and answer.recommended.plan.zero_stage == 3
     found = explain_key("reduce_bucket_size", facts=facts(), context=context)
     need = [cost.device_bytes_per_gpu for cost in found.costs]
@@ -145,7 +158,7 @@ def test_a_key_that_an_option_sets_has_the_figures_of_the_option() -> None:
     question: dict[str, Any] = {"gpus": "8xH100", "strategy": "zero1", "micro_batch": 1, "global_batch": 32}
     question["offline"] = True
     answer = advise("Qwen2.5-7B", gpus="8xH100", deepspeed_estimate=False, offline=True)
-    context = KeyContext.of_answer(answer)
+    context = context_of(answer)
     assert context.plan.strategy == "zero1" and context.plan.micro_batch_size == 1
     checkpointing = "on" if context.plan.gradient_checkpointing else "off"
     question |= {"gradient_checkpointing": checkpointing, "loss": context.workload.loss}
@@ -228,7 +241,7 @@ def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended
         report = lint(read_document(json.dumps(example).encode(), name="x"), facts=facts())
         assert not [each for each in report.findings if each.code in ("DS010", "DS011", "DS020", "DS022")], path
     answer = advise("Qwen2.5-7B", gpus="4xRTX4090", ram="512GB", deepspeed_estimate=False, offline=True)
-    context = KeyContext.of_answer(answer)
+    context = context_of(answer)
     found = explain_key("reduce_bucket_size", facts=facts(), context=context)
     assert found.recommended == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
     assert explain_key("wall_clock_breakdown", facts=facts(), context=context).recommended == {}
@@ -287,7 +300,7 @@ def test_other_stages_are_without_the_offload_that_they_do_not_have(capsys: pyte
     """The figures of stage 2 are those of the strategy with its offload."""
     question: dict[str, Any] = {"gpus": "4xRTX4090", "ram": "512GB", "offline": True}
     answer = advise("Qwen2.5-7B", deepspeed_estimate=False, **question)
-    context = KeyContext.of_answer(answer)
+    context = context_of(answer)
     assert context.plan.offload_param == "cpu"
     found = explain_key("stage", facts=facts(), context=context)
     assert [cost.value for cost in found.costs] == [0, 1, 2, 3]
