@@ -125,7 +125,7 @@ def _notes(
         yield "strategy", f"tokens/s: with {length} tokens per sample"
     if IF_RAM_ALLOWS in reasons:
         assumed = whole_gib(cluster.usual_host_bytes_per_node)
-        yield "strategy", f"if RAM allows: over assumed {assumed:,} GiB with margin (--ram)"
+        yield "strategy", f"if RAM allows: more than the assumed {assumed:,} GiB (--ram)"
     if any(reason.startswith(NEEDS_RAM) for reason in reasons):
         most = gib(cluster.most_host_bytes_per_node)
         yield "strategy", f"needs --ram: pass it if a host has more than {most} GiB"

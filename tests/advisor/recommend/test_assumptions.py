@@ -273,5 +273,5 @@ def test_no_plan_is_given_more_ram_than_its_processors_hold() -> None:
 def test_the_assumed_ram_stands_below_the_plans_that_exceed_it() -> None:
     """Rows of one table fit and fit under a condition, which the RAM of usual machines divides."""
     text = printed(ask("Qwen2.5-7B", "2xA100-80GB"), width=80)
-    assert re.search(r"if RAM allows: over assumed 159 GiB with margin", text)
+    assert re.search(r"if RAM allows: more than the assumed 159 GiB", text)
     assert "if RAM allows" not in printed(ask("Qwen2.5-7B", "2xA100-80GB", ram="1TB"), width=80)
