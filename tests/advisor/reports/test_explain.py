@@ -571,4 +571,4 @@ def test_every_number_of_a_formula_is_explained(capsys: pytest.CaptureFixture[st
     assert "moved 60 bytes of a step per updated parameter without the states: " in page("optimizer")
     assert "bytes per weight" not in page("log-softmax")
     assert "Pt'" not in page("optimizer states")
-    assert "= time in which operations of the optimizer step are launched, and that " in page("launches of the step")
+    assert "= host time of launching the optimizer step's operations that the GPU" in page("launches of the step")
