@@ -178,6 +178,7 @@ def dry_run(
     from ..render.runs import START, next_command
     from ..text.units import ended
     from ..verification.dry_run import trace
+    from ..verification.rejected_config import rejected_setting
 
     words = users_command()
     file = given_file(run, words, output)
@@ -202,7 +203,8 @@ def dry_run(
         answer, document = _command_answer(file, words, cluster, output, **settings)
     else:
         subject = _described(file, run | machine, output, build_cluster)
-        answer, document = _described_answer(subject, output, **settings)
+        with rejected_setting(file):
+            answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
         write_config(trace(answer), timeline, force=True)
     failure = answer.late_failure if isinstance(answer, CommandAnswer) else None

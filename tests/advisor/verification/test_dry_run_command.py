@@ -308,3 +308,19 @@ def test_a_model_that_needs_values_is_probed_without_a_dry_run(
     assert run(["probe", "ds.json", "--model", "gpt2", "--device", "cpu", "--ranks", "2"]) == 0
     printed = capsys.readouterr()
     assert "no dry run for comparison" in printed.err and "memory per rank" in printed.out
+
+
+def test_a_rejected_setting_is_named_as_lint_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its line, where DeepSpeed's exception names a Python attribute alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(SMALL_LLAMA))
+    Path("bad.json").write_text(json.dumps(CONFIG | {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}))
+    asked = ["dry-run", "bad.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128"]
+    with dry_runs_in_forks():
+        assert run(asked) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        'ds-advise: bad.json:1: offload_optimizer is "cpu", which is not an object or null: DeepSpeed rejects this '
+        'configuration (DS020); write {"device": "cpu"}'
+    )
