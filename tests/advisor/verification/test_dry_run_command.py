@@ -314,9 +314,10 @@ def test_a_rejected_setting_is_named_as_lint_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its line, where DeepSpeed's exception names a Python attribute alone."""
+    rejected = {"stage": 2, "offload_optimizer": "cpu"}
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(SMALL_LLAMA))
-    Path("bad.json").write_text(json.dumps(CONFIG | {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}))
+    Path("bad.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": rejected}))
     asked = ["dry-run", "bad.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128"]
     with dry_runs_in_forks():
         assert run(asked) == 2
