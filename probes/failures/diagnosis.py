@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from .finding import Finding, Wait, timed_out
 from .log_command import Ranks, seen_ranks
+from .log_error import LogError
 from .logged_steps import Place
 from .messages import (
     ErrorKind,
@@ -25,7 +26,7 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, LogError, LogOfRank, Scan, joined, scan
+from .scan import GAP, LogOfRank, Scan, joined, scan
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from .log_error import LogError
 from .logged_steps import count_steps
 from .messages import Message, filled
-from .scan import LogError
 from .traceback_frames import Frame
 
 _RANK = re.compile(r"\b[Rr]ank[ :]+(\d+)")

@@ -7,15 +7,15 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import takewhile
 from typing import BinaryIO
 
 from .log_command import Ranks, command_in, is_typed, ranks_in
+from .log_error import TRACEBACK, LogError
 from .log_lines import LogLine, LogReader
 from .log_runs import RunStarts
-from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place, step_number
+from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place
 from .messages import may_be_known
-from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, frame_of, read_box
+from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, read_box
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
@@ -35,7 +35,6 @@ _LONGEST_FRAME = 400
 _QUIET = 100
 """Lines without a frame after which a traceback has no exception any more: its end is missing, or it was none."""
 
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _CUT_FRAME = re.compile(r'^>?\s*File(?:\s*"[^"]*(?:",?\s*(?:line\s*)?(?:\d+,?)?(?:\s*in)?)?)?$')
 """A frame that a terminal, or a logger of its width, broke into lines."""
 _NO_REST = re.compile(r"^\s+(?!\d*,?\s*in\s)\S|^\s*$")
@@ -52,12 +51,6 @@ _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
-_ENDS = re.compile(
-    r"^(?:\s*$|Traceback|During handling|The above exception|Exception ignored|\[\d{4}-|\[[EWIF]\d{3,4} |slurmstepd:|"
-    r"\[?(?:INFO|WARNING|ERROR|rank)\b|Exception raised from|E\d{4} |W\d{4} |={8}|-{8}|wandb:|\s*\d+%\||[╭╰│])"
-)
-"""What a line after an error begins with if it no longer belongs to the message."""
-
 _ENDED = ("'train_runtime'", "exits successfully")
 """In the line that the Trainer prints after its last step, and in that of DeepSpeed's launcher on a process with exit
 code 0 (0.19.8 launcher/launch.py)."""
@@ -65,62 +58,6 @@ code 0 (0.19.8 launcher/launch.py)."""
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LogError:
-    """One error of a log."""
-
-    log: str = ""
-    """The name of its log, if there are several."""
-    line: int
-    """Number of its line in its log."""
-    order: int
-    """Number of its line in all logs, one behind the other."""
-    process: str
-    rank: int | None
-    steps: int
-    """Training steps that the log shows before it."""
-    until: int = 0
-    """Those up to the last of its repetitions: a loss that is not a number stays so."""
-    head: str
-    """The line of the message."""
-    is_exception: bool = False
-    frames: tuple[Frame, ...] = ()
-    """Of its traceback, the outermost first."""
-    before: tuple[str, ...] = ()
-    after: list[NumberedLine] = field(default_factory=list)
-    chain: int = 0
-    """Number of its chain: exceptions raised while another one was handled."""
-    ignored: bool = False
-    """Whether Python ignored it (a destructor)."""
-
-    @property
-    def lines(self) -> list[NumberedLine]:
-        """The lines of the message."""
-        lines = [NumberedLine(self.line, self.head), *takewhile(lambda line: not _ENDS.match(line.text), self.after)]
-        frame = next((at for at, line in enumerate(lines) if frame_of(line) is not None), 0)
-        if not frame or any(_TRACEBACK.search(line.text) for line in lines):
-            return lines
-        # A traceback of another rank goes on, whose lines are mixed with this one's.
-        while frame > 1 and lines[frame - 1].text.startswith("    "):
-            frame -= 1
-        return lines[:frame]
-
-    @property
-    def step(self) -> int | None:
-        """The number of the last training step before it; None if the log does not name it."""
-        return step_number(self.before)
-
-    @property
-    def text(self) -> str:
-        """The message in one line."""
-        return " ".join([self.head, *(line.text.strip() for line in self.lines[1:])])
-
-    @property
-    def around(self) -> tuple[str, ...]:
-        """The traceback and the lines before and after it."""
-        return (*map(str, self.frames), *self.before, *(line.text for line in self.after))
 
 
 @dataclass(slots=True)
@@ -316,7 +253,7 @@ class _Scanner:
             process.continues = True
         elif _IGNORED.match(text):
             process.ignored = True
-        elif _TRACEBACK.search(text):
+        elif TRACEBACK.search(text):
             self._begin(process, has_head=True)
         elif process.frames is not None:
             self._in_traceback(line, process, process.frames)
