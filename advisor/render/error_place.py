@@ -75,7 +75,9 @@ def verb(wait: Wait) -> str:
 
 
 def _excerpt(first: Finding) -> doc.Excerpt:
-    return doc.Excerpt([*_traceback(first), *_message(first)], level="bad")
+    frames, message = [*_traceback(first)], [*_message(first)]
+    is_behind = bool(first.error.frames) and first.error.frames[0].number > first.error.line
+    return doc.Excerpt([*message, *frames] if is_behind else [*frames, *message], level="bad")
 
 
 def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
@@ -84,9 +86,10 @@ def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
     for at, frame in enumerate(shown):
         if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
             yield doc.ExcerptLine(0, "...")
-        yield _place(frame)
+        if frame.file:
+            yield _place(frame)
         if frame.code:
-            yield doc.ExcerptLine(0, f"    {printable(frame.code)}")
+            yield doc.ExcerptLine(0 if frame.file else frame.number, f"    {printable(frame.code)}")
 
 
 def _place(frame: Frame) -> doc.ExcerptLine:

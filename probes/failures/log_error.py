@@ -58,6 +58,11 @@ class LogError:
         return lines[:frame]
 
     @property
+    def is_followed(self) -> bool:
+        """Whether the message ends at the last line that was read."""
+        return bool(self.after) and len(self.lines) == len(self.after)
+
+    @property
     def step(self) -> int | None:
         """The number of the last training step before it; None if the log does not name it."""
         return step_number(self.before)

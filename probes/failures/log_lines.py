@@ -27,7 +27,7 @@ TRIGGERS = tuple(
         *("annot", "an't open", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
         *("Segmentation", "Interrupt", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
-        *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "Infinity"),
+        *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
         *("'train_runtime'", "exits successfully"),
     )
 )
@@ -44,6 +44,9 @@ _TIME = re.compile(
 )
 """The time that docker, Kubernetes and CI systems put in front of a line, and the level of loggers. That of warnings
 stays: a warning is no error."""
+
+_LEVEL = re.compile(r"(?:\[(?:INFO|ERROR|CRITICAL)\]|INFO|ERROR|CRITICAL)(?::[\w.]+:| ?[:|-])? ?(?=\s*File \"|\s{3})")
+"""The level, and the logger's name, in front of a frame or its code, without a time."""
 
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
 
@@ -165,6 +168,8 @@ def _attributed(number: int, text: str) -> LogLine:
     process, rank, rest = "", None, text
     for _ in range(3):
         while rest[:1].isdigit() and (found := _TIME.match(rest)):
+            rest = rest[found.end() :]
+        if rest[:1] in "[IEC" and (found := _LEVEL.match(rest)):
             rest = rest[found.end() :]
         match = next(filter(None, (form.match(rest) for form in _RANKS.get(rest[:1], _RANKS[""]))), None)
         if match is None:

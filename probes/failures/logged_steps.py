@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Literal, NamedTuple
 
-_QUOTED = (b"'loss'", b'"loss"', b"lm loss")
+_QUOTED = (b"'loss'", b'"loss"', b"lm loss", b"elapsed time per iteration")
 """Parts of the line of a step: the Trainer's and Megatron's."""
 _WRITTEN = re.compile(rb"[Ss]teps?\W{0,3}\d[^\n]{0,60}?\b[Ll]oss\W{1,3}[\dni]")
 """The line of a step of a script of one's own: `step 20 loss 2.31`."""
@@ -27,7 +27,7 @@ _BAR = re.compile(r"^\s*\d+%\|[^|]*\| (\d+)/(\d+) \[")
 """The Trainer's bar: its place, and the number of steps."""
 
 _FIGURE = re.compile(
-    r"(?i:\b(loss|grad_norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b"
+    r"(?i:\b(loss|grad[_ ]norm)['\"]?\W{0,2}[\s:=]['\"]?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf(?:inity)?)))\b"
 )
 """A figure, bare or in quotes: transformers 5 prints the figures of a step as text (trainer_callback.py)."""
 
@@ -83,7 +83,7 @@ def read_step(line: str) -> Step:
     """The figures of a step; empty for a line that is of none."""
     if not count_steps(line.encode()):
         return {}
-    return {found[1].lower(): float(found[2]) for found in _FIGURE.finditer(line)}
+    return {found[1].lower().replace(" ", "_"): float(found[2]) for found in _FIGURE.finditer(line)}
 
 
 def step_number(lines: Iterable[str]) -> int | None:

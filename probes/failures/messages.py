@@ -113,11 +113,18 @@ class MemoryPhase:
     cause: str
     fix: str
     source: str
+    innermost: re.Pattern[str] | None = None
+    """Found in the innermost frame: what of an outer one does not tell what it calls."""
     stage3_fix: str = ""
     """The fix under ZeRO-3, where there is no higher stage; "" for the same one."""
     host_cause: str = ""
     host_fix: str = ""
     """Cause and fix if the host's memory ran out."""
+
+    def is_of(self, frames: Sequence[str]) -> bool:
+        """Whether it is the phase of a traceback, the outermost frame first."""
+        inner = self.innermost is not None and self.innermost.search(frames[-1])
+        return bool(inner) or any(map(self.frames.search, frames))
 
 
 @cache
@@ -133,7 +140,7 @@ def messages() -> tuple[Message, ...]:
 @cache
 def memory_phases() -> tuple[MemoryPhase, ...]:
     """The phases in the order in which they are tried: outer functions before those that they call."""
-    return tuple(MemoryPhase(**_compiled(row, "frames")) for row in _document()["phase"])
+    return tuple(MemoryPhase(**_compiled(row, "frames", "innermost")) for row in _document()["phase"])
 
 
 @cache
@@ -237,4 +244,4 @@ def memory_phase(frames: Sequence[str]) -> MemoryPhase | None:
     pass in a closure: only what is inside it counts."""
     closures = [place for place, frame in enumerate(frames) if _CLOSURE.search(frame)]
     frames = frames[closures[-1] :] if closures else frames
-    return next((phase for phase in memory_phases() if any(map(phase.frames.search, frames))), None)
+    return next((phase for phase in memory_phases() if frames and phase.is_of(frames)), None)

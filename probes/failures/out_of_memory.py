@@ -1,4 +1,4 @@
-"""The figures in an allocator's message, in the wordings of torch since 1.12."""
+"""The figures in an allocator's message, in the wordings of torch since 1.0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _FORMS = {
         rf"{_SIZE} is allocated by PyTorch",
         rf"Currently allocated\s*: {_SIZE}",
     ),
-    "unallocated_bytes": (rf"{_SIZE} is reserved by PyTorch but unallocated",),
+    # torch 1.0 to 1.3: held by the allocator, and in no tensor (CUDACachingAllocator.cpp)
+    "unallocated_bytes": (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"{_SIZE} cached\b"),
     "process_bytes": (rf"this process has {_SIZE} memory in use",),
     "reserved_bytes": (rf"{_SIZE} reserved in total",),
 }

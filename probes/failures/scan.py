@@ -15,7 +15,7 @@ from .log_lines import LogLine, LogReader
 from .log_runs import RunStarts
 from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place
 from .messages import may_be_known
-from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, frame_in, read_box
+from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, code_above, frame_in, read_box
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
@@ -71,6 +71,10 @@ class _Process:
     """Whether the traceback's first line was seen."""
     quiet: int = 0
     """Lines since its last frame."""
+    above: Frame | None = None
+    """The code in its last line, if it is some."""
+    told: LogError | None = None
+    """The error in front of the open traceback, which may be that of the traceback."""
     open: list[LogError] = field(default_factory=list)
     """Errors whose following lines are collected."""
     chain: int = 0
@@ -201,11 +205,14 @@ class _Scanner:
         self._started = self._started.joined(ranks_in(line.text))
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
         self._read(line, process)
+        process.above = code_above(line, process.above) if line.text[:1] in (" ", "\t", "") else None
         process.last.append(line.text)
         self._recent.append(line.text)
         self._reader.wants_all = process.frames is not None or bool(process.open)
 
     def result(self) -> Scan:
+        for name, process in self._processes.items():
+            self._cut_off(name, process)
         return Scan(
             begin=self._begin_line,
             log=self._log.name,
@@ -267,7 +274,19 @@ class _Scanner:
             inside = any(error.frames and error.lines[-1].number == line.number for error in process.open)
             self._keep(line, process, is_exception=not inside and bool(_BARE.match(text)))
 
+    def _cut_off(self, name: str, process: _Process) -> None:
+        """Read a traceback at whose end the log ends: of the error in front of it, or raised by its last line."""
+        frames, told = process.frames, process.told
+        if frames and told is not None and not any(frame.is_launcher for frame in frames):
+            told.frames = tuple(frames)
+        elif frames and process.above is not None and process.above.raises:
+            code = process.above
+            frames[-1] = frames[-1]._replace(code="")  # it is the message
+            self._keep(LogLine(code.number, name, self._ranks.get(name), code.code), process, is_exception=True)
+
     def _begin(self, process: _Process, *, has_head: bool) -> None:
+        before = process.open[-1] if has_head and process.open else None
+        process.told = before if before is not None and not before.frames and before.is_followed else None
         process.frames, process.has_head, process.quiet = deque(maxlen=_FRAMES), has_head, 0
         if not process.continues:
             self._chains += 1
@@ -297,6 +316,12 @@ class _Scanner:
         elif process.quiet > _QUIET:
             process.frames = None
 
+    @staticmethod
+    def _frames(process: _Process, *, is_exception: bool) -> tuple[Frame, ...]:
+        if process.frames is None and is_exception and process.above is not None:
+            return (process.above,)
+        return tuple(process.frames or ())
+
     def _keep(self, line: LogLine, process: _Process, *, is_exception: bool) -> None:
         own_steps = count_steps(line.text.encode())
         not_finite = not is_exception and bool(own_steps) and is_not_finite(line.text)
@@ -317,7 +342,7 @@ class _Scanner:
             until=self._steps,
             head=line.text,
             is_exception=is_exception,
-            frames=tuple(process.frames or ()),
+            frames=self._frames(process, is_exception=is_exception),
             before=tuple(self._recent) + tuple(process.last if line.process != self._unnamed else ()),
             chain=chain,
             ignored=process.ignored,

@@ -23,6 +23,11 @@ BOX = ("╭", "│", "╰")
 _CELL_FRAME = re.compile(r"^(?:File )?(?P<file>[~\w./<>-]+?)(?::(?P<line>\d+))?,? in (?:\w+\.)*(?P<name>[\w<>]+)\(")
 """A frame of IPython's traceback."""
 CELL_CODE = re.compile(r"^-+> \d+ ")
+_CODE = re.compile(r"^\s{3,}(?:return |raise |[\w.]+\(|[\w.]+(?:\[[^]]*\])?(?:, [\w.]+)* = )")
+"""The code of a frame whose own line is missing."""
+_MARKS = re.compile(r"^[\s^~]*$")
+"""What stands under it."""
+_RAISED = re.compile(r"raise [\w.]+\(.*[\"']")
 FORMS = (_FRAME, _TEST_FRAME, RAY_FRAME, _CELL_FRAME)
 
 _LIBRARY = re.compile(
@@ -30,6 +35,8 @@ _LIBRARY = re.compile(
     r"lightning|pytorch_lightning)[/\\]|^<|^(?:ray|)$"
 )
 """Found in the file of a frame that is not the user's: an installed package, Python's library, or a launcher."""
+
+_LAUNCHER = re.compile(r"accelerate/commands/|torch/distributed/(?:run|launcher)|deepspeed/launcher/")
 
 _LONGEST_CODE = 400
 
@@ -42,7 +49,8 @@ class NumberedLine(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A frame of a traceback. number: of its line in the log. place: the line of the file, "" if it is not known."""
+    """A frame of a traceback. number: of its line in the log. place: the line of the file, "" if it is not known. file:
+    "" if the traceback is cut to the code of its last frame."""
 
     number: int
     file: str
@@ -51,8 +59,8 @@ class Frame(NamedTuple):
     code: str = ""
 
     def __str__(self) -> str:
-        """`file:function code`."""
-        return f"{self.file}:{self.name} {self.code}".rstrip()
+        """`file:function code`, also of a file on Windows with `/`."""
+        return f"{self.file}:{self.name} {self.code}".replace("\\", "/", self.file.count("\\")).rstrip()
 
     @property
     def is_own(self) -> bool:
@@ -66,6 +74,16 @@ class Frame(NamedTuple):
         begin = next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
         return self.file if self.is_own else str(PurePath(*parts[begin or -3 :]))
 
+    @property
+    def is_launcher(self) -> bool:
+        """Whether the file is of a launcher, which only repeats that a rank failed."""
+        return bool(_LAUNCHER.search(str(self)))
+
+    @property
+    def raises(self) -> bool:
+        """Whether its code raises an exception whose words it has."""
+        return bool(_RAISED.match(self.code))
+
     def with_code(self, code: str) -> Frame:
         return self._replace(code=f"{self.code} {code.strip()}".strip()[:_LONGEST_CODE])
 
@@ -76,10 +94,18 @@ def frame_of(line: NumberedLine) -> Frame | None:
     return None if found is None else frame_in(line, found)
 
 
+def code_above(line: LogLine, above: Frame | None) -> Frame | None:
+    """What is left of a traceback whose frames are cut off, if it ends at a line: the code of the last one; None for
+    none. above: the same before that line."""
+    if _CODE.match(line.text):
+        return Frame(line.number, "", "", "").with_code(line.text)
+    return above if _MARKS.match(line.text) else None
+
+
 def frames_of(traceback: str) -> tuple[str, ...]:
     """The frames of Python's traceback, `file:function code`, the outermost first."""
     return tuple(
-        f"{found['file']}:{found['name'] or ''} {code.strip()}"
+        str(Frame(0, found["file"], "", found["name"] or "", code.strip()))
         for found, code in ((_FRAME.match(line), after) for line, after in pairwise([*traceback.splitlines(), ""]))
         if found is not None
     )

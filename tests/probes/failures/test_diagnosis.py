@@ -33,6 +33,10 @@ WATCHDOG = (
     "WorkNCCL(SeqNum=8841, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800029 milliseconds "
     "before timing out.\n"
 )
+MEGATRON = (
+    " iteration     5426/  250000 | consumed samples:        43408 | elapsed time per iteration (ms): 4247.9 | "
+    "learning rate: 2.999E-04 | lm loss: {}E+00 | loss scale: 1.0 | grad norm: {} | number of nan iterations:   0 |\n"
+)
 LOSS = "{'loss': 1.2, 'grad_norm': 0.8, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
 
 
@@ -221,6 +225,16 @@ HEADLESS = {
     ),
     "pytest": (">   trainer.train()\n\nsrc/trainer.py:14: in evaluate\n    nested_concat(a, b)\nE   ", "evaluation"),
     "a notebook": ("File /opt/train.py:62, in Trainer.evaluate(self)\n---> 62 nested_concat(a, b)\n", "evaluation"),
+    "the code of its last frame": ("    return Variable._execution_engine.run_backward(\n    ^^^^^^^\n", "backward"),
+    "an assignment": ("    denom = (exp_avg_sq.sqrt() / correction).add_(eps)\n", "optimizer_step"),
+    "a new state": ("    state['exp_avg_sq'] = torch.zeros_like(p)\n", "first_step"),
+    "a step": ("    self.optimizer.step()\n", "optimizer_step"),
+    "a loss": ("    loss = F.cross_entropy(logits.view(-1, size), labels)\n", "loss"),
+    "a level and a name": ('ERROR:root:  File "/opt/own.py", line 505, in validate\n', "evaluation"),
+    "a level": (
+        'ERROR:  File "/opt/torch/optim/adam.py", line 505, in step\nERROR:    self._step_all(grads)\n',
+        "optimizer_step",
+    ),
     "a Ray worker": ("ray::Worker.generate_sequences() (pid=7, ip=10.0.0.1)\n", "generation"),
 }
 
@@ -258,6 +272,76 @@ def test_the_message_of_a_logger_is_the_one_of_the_traceback_behind_it() -> None
     assert diagnosis.phase is not None and diagnosis.phase.name == "backward"
 
 
+def test_a_traceback_that_is_cut_off_is_of_the_message_in_front_of_it() -> None:
+    """That of a launcher is not."""
+    diagnosis = diagnose_text(LOSS + FULL + FRAMES)
+    assert diagnosis.phase is not None and diagnosis.phase.name == "backward" and diagnosis.first is not None
+    assert diagnosis.first.error.frames[-1].name == "backward"
+    launcher = FRAMES.replace("torch/autograd/__init__.py", "accelerate/commands/launch.py")
+    for other in (diagnose_text(FULL + launcher), diagnose_text(FULL + "\nloading\n" + FRAMES)):
+        assert other.phase is None
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank6]: "])
+def test_the_line_that_raises_is_the_message_of_a_traceback_that_is_cut_off(prefix: str) -> None:
+    frame = '  File "/opt/transformers/integrations/deepspeed.py", line 504, in deepspeed_load_checkpoint\n'
+    raised = '    raise ValueError(f"Can\'t find a valid checkpoint at {checkpoint_path}")\n'
+    log = "".join(with_prefix(FRAMES + frame + raised, prefix))
+    first = diagnose_text(log).first
+    assert first is not None and first.message is not None and first.message.id == "no-latest"
+    assert first.error.line == first.deciding == 9 and first.error.frames[-1].name == "deepspeed_load_checkpoint"
+    assert found(log.replace("raise ValueError", "error = ValueError")) == ""
+    other = diagnose_text(log + prefix + "KeyError: 'answer'\n").first
+    assert other is not None and other.headline == "KeyError: 'answer'"
+
+
+FRAME_PHASES = [
+    ("/w/accelerate/optimizer.py", "step", "self.optimizer.step(closure)", "optimizer_step"),
+    ("H:\\venv\\lib\\accelerate\\optimizer.py", "step", "pass", "optimizer_step"),
+    ("/w/torch/optim/adamw.py", "step", "state['exp_avg'] = torch.zeros_like(p)", "first_step"),
+    ("/w/own.py", "train", "optimizer.step()", "optimizer_step"),
+    ("/w/deepspeed/runtime/zero/parameter_offload.py", "pre_sub_module_forward_function", "pass", "forward"),
+    ("/w/fused_cross_entropy.py", "forward", "grad = torch.zeros_like(x)", "loss"),
+    ("/w/label_smoothed_cross_entropy.py", "forward", "out = model(**sample)", "loss"),
+    ("/w/loss.py", "forward", "kl = self.criterion(torch.log_softmax(x, dim=1), target)", "loss"),
+    ("/w/torch/nn/modules/module.py", "state_dict", "module.state_dict()", "saving"),
+    ("/w/torch/nn/modules/module.py", "_apply", "module._apply(fn)", "load"),
+    ("/w/own.py", "main", 'batch = batch.to("cuda")', ""),
+    ("/w/own.py", "main", 'model.to("cuda")', "load"),
+    ("/w/torch/distributed/fsdp/flat_param.py", "_init_flat_param", "pass", "load"),
+    ("/w/own.py", "validate", "scores.clone()", "evaluation"),
+    ("/w/own.py", "val_one_epoch", "self.model(x)", "evaluation"),
+    ("/w/own.py", "evaluate_actions", "self.actor(x)", ""),
+]
+
+
+@pytest.mark.parametrize(("file", "name", "code", "phase"), FRAME_PHASES)
+def test_the_innermost_frame_has_the_phase(file: str, name: str, code: str, phase: str) -> None:
+    head = 'Traceback (most recent call last):\n  File "/w/own.py", line 9, in <module>\n    main()\n'
+    log = f'{head}  File "{file}", line 12, in {name}\n    {code}\n{FULL}'
+    found_phase = diagnose_text(log).phase
+    assert ("" if found_phase is None else found_phase.name) == phase
+
+
+def test_a_loss_that_calls_the_model_is_in_the_forward_pass() -> None:
+    """What an outer frame names is not where the memory ran out."""
+    for file, code in (
+        ("label_cross_entropy.py", "out = model(x)"),
+        ("own.py", "loss = F.cross_entropy(out, model(x))"),
+    ):
+        log = (
+            f'Traceback (most recent call last):\n  File "/w/{file}", line 9, in get\n    {code}\n'
+            f'  File "/w/torch/nn/modules/module.py", line 12, in _call_impl\n    result = forward_call(*args)\n{FULL}'
+        )
+        found_phase = diagnose_text(log).phase
+        assert found_phase is not None and found_phase.name == "forward"
+
+
+def test_the_fix_in_an_evaluation_of_ones_own_names_no_grad() -> None:
+    diagnosis = diagnose_text(FRAMES.replace("in backward", "in validate") + FULL)
+    assert diagnosis.explanation is not None and "torch.no_grad()" in diagnosis.explanation.fix
+
+
 def test_a_forward_pass_in_the_closure_of_an_optimizer_is_no_step_of_it() -> None:
     """Lightning."""
     frames = (
@@ -279,7 +363,11 @@ ALLOCATOR = {
         "70.00 GiB already allocated; 1.00 GiB free; 77.00 GiB reserved in total by PyTorch) If reserved memory is >> "
         "allocated memory try setting max_split_size_mb to avoid fragmentation."
     ),
-    "1.12": (
+    "1.0 to 1.3": (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; 70.00 GiB "
+        "already allocated; 1.00 GiB free; 7.00 GiB cached)"
+    ),
+    "1.4 to 1.12": (
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity; "
         "70.00 GiB already allocated; 1.00 GiB free; 77.00 GiB reserved in total by PyTorch)"
     ),
@@ -362,6 +450,10 @@ def test_another_process_that_no_message_names_is_an_inference() -> None:
     )
     diagnosis = diagnose_text(FRAMES + text)
     assert diagnosis.message is not None and diagnosis.message.id == "gpu-outside" and not diagnosis.message.certain
+    assert "micro batch" in diagnosis.message.fix
+    cached = "RuntimeError: CUDA out of memory. Tried to allocate 350.00 MiB (GPU 0; 7.92 GiB total capacity; 1.65 GiB "
+    assert found(f"{cached}already allocated; 158.00 MiB free; 122.28 MiB cached)") == "gpu-outside"
+    assert found(f"{cached}already allocated; 158.00 MiB free)") == "gpu-memory"
     assert diagnosis.memory is not None and diagnosis.memory.is_assumed and diagnosis.memory.is_shared
     named = memory_figures(FULL)
     assert named is not None and not named.is_assumed
@@ -471,6 +563,9 @@ def with_bytes(prefix: str, text: str) -> list[bytes]:
         ("Step 1 loss: 2.3\nStep 2 loss: NaN\n", "nan-loss", 2),
         (LOSS * 5 + LOSS.replace("1.2", "nan") * 500, "nan-loss", 6),
         (LOSS * 5 + LOSS.replace("0.8", "inf") + LOSS * 5, "", 0),
+        (f"{MEGATRON.format(7.1, 1.0)}{MEGATRON.format(7.0, 'nan') * 3}", "nan-gradient", 2),
+        (f"{MEGATRON.format(7.1, 1.0)}{MEGATRON.format(7.0, 'inf')}", "nan-gradient", 2),
+        (f"{MEGATRON.format(7.1, 1.0)}{MEGATRON.format(7.0, 'nan')}{MEGATRON.format(7.0, 1.0) * 5}", "", 0),
         ("step 10 loss 2.31\nloading nanogpt, info: loss information\n", "", 0),
     ],
 )
@@ -617,6 +712,29 @@ def test_the_exception_that_names_the_feature_counts() -> None:
         ),
         ("/usr/bin/ld: cannot find -lcurand: No such file or directory", "no-libcurand"),
         ("RuntimeError: Expected all tensors to be on the same device, but got index is on cpu", "devices-cpu"),
+        (
+            "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/torch/lib/THC/THCStorage.cu:58",
+            "gpu-memory",
+        ),
+        (
+            "RuntimeError: cuda runtime error (2) : out of memory at /w/THC/THCCachingHostAllocator.cpp:271",
+            "pinned-memory",
+        ),
+        (
+            "RuntimeError: Failed to import transformers.trainer because of the following error (look up to see its "
+            "traceback):\ncannot import name 'Cache' from 'transformers' (/opt/transformers/__init__.py)",
+            "import-name",
+        ),
+        (
+            "RuntimeError: The weights trying to be saved contained shared tensors [{'a.weight', 'b.weight'}] that are "
+            "mismatching the transformers base configuration.",
+            "tied-weights",
+        ),
+        (
+            '  File "/opt/datasets/arrow_dataset.py", line 3450, in _map_single\n    for i, row in enumerate(rows):\n'
+            "KeyError: 'instruction'",
+            "missing-column",
+        ),
         (
             "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
             "cuda:1!",
