@@ -40,7 +40,7 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
         after = f", after step {step}" if step else ", before the end of the first step"
     yield doc.Sentence(f"--> {printable(first.error.log or log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)
-    if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.frames else "":
+    if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.has_place else "":
         yield doc.Sentence(f"  The last progress bar before it: {bar}.")
     yield _excerpt(first)
     before = spike(first.error.before) if first.message is not None and first.message.id.startswith("nan-") else None

@@ -118,7 +118,7 @@ class Diagnosis:
         if self.first is None or not self.ran_out_of_memory:
             return None
         error = self.first.error
-        if self.kind == "host_out_of_memory" and not error.frames and loading_bar(error.before):
+        if self.kind == "host_out_of_memory" and not error.has_place and loading_bar(error.before):
             return loading_phase()
         return memory_phase([*map(str, error.frames)])
 
@@ -355,7 +355,7 @@ def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
     error = cause.error
     near = (each for each in findings if 0 <= each.error.order - error.order < _NEAR)
     same = (each for each in near if each.message == cause.message and each.error.process == error.process)
-    return next((each for each in same if each.error.frames), cause)
+    return next((each for each in same if each.error.has_place), cause)
 
 
 def _earliest(first: Finding | None, findings: Sequence[Finding]) -> Finding | None:

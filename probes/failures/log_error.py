@@ -58,6 +58,11 @@ class LogError:
         return lines[:frame]
 
     @property
+    def has_place(self) -> bool:
+        """Whether its traceback names a file."""
+        return any(frame.file for frame in self.frames)
+
+    @property
     def is_followed(self) -> bool:
         """Whether the message ends at the last line that was read."""
         return bool(self.after) and len(self.lines) == len(self.after)

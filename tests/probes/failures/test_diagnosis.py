@@ -277,6 +277,8 @@ def test_a_traceback_that_is_cut_off_is_of_the_message_in_front_of_it() -> None:
     diagnosis = diagnose_text(LOSS + FULL + FRAMES)
     assert diagnosis.phase is not None and diagnosis.phase.name == "backward" and diagnosis.first is not None
     assert diagnosis.first.error.frames[-1].name == "backward"
+    after = diagnose_text("    x = f(\n" + FULL + FRAMES + FULL).phase
+    assert after is not None and after.name == "backward"
     launcher = FRAMES.replace("torch/autograd/__init__.py", "accelerate/commands/launch.py")
     for other in (diagnose_text(FULL + launcher), diagnose_text(FULL + "\nloading\n" + FRAMES)):
         assert other.phase is None
