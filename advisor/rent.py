@@ -27,6 +27,7 @@ from .question.options import OPTIONS
 from .question.prices import Machine, PriceTable, read_prices, shipped_prices
 from .question.question import Question
 from .search.candidate import Candidate, candidate_duration
+from .search.choice import SAME_SPEED
 from .search.rollouts import choose_rollout
 from .search.search import best_over_losses, fastest
 
@@ -158,6 +159,11 @@ class RentAdvice:
         """The cheapest offer within the limits, conditional only if all are. One that costs at most the upper end of
         its cost may cost as little."""
         return next(iter(_choices(offer for offer in self.offers if offer.figures.meets_limits)), None)
+
+    @property
+    def cheapest_of_all(self) -> Offer | None:
+        """The cheapest offer, whatever the limits, conditional only if all are."""
+        return next(iter(_choices(self.offers)), None)
 
     @property
     def cheapest_in_time(self) -> Offer | None:
@@ -313,14 +319,16 @@ def _without_years(found: Sequence[Offer | LeftOut]) -> list[Offer | LeftOut]:
 
 
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:
-    """The offers by ascending cost, then by time, with `on_pareto_front` and `meets_limits` set."""
+    """The offers by ascending cost, then by time, with `on_pareto_front` and `meets_limits` set. A dearer offer is on
+    the front if it is faster by more than `SAME_SPEED`."""
     ordered: list[Offer] = []
     fastest_s = fastest_known_s = inf
     for offer in sorted(offers, key=lambda offer: (offer.figures.cost, offer.figures.duration_s)):
         figures = offer.figures
         in_time = deadline_s is None or figures.duration_s <= deadline_s
         affordable = budget is None or figures.cost <= budget
-        on_front = figures.duration_s < (fastest_s if figures.is_conditional else fastest_known_s)
+        beaten_s = fastest_s if figures.is_conditional else fastest_known_s
+        on_front = figures.duration_s < beaten_s * (1 - SAME_SPEED)
         fastest_s = min(fastest_s, figures.duration_s)
         if not figures.is_conditional:
             fastest_known_s = min(fastest_known_s, figures.duration_s)

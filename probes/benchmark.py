@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -30,6 +29,8 @@ from .machine import (
     visible_gpus,
 )
 from .real_run.environment import Settings, observed_environment
+from .real_run.ranks import Ranks
+from .real_run.sampling import MemorySampler
 from .real_run.torchrun import free_port, with_launcher
 from .real_run.watch import watch
 from .run import Device
@@ -144,7 +145,7 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = _run(task, partial(on_progress, phase))
+            measured, reasons[group] = _run(task, phase, on_progress)
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     result = BenchResult(
@@ -178,8 +179,12 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
     return None
 
 
-def _run(task: Task, go_on: Callable[[], None]) -> tuple[Sequence[BenchFigure], str | None]:
-    """The figures of a group, or the reason why there are none. go_on: is called again and again meanwhile."""
+def _run(task: Task, phase: str, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
+    """The figures of a group, or the reason why there are none."""
+
+    def report(_ranks: Ranks, memory: MemorySampler) -> None:
+        on_progress(f"{phase}: compiling its extension" if memory.compiles else phase)
+
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
@@ -197,7 +202,7 @@ def _run(task: Task, go_on: Callable[[], None]) -> tuple[Sequence[BenchFigure], 
             working_folder=folder,
             stall_s=limit_s,
             timeout_s=limit_s,
-            on_progress=lambda _ranks, _memory: go_on(),
+            on_progress=report,
         )
     if failure is not None:
         # the limit is several times what an idle machine needs

@@ -15,7 +15,7 @@ from ..question.machine_parts import parse_size
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import figure_and_interval, hours, money
-from ..text.units import gib, rate, rough_rates, whole_gib
+from ..text.units import gib, rate, rough_rates
 from .comparison import ComparisonContext, build_side
 from .lint_file import UnreadFigures, lint_question
 
@@ -106,9 +106,9 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     memory = f"{gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
     if fit.reason != "fits" and not fit.assumed_host_bytes:  # the requirement's name
         memory = f"{fit.reason}, {memory}"
-    memory = f"{memory}; {rate(candidate.tokens_per_s)} tokens/s"
-    if fit.assumed_host_bytes:
-        memory = f"{memory}; host RAM {whole_gib(fit.assumed_host_bytes):,} GiB, not checked: --ram"
+    host, ram = candidate.memory.host_bytes_per_node, context.question.cluster.host_memory_bytes_per_node
+    offered_ram = "GiB, not checked: --ram" if ram is None else f"of {gib(ram)} GiB"
+    memory = f"{memory}; host RAM {gib(host)} {offered_ram}; {rate(candidate.tokens_per_s)} tokens/s"
     notes = [side.filled] * bool(side.filled)
     if side.unpredicted:
         names = ", ".join(feature.name for feature in side.unpredicted)

@@ -369,8 +369,11 @@ def _place(value: float, values: Sequence[float], places: int) -> int:
 
 
 def _ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
-    """Return round values within the range, with their names: 1, 2 and 5 of each power of ten."""
+    """Return round values within the range, with their names: 1, 2 and 5 of each power of ten; the ends of a range that
+    has fewer than two."""
     low, high = min(values) / unit.size, max(values) / unit.size
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)
     steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
-    return {step * unit.size: f"{step:,g} {unit.title}" for step in steps or [low]}
+    if len(steps) < 2:
+        steps = [low, high]
+    return {step * unit.size: f"{float(f'{step:.2g}'):,g} {unit.title}" for step in steps}

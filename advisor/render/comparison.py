@@ -100,15 +100,19 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     saved = first.device_bytes - second.device_bytes
     if abs(saved) > _SMALL_SHARE * first.device_bytes:
         found.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} on each GPU.")
+    if comparison.question.cluster.host_memory_bytes_per_node is None and (first.fit.fits or second.fit.fits):
+        found.append("Host RAM is not checked; --ram SIZE checks it.")
     return tuple(found)
 
 
 def _speed(first: Candidate, second: Candidate) -> str:
-    if not first.fit.fits and not second.fit.fits:
-        return f"Neither is sure to fit: A {first.fit.reason}, B {second.fit.reason}."
-    if not first.fit.fits or not second.fit.fits:
-        fits, other, lacks = ("A", "B", second) if first.fit.fits else ("B", "A", first)
-        return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
+    lacking = [plan.fit for plan in (first, second) if not plan.fit.fits]
+    fits = "fits" if all(fit.verdict == "does not fit" for fit in lacking) else "is sure to fit"
+    if len(lacking) == 2:
+        return f"Neither {fits}: A {first.fit.reason}, B {second.fit.reason}."
+    if lacking:
+        which, other = ("A", "B") if first.fit.fits else ("B", "A")
+        return f"Only {which} {fits}; {other}: {lacking[0].reason}."
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
         return "Both fit at about the same speed."

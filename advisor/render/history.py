@@ -183,7 +183,7 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     low."""
     result = from_json(BenchResult, record.result)
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
-    devices = f"The CPU as {counted_noun(result.ranks, 'rank')} that share the cores"
+    devices = "The CPU as 1 rank" if result.ranks == 1 else f"The CPU as {result.ranks} ranks that share the cores"
     if result.device == "cuda":
         devices = counted_noun(result.ranks, "GPU")
     rows = list[Row]()
@@ -217,8 +217,13 @@ def _use(number: int, result: BenchResult) -> str:
     option = "--gpus auto" if result.device == "cuda" else f"--device cpu --ranks {result.ranks}"
     used = measured_hardware(result.device, result.ranks)
     if used is None or used.number == number:
-        end = "until there is a less disturbed result" if result.is_noisy else "from now on"
-        return f"Answers to {option} on this machine use these speeds {end}."
+        uses = f"Answers to {option} on this machine use these speeds"
+        if not result.is_noisy:
+            return f"{uses} from now on."
+        return (
+            f"{uses} until there is a less disturbed result: many figures vary by more than {MOST_SPREAD:g} x. "
+            f"Repeat it when the machine is idle, or forget it: ds-advise history --forget {number}"
+        )
     return (
         f"Answers to {option} still use number {used.number}: here many figures vary by more than {MOST_SPREAD:g} x. "
         "Repeat it when the machine is idle."

@@ -7,14 +7,16 @@ from dataclasses import replace
 from math import floor, inf, log10
 from string import ascii_lowercase, ascii_uppercase
 
+from ...estimators.time.job import HOUR_S
 from ..answer.facts import training_subject
 from ..document.blocks import HIDDEN, Block, Chart, Commands, Document, Figure, Gap, Heading, Row, Sentence, Table
 from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..question.question import Question
 from ..rent import Offer, RentAdvice
+from ..search.choice import SAME_SPEED
 from ..text.job import figure_and_interval, hours, money
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.units import count, counted_noun, gib, listed, rate, whole_gib
+from ..text.units import count, counted_noun, gib, listed, percent, rate, whole_gib
 
 _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
@@ -85,7 +87,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
         duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
-    limits, cheapest = _limits(advice), advice.cheapest_within
+    limits = _limits(advice)
     kind, amount = _kind(advice), f"{_amount(chosen)}{' (assumed)' * advice.amount_is_assumed}"
     condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
     yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
@@ -96,7 +98,8 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     )
     yield from _upper_ends(advice, chosen)
     yield from _rule(advice)
-    if kind == _BEST_VALUE and cheapest is not None:
+    cheapest = advice.cheapest_choice
+    if kind == _BEST_VALUE and cheapest is not None and cheapest is not chosen:
         other = cheapest.figures
         condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
         yield (
@@ -138,6 +141,8 @@ def _amount(offer: Offer) -> str:
 
 _BEST_VALUE = "best value"
 
+_ENOUGH_RAM = "the cheapest whose RAM is known to suffice"
+
 
 def _kind(advice: RentAdvice) -> str:
     """What the recommended machine is among those within the limits."""
@@ -154,7 +159,7 @@ def _rule(advice: RentAdvice) -> Iterator[str]:
     most = money(cheapest.figures.cost_high or cheapest.figures.cost, advice.table.sign)
     whose = "the cheapest"
     if cheapest is not advice.cheapest_within:
-        whose = f"{_title(cheapest)}, the cheapest without a condition on its RAM"
+        whose = f"{_title(cheapest)}, {_ENOUGH_RAM}"
     yield (
         f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
         f"interval of {whose}."
@@ -162,9 +167,11 @@ def _rule(advice: RentAdvice) -> Iterator[str]:
 
 
 def _cheapest_title(advice: RentAdvice) -> str:
-    """Return the title of the cheapest machine within the limits, if the table has cheaper ones beyond them."""
-    if advice.cheapest is advice.cheapest_within:
+    """Return the title of the cheapest machine within the limits, `cheapest_choice`, by what the cheaper ones lack."""
+    if advice.cheapest is advice.cheapest_choice:
         return "The cheapest"
+    if advice.cheapest_choice is not advice.cheapest_within:
+        return f"{_ENOUGH_RAM[0].upper()}{_ENOUGH_RAM[1:]}"
     return "The cheapest within the limits" if advice.budget is not None else "The cheapest within the time limit"
 
 
@@ -182,6 +189,7 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
     yield f"No machine {_limits(advice)}."
     in_time = advice.cheapest_in_time if deadline_s is not None else None
     affordable = advice.fastest_affordable if budget is not None else None
+    title = "cheapest" if advice.cheapest_of_all is advice.cheapest else _ENOUGH_RAM.removeprefix("the ")
     nearest = (
         (f"cheapest within {hours(deadline_s or 0)}", in_time) if in_time else ("fastest", advice.fastest),
         (f"fastest within {money(budget or 0, sign)}", affordable)
@@ -189,7 +197,7 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
         # The cheapest of all may take years.
         else ("best value without the deadline", advice.best_value)
         if budget is None
-        else ("cheapest", advice.cheapest),
+        else (title, advice.cheapest_of_all),
     )
     for which, offer in nearest:
         assert offer is not None, "there are offers"
@@ -224,9 +232,10 @@ def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
         for offer in advice.offers
         if (job := offer.figures)
     ]
-    currency = advice.table.currency
-    title = f"Cost in {currency} against hours, of every offer (logarithmic)"
-    return Points(title=title, points=points, x_unit=Unit("h", 3600), y_unit=Unit("", 1))
+    in_hours = max(point.x for point in points) >= 2 * HOUR_S
+    x_unit, x_title = (Unit("h", HOUR_S), "hours") if in_hours else (Unit("min", 60), "minutes")
+    title = f"Cost in {advice.table.currency} against {x_title}, of every offer (logarithmic)"
+    return Points(title=title, points=points, x_unit=x_unit, y_unit=Unit("", 1))
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
@@ -263,14 +272,18 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer], *, all_offers: bool) -> I
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
     if hidden:
-        yield f"{hidden} more cost no less and take no less time than one of these (--all)."
+        yield (
+            f"{hidden} more cost no less than one of these, and take no less time or at most "
+            f"{percent(SAME_SPEED)} less (--all)."
+        )
     yield from _left_out(advice, all_offers=all_offers)
     name: str = "this package" if table.is_shipped else table.name
     if table.dates is not None:
         oldest, newest = table.dates
         when = oldest if oldest == newest else f"{oldest} to {newest}"
         name = f"{name} ({when})"
-    yield (f"Prices of {name}; --prices FILE.csv uses others. Storage, traffic and taxes are not included.")
+    others = "; --prices FILE.csv uses others" * table.is_shipped
+    yield f"Prices of {name}{others}. Storage, traffic and taxes are not included."
 
 
 def _left_out(advice: RentAdvice, *, all_offers: bool) -> Iterator[str]:

@@ -75,6 +75,18 @@ _ALLOCATOR_KEYS = (
 others: only a key that resembles one of these is taken for a mistake."""
 
 
+_NAMES = (
+    *RULES,
+    *(_VISIBLE, "DS_ACCELERATOR", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK"),
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+)
+"""Names that others may be misspellings of."""
+
+_SAME_NAME = 0.93
+"""Least similarity of a misspelled name: one letter of 15 differs or lacks. Real variables of NCCL, torch and other
+makers are less similar: the nearest, `PYTORCH_XPU_ALLOC_CONF`, has 0.89."""
+
+
 def environment(machine: ExaminedMachine) -> Findings:
     """Check for environment variables with harmful values."""
     found = [finding for look in _LOOKS for finding in look(machine)]
@@ -222,4 +234,14 @@ def _allocator(machine: ExaminedMachine) -> Findings:
             )
 
 
-_LOOKS = (_accelerator, _visible_gpus, _switches, _threads, _place, _interfaces, _allocator)
+def _misspelled(machine: ExaminedMachine) -> Findings:
+    """A variable with nearly the name of one that a training reads: nothing reads it."""
+    for name in machine.environment:
+        near = get_close_matches(name, _NAMES, 1, _SAME_NAME)
+        if near and near[0] != name:
+            yield warning(
+                f"{name} is set", "nothing reads a variable of this name", f"write {near[0]}, or unset {name}"
+            )
+
+
+_LOOKS = (_accelerator, _visible_gpus, _switches, _threads, _place, _interfaces, _allocator, _misspelled)

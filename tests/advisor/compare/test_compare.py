@@ -200,8 +200,8 @@ def test_verdicts(files: dict[str, str]) -> None:
 
     assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
-    assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B is sure to fit; A: ")
-    assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither is sure to fit: ")
+    assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B fits; A: needs ")
+    assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither fits: A needs ")
     assert verdict("zero3", "zero3") == " Both fit at about the same speed."
     on_drive = text_of(compare("zero3-offload", "zero3-nvme", comparison_context("Qwen2.5-7B", **WHERE)))
     assert re.search(r"NVMe GiB per node +- +(\S+) +\+\1 +A\n", on_drive)

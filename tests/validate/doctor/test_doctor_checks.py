@@ -390,6 +390,14 @@ def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Calla
         assert status == "note" and words in what
 
 
+def test_a_misspelled_variable_is_named(checkup: Callable[..., Checkup]) -> None:
+    """Others with a similar name are real."""
+    real = {"HIP_VISIBLE_DEVICES": "0", "MKL_NUM_THREADS": "1", "PYTORCH_XPU_ALLOC_CONF": "", "NCCL_NVLS_DISABLE": "1"}
+    found = checkup(environment={"NCCL_IB_DISABL": "1", **real}, files={"sys/class/net/lo": ""}).findings
+    (warned,) = [each for each in found if each.area == "environment"]
+    assert (warned.status, warned.fix) == ("warning", "write NCCL_IB_DISABLE, or unset NCCL_IB_DISABL")
+
+
 def test_interfaces_may_be_prefixes_or_exceptions(checkup: Callable[..., Checkup]) -> None:
     """As NCCL reads them; an unknown key of the allocator that resembles no known one may be of a newer torch."""
     for value in ("eth", "^docker", "=eth0", "ib,eth"):
