@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...ds_configs.config_keys import CONFIG_KEYS
 from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document
 from ...validate.lint.rules_batch import MICRO, TOTAL
 from ...validate.lint.rules_types import CODE_TYPES
@@ -34,7 +35,7 @@ def example_of(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
     for value in _values(path, good, facts):
         for config in around:
             whole = _with_value(config, path.split("."), as_written(path, value, facts))
-            if not _is_refused(whole, facts):
+            if not _is_refused(whole, path, facts):
                 return _smallest(whole, path, facts)
     return {}
 
@@ -51,8 +52,12 @@ def _values(path: str, good: Sequence[Mapping[str, Any]], facts: DeepSpeedFacts)
     yield from [value for value in fitting if value != default] or fitting[:1]
 
 
-def _is_refused(config: Mapping[str, Any], facts: DeepSpeedFacts) -> bool:
-    batch = {} if TOTAL in config else {MICRO: 1}
+def _is_refused(config: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> bool:
+    """Return whether lint has an error, or DeepSpeed refuses the key at the stage, in words that need no rule."""
+    known, batch = CONFIG_KEYS.get(path), {} if TOTAL in config else {MICRO: 1}
+    stage = value_at("zero_optimization.stage", config) or 0
+    if known is not None and known.refused_elsewhere and stage not in known.stages:
+        return True
     return any(each.severity == "error" for each in _findings({**batch, **config}, facts=facts, framework="deepspeed"))
 
 
@@ -65,7 +70,7 @@ def _smallest(config: dict[str, Any], path: str, facts: DeepSpeedFacts) -> dict[
     for other in [*_paths(config)]:
         if not (f"{path}.".startswith(f"{other}.") or other.startswith(f"{path}.")):
             less = _without(config, other.split("."))
-            config = config if _is_refused(less, facts) else less
+            config = config if _is_refused(less, path, facts) else less
     return config
 
 

@@ -250,8 +250,9 @@ def _with_missing_names(found: Sequence[LintFinding]) -> list[LintFinding]:
     joined = []
     for path, each in stands_for.items():
         whole = missing[path]
-        place = {"path": each.path, "line": each.line, "column": each.column, "length": each.length}
-        joined.append(replace(whole, what=f"{whole.what}: {each.what}", fix=each.fix, meant=path, **place))
+        place = replace(whole, path=each.path, line=each.line, column=each.column, length=each.length)
+        what = f"{whole.what}: {each.what}"
+        joined.append(replace(place, what=what, fix=each.fix, edits=each.edits, meant=path))
     gone = {id(one) for path, each in stands_for.items() for one in (each, missing[path])}
     return [*(each for each in found if id(each) not in gone), *joined]
 

@@ -22,6 +22,7 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
         owner, _, name = known.path.rpartition(".")
         # a key that no stage uses is common in examples, and reported only where ZeRO itself is off
         is_unused = config.stage not in known.stages and (known.stages or not config.stage)
+        is_unused = is_unused and not known.refused_elsewhere
         if owner == "zero_optimization" and is_unused:
             path = config.zero_path(name)
             field = config.facts.find_field(path)
@@ -42,7 +43,7 @@ _OF_STAGES = {
     (3,): "only the code of stage 3 uses it",
     (1, 2): "only the optimizer of stages 1 and 2 uses it",
     (1, 2, 3): "DeepSpeed passes it only to the optimizers of stages 1 to 3",
-    (): "no code of DeepSpeed uses it",
+    (): "it has none at any other stage either",
 }
 """Stages of a key -> why it has no effect at others."""
 _OFFLOADS_SHARDS = "DeepSpeed passes it only to the optimizer of stage 3; at other stages the weights stay on the GPUs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,7 @@ def test_no_example_is_refused() -> None:
             )
             report = lint(read_document(text.encode(), name="x"), facts=facts(), framework="deepspeed")
             assert not report.count("error"), (path, [each.what for each in report.findings])
+            import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig(**config.get("zero_optimization", {}))
     found = explain_key("offload_optimizer.device", facts=facts()).example
     assert found == {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 

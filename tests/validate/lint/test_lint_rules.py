@@ -234,7 +234,7 @@ def test_what_fits_is_named_where_no_offload_does() -> None:
         (0, "overlap_comm", False, "passes it only to the optimizers of stages 1 to 3"),
         (0, "reduce_scatter", True, "passes it only to the optimizers of stages 1 to 3"),
         (0, "contiguous_gradients", True, "passes it only to the optimizers of stages 1 to 3"),
-        (0, "allgather_partitions", True, "no code of DeepSpeed uses it"),
+        (0, "allgather_partitions", True, "it has none at any other stage either"),
     ],
 )
 def test_a_setting_of_another_stage_says_what_reads_it(stage: int, key: str, value: Any, why: str) -> None:
