@@ -121,7 +121,14 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         "zero_optimization.round_robin_gradients", "distributes the copies to host RAM among the ranks", stages=(1, 2)
     ),
     _key("zero_optimization.parameter_alignment", stages=(1, 2)),
-    _key("zero_optimization.allgather_partitions", stages=(1, 2)),
+    # runtime/zero/config.py compute_grad_norm_valid (0.19.8)
+    _key("zero_optimization.compute_grad_norm", stages=(1, 2), refused_elsewhere=True),
+    _key("zero_optimization.allgather_partitions", stages=()),  # no code reads it (0.19.8), nor the next
+    _key(
+        "zero_optimization.cpu_offload_use_pin_memory",
+        "pin_memory in offload_optimizer and offload_param pins their memory in its place",
+        stages=(),
+    ),
     _key("zero_optimization.use_multi_rank_bucket_allreduce", stages=(1, 2)),
     "sub_group_size",
     "stage3_prefetch_bucket_size",

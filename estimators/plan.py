@@ -331,7 +331,7 @@ class Plan(PlanSettings):
 def key_stages(path: str, *, nvme_only: bool = False) -> tuple[int, ...]:
     """Return the stages at which DeepSpeed uses a key, derived from its path (0.19.8 runtime/zero/config.py). Stages 1
     and 2 offload to RAM, whatever the device is."""
-    if nvme_only or path.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
+    if nvme_only or f"{path}.".startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
         return (3,)
     return (1, 2, 3) if path.startswith("zero_optimization.") else (0, 1, 2, 3)
 

@@ -15,16 +15,16 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS, key_stages
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_batch import TOTAL
-from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
-from ...validate.lint.values import FieldType, describe_type, find_problem, json_text, nearest
+from ...validate.lint.values import describe_type, json_text, nearest
 from ..question.file_question import FILLED
 from ..question.options import OPTIONS
 from ..question.workload import meant_option
 from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
-from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested
+from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested, successor_path
+from .key_example import as_written, example_of, key_type, refusal, value_at
 
 _MOST_PLACES = 6
 
@@ -83,14 +83,16 @@ class KeyExplanation:
 
 def is_key(name: str) -> bool:
     """Whether the text is the name or path of a key, or close to one, or a path in a block, and not the name of a
-    file. A key that DeepSpeed removed counts."""
+    file. A key that DeepSpeed removed or renamed counts."""
     if not _letters(name).replace(".", "").isalnum() or Path(name).exists():
         return False
     facts = load_facts()
     if any(name.startswith(f"{block.path}.") for block in facts.blocks if block.path) or key_places(name, facts):
         return True
     near = _nearest(name, facts, cutoff=0.85)
-    return bool(_removed(name, facts)) or (bool(near) and ("_" in name or _letters(near) == _letters(name)))
+    return bool(_removed(name, facts) or _renamed(name)) or (
+        bool(near) and ("_" in name or _letters(near) == _letters(name))
+    )
 
 
 def names_key(word: str) -> bool:
@@ -111,6 +113,12 @@ def _letters(name: str) -> str:
 def _removed(name: str, facts: DeepSpeedFacts) -> str:
     """Return the path of the removed key or block that a name is, or is in; "" for any other name."""
     return next((path for path in facts.removed if f".{path}".endswith(f".{name}") or name.startswith(f"{path}.")), "")
+
+
+def _renamed(name: str) -> str:
+    """Return the path of the key that now has another name than this one or than the end of a path; "" for none."""
+    found = (f"{old.rpartition('.')[0]}.{new}" for old, new in OLD_NAMES.items() if f".{old}".endswith(f".{name}"))
+    return next(found, "")
 
 
 def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
@@ -134,8 +142,8 @@ def keys_meant(word: str) -> tuple[str, ...]:
     name = re.split("[=:]", word)[0].strip("\"' ").replace("/", ".")
     if name != word and (places := key_places(name, facts)):
         return places[:3]
-    if old := OLD_NAMES.get(name):
-        return (f"{name.rpartition('.')[0]}.{old}",)
+    if renamed := _renamed(name):
+        return (renamed,)
     if "." in name:
         return _along(name, facts)[:3]
     root = facts.block("")
@@ -166,12 +174,14 @@ def _along(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
 
 
 def _nearest(name: str, facts: DeepSpeedFacts, cutoff: float = 0.6) -> str:
-    """Return the key whose name is most like that at the end of a path, in blocks most like those of the path."""
-    paths = [block.qualified_path(key).split(".") for block in facts.blocks for key in block.names()]
+    """Return the key whose name is most like that at the end of a path, in blocks most like those of the path; of a
+    deprecated one its successor."""
+    places = [tuple(map(block.qualified_path, pair)) for block in facts.blocks for pair in names_of(block).items()]
+    paths = [(old.split("."), now.split(".")) for old, now in places]
     parts, own = name.count(".") + 1, _letters(name.rpartition(".")[2])
-    names = {*get_close_matches(own[:60], {_letters(path[-1]) for path in paths}, n=3, cutoff=cutoff)}
-    found = (path[-parts:] for path in paths if len(path) >= parts and _letters(path[-1]) in names)
-    keys = {_letters(".".join(path)): ".".join(path) for path in found}
+    names = {*get_close_matches(own[:60], {_letters(path[-1]) for path, _ in paths}, n=3, cutoff=cutoff)}
+    found = (pair for pair in paths if len(pair[0]) >= parts and _letters(pair[0][-1]) in names)
+    keys = {_letters(".".join(path[-parts:])): ".".join(now[-parts:]) for path, now in found}
     return keys.get(nearest(_letters(name), keys, cutoff=cutoff), "")
 
 
@@ -188,6 +198,9 @@ def find_key(name: str, facts: DeepSpeedFacts) -> str:
         raise ConfigFileError(
             f"{path} is not in DeepSpeed {facts.version}", why=why, fix="leave it out of the configuration"
         )
+    if not places and (now := _renamed(name)):
+        why = f"it is now {now.rpartition('.')[2]}"
+        raise ConfigFileError(f"DeepSpeed {facts.version} has no key {name!r}", why=why, fix=f"name {now}")
     if not places:
         near = alternatives(keys_meant(name)) or _nearest(name, facts)
         fix = f"did you mean {near}?" if near else "name a key of the configuration, such as overlap_comm"
@@ -205,21 +218,19 @@ def explain_key(
     a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
     known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
-    kind = _type(path, facts)
-    if field is not None and field.moves and field.successor:
-        successor = facts.find_field(f"{path.rpartition('.')[0]}.{field.successor}")
-        now = field.successor if successor is None else successor.usual_name
-        acts: list[str] = [f"It is deprecated: write {now} instead."]
-    else:
-        acts = list(_acts(path, context))
-    costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    kind = key_type(path, facts)
     file, config = ("", {}) if side is None else (side.name, side.settings.config)
     if context is not None:
         file, config = context.file, context.config
+    example = {} if block is not None or (field is not None and field.deprecated) else example_of(path, facts)
+    costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    if context is not None and no_cost and config:
+        no_cost = refusal(path, example, context, facts) or no_cost
 
     def described(path: str) -> str:
-        known = facts.find_field(path)
-        return meaning(path) or (known.description if known is not None else "")
+        known, now = facts.find_field(path), successor_path(path, facts).rpartition(".")[2]
+        of_class = known.description if known is not None else ""
+        return meaning(path) or (f"the deprecated name of {now}" if now else of_class)
 
     return KeyExplanation(
         schema_version=SCHEMA_VERSION,
@@ -230,17 +241,17 @@ def explain_key(
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=known.stages if known is not None else key_stages(path),
-        acts=tuple(acts),
+        acts=tuple(_acts(path, context)),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
         rules=tuple(_rules(path)),
-        example={} if block is not None or (field is not None and field.deprecated) else _example(path, facts),
+        example=example,
         plan="" if context is None else context.title,
         file=file,
         origin="" if context is None else _origin(path, context, side),
         gradient_type="" if context is None else _gradient_type(context),
         assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
-        recommended=nested(path, _as_written(path, _value_at(path, config), facts)),
+        recommended=nested(path, as_written(path, value_at(path, config), facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,
@@ -284,20 +295,10 @@ def _names_batch(path: str, side: Side) -> bool:
     return has_total or (path in known if path != TOTAL else known == {*FILLED.values()})
 
 
-def _type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
-    """Return the type of the value that DeepSpeed's class or code needs, or else that of its default."""
-    if (field := facts.find_field(path)) is not None:
-        return field.type
-    if path in CODE_TYPES:
-        return CODE_TYPES[path][0]
-    name = type(facts.default(path)).__name__
-    return FieldType(name=name) if name in ("bool", "int", "float", "str") else None
-
-
 def _rules(path: str) -> Iterator[str]:
     for rule in (each for each in RULES if not each.code.startswith("DS0")):  # those are about any key
         bad, good, _ = rule.example
-        mistake, mended = _value_at(path, bad), _value_at(path, good)
+        mistake, mended = value_at(path, bad), value_at(path, good)
         if mistake != mended and (mistake is not None or len(_leaves(good) - _leaves(bad)) <= _FEW):
             yield f"{rule.code} {rule.title}"
 
@@ -311,47 +312,6 @@ def _leaves(config: Any) -> set[str]:
     if not isinstance(config, dict):
         return {f"={config!r}"}
     return {f"{key}.{leaf}" for key, value in config.items() for leaf in _leaves(value)}
-
-
-def _example(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
-    """Return a value that lint's examples have, else the other truth value or another choice, else half or twice the
-    default, else the default."""
-    default, kind = ConfigSettings({}, facts).default(path).value, _type(path, facts)
-    written = [_value_at(path, rule.example.good) for rule in RULES if isinstance(rule.example.good, dict)]
-    values = [value for value in (*written, *_other_values(default, kind), default) if value not in (None, "auto")]
-    values = [value for value in values if value != "none" and (kind is None or find_problem(kind, value) is None)]
-    value = next((value for value in values if value != default), default)
-    return nested(path, _as_written(path, value, facts))
-
-
-def _other_values(default: Any, kind: FieldType | None) -> tuple[Any, ...]:
-    if isinstance(default, bool) or (kind is not None and kind.name == "bool"):
-        return True, False
-    if kind is not None and kind.choices:
-        return kind.choices
-    if not isinstance(default, int | float):
-        return ()
-    if isinstance(default, float) and default <= 1 and (kind is None or kind.name == "float"):
-        return default / 2, 0.5
-    return (1,) if default <= 0 else (2 * default,) if default < _MOST else (default // 2,)
-
-
-_MOST = 2**31
-"""Number from which a default stands for "no limit", and is not doubled."""
-
-
-def _as_written(path: str, value: Any, facts: DeepSpeedFacts) -> Any:
-    """Return the value of a key, a whole number as such: `1e9` as 1000000000."""
-    kind = _type(path, facts)
-    is_whole = isinstance(value, float) and value.is_integer() and kind is not None and kind.name == "int"
-    return int(value) if is_whole else value
-
-
-def _value_at(path: str, config: Any) -> Any:
-    """Return the value at a path; None without one."""
-    for key in path.split("."):
-        config = config.get(key) if isinstance(config, dict) else None
-    return config
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:

@@ -17,7 +17,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PLAN_FIELDS, ConfigKey, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
-from ...validate.lint import load_facts
+from ...validate.lint import DeepSpeedFacts, load_facts
 from ...validate.lint.key_effects import follows, without_effect
 from ..question.options import OPTIONS
 from ..question.question import Question
@@ -142,8 +142,15 @@ def without_costs(paths: Iterable[str], plan: Plan) -> Iterator[str]:
 def _why_no_costs(path: str, plan: Plan) -> str:
     """Return why there are no figures by value; "" if there are some."""
     known = CONFIG_KEYS.get(path)
-    if load_facts().block(path) is not None:
-        return "name one of the block's keys for its cost"
+    facts = load_facts()
+    if (block := facts.block(path)) is not None:
+        reasons = {name: _why_no_costs(block.qualified_path(name), plan) for name in block.names()}
+        have_some, others = [name for name, reason in reasons.items() if not reason], {*reasons.values()}
+        if have_some or len(others) != 1:
+            return f"name one of its keys for its cost{': ' * bool(have_some)}{', '.join(have_some)}"
+        return f"for each of its keys, {others.pop()}"
+    if now := successor_path(path, facts):
+        return f"DeepSpeed reads it as {now}; name that for its cost"
     if known is not None and plan.zero_stage not in known.stages:
         if not known.stages:
             return "it has no effect at any stage"
@@ -166,6 +173,15 @@ def _why_no_costs(path: str, plan: Plan) -> str:
     if follows(path, plan):
         return "its effect on memory and time is within the error of the predictions"
     return "its effect is not predicted; a dry run shows it"
+
+
+def successor_path(path: str, facts: DeepSpeedFacts) -> str:
+    """Return the path of the key that has the effect of a deprecated one, under its usual name; "" for any other."""
+    field, (owner, _, _) = facts.find_field(path), path.rpartition(".")
+    if field is None or not (field.deprecated and field.moves):
+        return ""
+    successor = facts.find_field(f"{owner}.{field.successor}")
+    return f"{owner}.{field.successor if successor is None else successor.usual_name}"
 
 
 def _flag(option: str) -> str:

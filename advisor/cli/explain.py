@@ -117,7 +117,7 @@ def explain(
     from ..render.explained_part import has_part, part_blocks, parts_meant
     from ..render.explanation import explanation_blocks
     from ..text.labels import component_title, is_component
-    from .mistaken_keys import refuse_broken_file, refuse_file_behind, refuse_other_name
+    from .mistaken_keys import refuse_broken_file, refuse_file_behind, refuse_ignored_key, refuse_other_name
 
     title = " ".join(part)
     is_file = _is_file(model, has_model=costs_of is not None)
@@ -143,6 +143,8 @@ def explain(
         return _show_key(key, output, find, with_parts=True)
     found = find().explanation
     if part and (found is None or not has_part(found, title)):
+        if is_file:
+            refuse_ignored_key(Path(model), title)
         near = [] if found is None else parts_meant(found, title)
         if key and not near:
             return _show_key(key, output, find)

@@ -92,6 +92,19 @@ def refuse_broken_file(name: str) -> None:
         read_config_file(path)
 
 
+def refuse_ignored_key(path: Path, name: str) -> None:
+    """Raise ConfigFileError for a key of a file that DeepSpeed does not know, with what lint finds about it."""
+    from ...validate.lint import lint, load_facts  # imported here: only mistakes need it
+    from ...validate.lint.rules_keys import IGNORED_KEYS
+
+    if not path.is_file():
+        return
+    report = lint(read_config_file(path, as_meant=True).document, facts=load_facts())
+    for found in report.findings:
+        if ".".join(found.path) == name and found.code in IGNORED_KEYS:
+            raise ConfigFileError(f"{found.sentence} ({found.code} in lint)", why=found.why, fix=found.fix)
+
+
 def refuse_file_of_tool(path: Path) -> None:
     """Raise ConfigFileError for a file that another tool reads, such as one of TrainingArguments, which shares some
     names of keys with DeepSpeed."""

@@ -116,14 +116,16 @@ HIDDEN = "Not shown at this width"
 class Table(NamedTuple):
     """A table. Columns with a `Figure` are aligned to the right. widths: least widths of the columns on a terminal of
     at least 80 columns. gap: spaces between them. optional: columns that a terminal without room leaves out, in this
-    order. notes: titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out.
-    hidden: what a line below says before the names of the columns that were left out; "" for no such line."""
+    order. alike: of tables of a document with the same text, all show their last optional column, or none does. notes:
+    titles and what they mean, below the table; a terminal leaves out those of columns that it leaves out. hidden: what
+    a line below says before the names of the columns that were left out; "" for no such line."""
 
     head: Sequence[str]
     rows: Sequence[Row]
     widths: Sequence[int] = ()
     gap: int = 2
     optional: Sequence[int] = ()
+    alike: str = ""
     notes: Sequence[tuple[str, str]] = ()
     hidden: str = ""
 

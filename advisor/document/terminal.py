@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import cast
+from typing import NamedTuple, cast
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -116,6 +116,9 @@ def print_document(document: Document, console: Console) -> None:
 
 def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     """Print blocks one after another."""
+    blocks = [*blocks]
+    tables = [block for block in blocks if isinstance(block, Table) and block.alike]
+    narrow = {each.alike for each in tables if (laid := _lay_out(each, console)).room >= 0 and laid.leaves_all_out}
     for block in blocks:
         match block:
             case Sentence(text, style, hang, mark, mark_style, in_column):
@@ -136,7 +139,7 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
             case Facts():
                 _print_facts(block, console)
             case Table():
-                _print_table(block, console)
+                _print_table(block.without(block.optional) if block.alike in narrow else block, console)
             case Code(lines):
                 copyable(console, lines)
             case Commands(lines):
@@ -182,12 +185,26 @@ def _print_beside(block: Beside, console: Console) -> None:
         row(console, left + Text(" " * (width + _GUTTER - left.cell_len)) + right)
 
 
-def _print_table(table: Table, console: Console) -> None:
-    """Print a table in columns, without the optional ones if there is no room. Text in the last column is wrapped, or
-    on a narrow terminal stands below its row if it is long; a longer name in the first column stands above its figures.
-    On a terminal too narrow for the other columns, each row becomes a sentence, with the optional ones."""
-    terminal, whole = max(console.width, NARROWEST), table
-    indent = 2 if any(each.look in _MARKED for each in table.rows) else 1
+class _Layout(NamedTuple):
+    """A table with the columns for which a terminal has room."""
+
+    table: Table
+    lines: list[list[str]]
+    """The texts of the head and of the rows."""
+    widths: list[int]
+    is_text: bool
+    """Whether the last column is text, which may be narrower."""
+    needless: int
+    """Columns of the terminal that it can do without."""
+    room: int
+    """Columns that are left for the first column of the table."""
+    leaves_all_out: bool
+    """Whether all optional columns are left out."""
+
+
+def _lay_out(table: Table, console: Console) -> _Layout:
+    """Return the table without the optional columns for which there is no room."""
+    terminal = max(console.width, NARROWEST)
     for count in range(len(table.optional) + 1):
         shown = table.without(table.optional[:count])
         lines = [
@@ -199,10 +216,23 @@ def _print_table(table: Table, console: Console) -> None:
         is_text = len(widths) > 1 and not shown.is_numeric(len(widths) - 1)
         least = _LEAST_TEXT if terminal >= WIDTH else _LEAST_NARROW_TEXT
         needless = max(0, widths[-1] - least) if is_text else 0
-        room = terminal - indent - sum(width + table.gap for width in widths[1:]) + needless
+        room = terminal - _indent(table) - sum(width + table.gap for width in widths[1:]) + needless
         if room >= widths[0]:
             break
-    table, is_below = shown, is_text and widths[-1] > _LEAST_TEXT and room < min(_LEAST_NAME, widths[0])
+    return _Layout(shown, lines, widths, is_text, needless, room, bool(table.optional) and not shown.optional)
+
+
+def _indent(table: Table) -> int:
+    return 2 if any(each.look in _MARKED for each in table.rows) else 1
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """Print a table in columns, without the optional ones if there is no room. Text in the last column is wrapped, or
+    on a narrow terminal stands below its row if it is long; a longer name in the first column stands above its figures.
+    On a terminal too narrow for the other columns, each row becomes a sentence, with the optional ones."""
+    whole, indent = table, _indent(table)
+    table, lines, widths, is_text, needless, room, _ = _lay_out(table, console)
+    is_below = is_text and widths[-1] > _LEAST_TEXT and room < min(_LEAST_NAME, widths[0])
     if is_below:
         room += widths[-1] + table.gap - needless
     if room < 0 and whole.optional:

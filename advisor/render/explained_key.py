@@ -51,21 +51,27 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     yield Gap()
     if key.plan:
         flag = f"--{key.option.replace('_', '-')}"
-        figures = f"predicted figures by {flag}, which sets it" if key.option else "predicted figures by value"
+        same = _same_figures(key)
+        each = flag if key.option else "value"
+        figures = f"the same predicted figures for every {each}" if same else f"predicted figures by {each}"
+        figures += ", which sets it" * bool(key.option)
         plan = f"{key.file}: {key.plan}" if key.file else key.plan
         title = f"{plan}: {key.no_cost or figures}"
         yield Sentence(ended(title) if key.no_cost else title, "bold")
-        if same := _same_figures(key):
+        if same:
             yield Sentence(same)
         elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
-            if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
-                yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
+        if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
+            yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
         if key.assumed:
             yield Sentence(assumed_line(key.assumed), "dim")
     else:
-        yield Sentence("--model MODEL --gpus SPEC adds the value for a training, and what it costs.", "dim")
+        cost = "a key's cost is shown for the key alone" if key.keys else "and what it costs"
+        yield Sentence(
+            f"--model MODEL --gpus SPEC adds the value for a training{';' if key.keys else ','} {cost}.", "dim"
+        )
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
 
 
@@ -109,7 +115,7 @@ def _same_figures(key: KeyExplanation) -> str:
     ((device, host, speed, reason),) = found
     values = "; ".join(_value(cost, key) for cost in key.costs)
     figures = f"{device} GiB per GPU, {host} GiB of RAM per node and {speed} tokens/s"
-    return f"The same for {values}: {figures} ({reason})."
+    return f"{figures} ({reason}) for {values}."
 
 
 def _value(cost: KeyCost, key: KeyExplanation) -> str:

@@ -182,7 +182,7 @@ def _summary(section: Section, *, details: bool) -> Table:
         size = sum(part.size for part in rest)
         cells = [counted_noun(len(rest), "smaller part"), figure(size, is_time), shares[""]]
         rows.append(Row([*cells, *[""] * is_time, Meter(size / parts[0].size, ink="other")], "faded"))
-    return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,))
+    return Table([""] * (5 if is_time else 4), rows, optional=(3, 2) if is_time else (2,), alike="shares")
 
 
 def _small(section: Section) -> list[Part]:

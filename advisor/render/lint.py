@@ -11,12 +11,15 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
+from ...validate.lint.document import COMMENT
 from ...validate.lint.linted_config import NO_GPUS, Situation
+from ...validate.lint.rules_file import MORE_THAN_JSON
 from ..answer.lint_file import LintAnswer, UnreadFigures, UnreadFile
 from ..document import blocks as doc
 from ..document.excerpt import Level, changed_excerpt, marked_excerpt
+from ..search.candidate import NEEDS_RAM, judge_fit
 from ..text.labels import device_label
-from ..text.units import counted_noun, ended, gib, printable, rate
+from ..text.units import counted_noun, ended, gib, printable, rate, whole_gib
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
@@ -153,7 +156,7 @@ def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc
     name, report = shown_name(answer.path), answer.report
     changes = doc.Diff(name, f"{name} (corrected)", *map(hide_secrets, (answer.old_text, answer.text)))
     prefix = f"{printable(name)}: " * is_one_of_several
-    nothing = doc.Sentence(f"{prefix}{_not_corrected(len(report.findings))}")
+    nothing = doc.Sentence(f"{prefix}{_not_corrected(report)}")
     blocks = finding_blocks(name, report, answer.basis)
     if answer.correction == "diff":
         would = (
@@ -205,11 +208,18 @@ def counted_findings(answers: Sequence[LintAnswer | UnreadFile]) -> str:
     return f"{counted_noun(len(answers), 'file')}: {', '.join(found)}."
 
 
-def _not_corrected(findings: int) -> str:
+def _not_corrected(report: LintReport) -> str:
+    findings = len(report.findings)
     if not findings:
         return "Nothing is found, so --fix has nothing to correct."
+    if {each.code for each in report.findings} == {MORE_THAN_JSON}:  # --fix removes anything but comments
+        return "--fix keeps the comments while plain DeepSpeed, which reads them, is assumed; pass --framework."
     which = "the finding" if findings == 1 else f"any of the {findings} findings"
-    return f"--fix cannot correct {which} without changing the training; each names its fix."
+    has_comments = any(each.kind == COMMENT for each in report.document.extensions)
+    return (
+        f"--fix cannot correct {which} without changing the training{' or removing a comment' * has_comments}; each "
+        "names its fix."
+    )
 
 
 def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> list[doc.Block]:
@@ -225,8 +235,9 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
         version = f"{version} (not installed here: built-in facts)"
     if report.framework_is_assumed:
         reader = f"{reader} (assumed: pass --framework)"
+    condition = _ram_condition(report.prediction)
     blocks: list[doc.Block] = [
-        doc.Sentence(f"{printable(name)}: {found}.", "bold" if report.findings else "good"),
+        doc.Sentence(f"{printable(name)}: {found}{condition}.", "bold" if report.findings or condition else "good"),
         doc.Sentence(f"DeepSpeed {version}, read by {reader}.", "dim"),
     ]
     if isinstance(report.prediction, Situation):
@@ -249,6 +260,17 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
     if report.more:
         blocks += [doc.Gap(), doc.Sentence(f"{report.more} more are not shown.")]
     return blocks
+
+
+def _ram_condition(prediction: Situation | str) -> str:
+    """Return what the plan needs of a RAM that is unknown and above the usual one; "" otherwise."""
+    if isinstance(prediction, str):
+        return ""
+    memory = prediction.memory()
+    fit = judge_fit(memory, prediction.cluster)
+    needed = memory.host_bytes_per_node if fit.reason == NEEDS_RAM else fit.assumed_host_bytes
+    whole = f"{whole_gib(needed):,} GiB of RAM per node"
+    return f"; the plan needs {whole}, which is not checked without --ram" if needed else ""
 
 
 def _figures(situation: Situation) -> str:

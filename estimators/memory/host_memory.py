@@ -30,7 +30,7 @@ _SYMBOLS = {
     "layers": "checkpointed layers",
     "E": "samples of all ranks that are evaluated",
     "k": "bytes per logit while they are joined",
-    "models": "models that are loaded: the policy, and a reference model",
+    "models": "models that are loaded: 2 with a reference model, else 1",
     "loaded": "bytes per weight in the type in which the model is loaded",
     "whole": "parameters of the whole model",
     "largest": "elements of the largest tensor",

@@ -64,6 +64,8 @@ class LintFinding:
     edits: tuple[Edit, ...] = ()
     meant: KeyPath = ()
     """The path of the key to which the fix renames an unknown one."""
+    missing: tuple[KeyPath, ...] = ()
+    """The paths of the missing keys of which any mends it."""
     judged: str = ""
     """The block that the other findings and the figures are about in place of this one; "" for none."""
 
@@ -219,8 +221,9 @@ def _errors(found: Sequence[LintFinding]) -> Counter[tuple[str, KeyPath]]:
 def _without_contradictions(found: Sequence[LintFinding], config: LintedConfig) -> list[LintFinding]:
     """The findings that can be followed together: without advice on a key that has a more serious finding or that a
     more serious one proposes, and without advice that the proposed stage and offload make needless."""
+    found = _with_missing_names([*_with_one_rename(found)])
     serious = {path for each in found if each.severity != "advice" for path in (each.path, each.meant) if path}
-    kept = [each for each in _with_one_rename(found) if each.severity != "advice" or each.path not in serious]
+    kept = [each for each in found if each.severity != "advice" or each.path not in serious]
     advised = {each.code for each in kept if each.severity == "advice"} - {*PROPOSALS}
     if config.faster is None or not advised:
         return kept
@@ -237,6 +240,21 @@ def _with_one_rename(found: Sequence[LintFinding]) -> Iterator[LintFinding]:
             fix = f"remove it: {first[each.meant].path[-1]} stands for {each.meant[-1]} too"
             each = replace(each, fix=fix, edits=(), meant=())
         yield each
+
+
+def _with_missing_names(found: Sequence[LintFinding]) -> list[LintFinding]:
+    """The findings, of which those on a missing key and on the unknown one that stands for it are one, at the place of
+    the unknown one."""
+    missing = {path: each for each in found for path in each.missing}
+    stands_for = {each.meant: each for each in found if each.meant in missing}
+    joined = []
+    for path, each in stands_for.items():
+        whole = missing[path]
+        place = replace(whole, path=each.path, line=each.line, column=each.column, length=each.length)
+        what = f"{whole.what}: {each.what}"
+        joined.append(replace(place, what=what, fix=each.fix, edits=each.edits, meant=path))
+    gone = {id(one) for path, each in stands_for.items() for one in (each, missing[path])}
+    return [*(each for each in found if id(each) not in gone), *joined]
 
 
 def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Violation) -> LintFinding:
@@ -267,6 +285,7 @@ def _finding(written: Document, config: LintedConfig, rule: Rule, violation: Vio
         source=rule.source,
         edits=violation.edits or ((Remove(violation.path),) if fix in REMOVAL else ()),
         meant=violation.meant,
+        missing=violation.missing,
         judged=violation.judged,
     )
 

@@ -45,6 +45,8 @@ class Violation:
     """The span in the text for a place that is not a key."""
     meant: KeyPath = ()
     """The path of the key to which the fix renames an unknown one."""
+    missing: tuple[KeyPath, ...] = ()
+    """The paths of the missing keys of which any mends it."""
     judged: str = ""
     """The block that the other findings and the lint's figures are about in place of this one; "" for none."""
 

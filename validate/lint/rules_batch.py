@@ -45,6 +45,11 @@ def _contradiction(config: LintedConfig) -> Iterator[Violation]:
     yield violation(TOTAL, what, fix=f"{fix}, or remove it: DeepSpeed computes it" if micro else fix)
 
 
+def _no_batch(config: LintedConfig) -> Iterator[Violation]:
+    if config.get(MICRO) is None and config.get(TOTAL) is None:
+        yield violation(MICRO, f"neither {TOTAL} nor {MICRO} is set", missing=((TOTAL,), (MICRO,)))
+
+
 def _data_parallel_ranks(config: LintedConfig) -> int:
     """The number of ranks that a batch is divided over; 0 if unknown."""
     ranks = config.world_size or 0
@@ -73,7 +78,7 @@ BATCH_RULES = section(
     ),
     error_rule(
         "DS102 no batch size",
-        at(MICRO, when.null & when.is_missing(TOTAL), f"neither {TOTAL} nor {MICRO} is set"),
+        _no_batch,
         why="DeepSpeed derives one of the two from the other, and raises an error if both are missing",
         fix='set train_micro_batch_size_per_gpu to a number, or to "auto" for the Trainer',
         source=_SOURCE,

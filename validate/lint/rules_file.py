@@ -95,10 +95,13 @@ _REJECTS_REPEATED = "DeepSpeed rejects the file"
 _TAKE_THE_LAST = "the Trainer and accelerate use the last value, without a message"
 
 
+MORE_THAN_JSON = "DS001"
+"""Code of the rule on comments, which `--fix` keeps while plain DeepSpeed is assumed."""
+
 FILE_RULES = section(
     "The file",
     error_rule(
-        "DS001 a JSON file with comments or other extensions",
+        f"{MORE_THAN_JSON} a JSON file with comments or other extensions",
         _more_than_json,
         why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json, which raises an "
         "error",

@@ -8,12 +8,13 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from ...ds_configs.config_keys import CONFIG_KEYS
 from .config_file import Edit, Remove, Rename, Replace
 from .document import KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
 from .rule import LONGEST_NAME, Violation, error_rule, section, violation, warning_rule
-from .rules_types import key_type
+from .rules_types import key_type, successors_value
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import find_problem, json_text
 
@@ -62,7 +63,7 @@ def _misspelled(config: LintedConfig) -> Iterator[Misspelled]:
     for path, block, place in _unknown(config):
         value, right = config.get(".".join(path)), (*_names(place), path[-1])
         if not place:
-            names, owner, _ = meant_by(path, names_of(block))
+            names, owner, *_ = meant_by(path, names_of(block))
             if len(names) != 1 or owner != block.path:
                 continue
             right = (*path[:-1], names[0])
@@ -205,30 +206,17 @@ def _removed(config: LintedConfig) -> Iterator[Violation]:
             value = config.get(path)
             unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
             place = "the block" if isinstance(value, dict) else "the key"
-            has_successor = re.search(r"\b(Use|Set)\b", words)
-            instead = "configure its replacement" if has_successor else "train without the feature"
+            what, *advice = re.split(r" (?=(?:Use|Set) )", words.partition(" See http")[0].strip().rstrip("."))
+            instead = f"{advice[0][0].lower()}{advice[0][1:]}" if advice else "train without the feature"
             fix = f"remove {place}" if unused else f"remove {place}, and {instead}"
-            yield violation(path, words.partition(" See http")[0].strip().rstrip("."), fix=fix)
+            yield violation(path, what.rstrip("."), fix=fix)
 
 
 def _deprecated(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _present_fields(config):
         if not field.deprecated or (field.moves and _other_name(config, block, field)):
             continue
-        successor = block.field(field.successor)
-        name = successor.usual_name if successor is not None else field.successor
-        edits = _rename_edits(config, tuple(path.split(".")), name)
-        what = f"{field.name} is deprecated"
-        if name:
-            what += f"; its successor is {name}"
-        unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
-        unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
-        if unseen:
-            what += ", and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
-        fix = f"write {name} instead"
-        if not name or any(isinstance(edit, Remove) for edit in edits):
-            fix = "remove it"
-        yield violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
+        yield _deprecated_key(config, path, block, field)
     old_form = config.get("zero_optimization")
     if isinstance(old_form, bool):
         new_form = {"stage": int(old_form)}
@@ -256,11 +244,32 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
             )
 
 
+def _deprecated_key(config: LintedConfig, path: str, block: ConfigBlock, field: ConfigField) -> Violation:
+    known, key = CONFIG_KEYS.get(path), tuple(path.split("."))
+    if known is not None and not known.stages:
+        fix, unread = f"remove it; {known.meaning}", "no code of DeepSpeed reads it, and it will be removed"
+        return violation(path, f"{field.name} has no effect", why=unread, fix=fix, edits=(Remove(key),))
+    successor = block.field(field.successor)
+    name = successor.usual_name if successor is not None else field.successor
+    what = f"{field.name} is deprecated" + f"; its successor is {name}" * bool(name)
+    unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
+    unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")
+    if unseen:
+        what += ", and accelerate, which ignores it, passes torch's AdamW, which DeepSpeed rejects under offload"
+    fix, edits, value = f"write {name} instead" if name else "remove it", tuple[Edit, ...](), config.get(path)
+    if successor is not None and field.moves and (value == "auto" or find_problem(field.type, value) is None):
+        new = None if value == "auto" else successors_value(field, successor, value)
+        fix = "remove it" if new is None else f"write {json_text(name)}: {json_text(new)} instead"
+        renamed = Rename(key, name), Replace((*key[:-1], name), new)
+        edits = (Remove(key),) if new is None else renamed[: 1 if value is new else 2]
+    return violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
+
+
 def _two_names(config: LintedConfig) -> Iterator[Violation]:
     for path, block, field in _present_fields(config):
         other = _other_name(config, block, field)
         if other and not config.is_auto(path):
-            same = config.get(path) is True and config.get(f"{block.qualified_path(other)}.device") == "cpu"
+            same = config.flag(path) and config.get(f"{block.qualified_path(other)}.device") == "cpu"
             fix = "remove it" if same else ""
             relation = "is the successor of" if field.deprecated and other != field.alias else "is an alias of"
             why = f"{other} {relation} {field.name}; DeepSpeed accepts one of them"
@@ -360,14 +369,3 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     if len(owners) != 1 or is_common_word or block.path in ("bf16", "bfloat16", "wandb"):
         return ""
     return owners[0] or TOP_LEVEL
-
-
-def _rename_edits(config: LintedConfig, path: KeyPath, successor: str) -> tuple[Edit, ...]:
-    """Edits that express the same setting under its new name."""
-    name, value = path[-1], config.get(".".join(path))
-    if name in ("cpu_offload", "cpu_offload_param"):
-        renamed = (*path[:-1], successor)
-        return (Rename(path, successor), Replace(renamed, {"device": "cpu"})) if value is True else (Remove(path),)
-    if name == "stage3_gather_fp16_weights_on_model_save":
-        return (Rename(path, successor),)
-    return ()

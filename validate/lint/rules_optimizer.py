@@ -186,6 +186,17 @@ def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     return (*arguments, *(Parameter(name=name, required=False) for name in own))
 
 
+def _clips_twice(config: LintedConfig) -> Iterator[Violation]:
+    path, clipping = "optimizer.params.max_grad_norm", config.get("gradient_clipping")
+    if not config.has(path) or config.get("optimizer.type") is None:
+        return
+    value, fix = config.get(path), 'move it to the top level as "gradient_clipping"'
+    if clipping is not None:
+        fix = f"remove it: gradient_clipping is already {json_text(clipping)}"
+    edits = (Remove(tuple(path.split("."))),) if clipping is not None and clipping == value else ()
+    yield violation(path, f"max_grad_norm is {json_text(value)}", fix=fix, edits=edits)
+
+
 _tested = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
 _allowed = that(lambda config: bool(config.get("zero_allow_untested_optimizer")))
 _old_muon = when.per_matrix & that(lambda config: not config.facts.at_least("0.19.7"))
@@ -213,9 +224,8 @@ OPTIMIZER_RULES = section(
     ),
     error_rule(
         "DS503 max_grad_norm in the optimizer",
-        at("optimizer.params.max_grad_norm", when.present & ~when.is_missing("optimizer.type")),
+        _clips_twice,
         why="DeepSpeed itself clips the gradients, and rejects the key in optimizer.params",
-        fix='move it to the top level as "gradient_clipping"',
         source=_ENGINE,
     ),
     error_rule(

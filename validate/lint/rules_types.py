@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...ds_configs.config_keys import CONFIG_KEYS
 from . import rule_conditions as when
 from .config_file import Replace
-from .facts import DeepSpeedFacts
+from .facts import ConfigField, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, key_name, that
@@ -219,6 +219,19 @@ def as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | N
 
 _MAIN_KEYS = ("enabled", "device", "stage", "type")
 
+
+def successors_value(old: ConfigField, new: ConfigField, value: Any) -> Any:
+    """The value that DeepSpeed gives to the successor of a deprecated key for a value that it accepts; None if that is
+    the same as no key.
+
+    Source: runtime/zero/config.py (`new_param_fn`: the flags of offload mean the CPU; other values stay).
+    """
+    plain = parsed_text(old.type, value) if isinstance(value, str) else value
+    if new.type.name == "dict":
+        return {"device": "cpu"} if plain else None
+    return plain
+
+
 _CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
 _CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"
 
@@ -226,7 +239,9 @@ _CODE_FAILS = "no class checks this key: the code that uses it raises an error, 
 def _converted_text(config: LintedConfig) -> Iterator[Violation]:
     for path, kind, value, by_class in _typed(config):
         plain = parsed_text(kind, value) if isinstance(value, str) else None
-        if by_class and plain is not None and find_problem(kind, value) is None:
+        field = config.facts.find_field(path)
+        is_renamed = field is not None and field.deprecated  # DS014 writes its successor
+        if by_class and plain is not None and find_problem(kind, value) is None and not is_renamed:
             edit = Replace(tuple(path.split(".")), plain)
             what = f"{key_name(path)} is the text {json_text(value)}"
             why = f"{_CONVERTS}; {_effect_of_text(path, plain)}"

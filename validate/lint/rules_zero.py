@@ -20,10 +20,14 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
-        if owner == "zero_optimization" and known.stages in ((3,), (1, 2)) and config.stage not in known.stages:
+        # a key that no stage uses is common in examples, and reported only where ZeRO itself is off
+        is_unused = config.stage not in known.stages and (known.stages or not config.stage)
+        is_unused = is_unused and not known.refused_elsewhere
+        if owner == "zero_optimization" and is_unused:
             path = config.zero_path(name)
-            if config.has(path) and not config.is_auto(path):
-                why = _TO_SAVE if path in _GATHERS else _OF_STAGE_3 if known.stages == (3,) else _OF_STAGE_12
+            field = config.facts.find_field(path)
+            if config.has(path) and not config.is_auto(path) and not (field and field.deprecated):
+                why = _TO_SAVE if path in _GATHERS else _OF_STAGES[known.stages]
                 unused.append((path, config.get(path) == config.facts.default(path), why))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
@@ -31,10 +35,17 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     for path, is_default, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        yield violation(path, what, why=why, edits=(Remove(tuple(path.split("."))),), severity=severity)
+        fix = "remove it" if why == _OF_STAGES[()] else ""
+        yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
 
 
-_OF_STAGE_3, _OF_STAGE_12 = "only the code of stage 3 uses it", "only the optimizer of stages 1 and 2 uses it"
+_OF_STAGES = {
+    (3,): "only the code of stage 3 uses it",
+    (1, 2): "only the optimizer of stages 1 and 2 uses it",
+    (1, 2, 3): "DeepSpeed passes it only to the optimizers of stages 1 to 3",
+    (): "it has none at any other stage either",
+}
+"""Stages of a key -> why it has no effect at others."""
 _OFFLOADS_SHARDS = "DeepSpeed passes it only to the optimizer of stage 3; at other stages the weights stay on the GPUs"
 _TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions; otherwise each GPU has all of them"
 
@@ -136,6 +147,10 @@ _MATRIX = 1_000_000
 _NOTICEABLE = 1.01
 """Least ratio of step times at which a bucket smaller than a matrix is reported."""
 _params_on_nvme = that(lambda config: config.offload("param") == "nvme")
+_on_one_node = that(lambda config: config.cluster is not None and config.cluster.nodes == 1)
+_exceeds_ranks = when.Condition(
+    lambda config, path: config.world_size is not None and config.positive(path) > config.world_size
+)
 _lacks_ram = that(lambda config: 0 < _ram_bytes(config) < _weight_bytes(config))
 
 ZERO_RULES = section(
@@ -143,7 +158,7 @@ ZERO_RULES = section(
     warning_rule(
         "DS302 a setting of another stage",
         _other_stage,
-        why="only the code of stage 3, or only the optimizer of stages 1 and 2, uses it",
+        why="only the code of stage 3, the optimizer of stages 1 and 2, or both use it",
         fix="remove it, or use that stage",
         source="runtime/engine.py _configure_zero_optimizer, save_16bit_model",
     ),
@@ -196,7 +211,7 @@ ZERO_RULES = section(
         ),
         why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
         "pre-divided",
-        fix="remove it",
+        fix='remove it, or set "reduce_scatter": false in zero_optimization',
         source=STAGE_12 + ", " + STAGE_3,
     ),
     advice_rule(
@@ -260,5 +275,24 @@ ZERO_RULES = section(
         fix='write "communication_data_type": "fp16", or do not quantize gradients',
         source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
         "all_to_all_quant_reduce",
+    ),
+    warning_rule(
+        "DS357 a setting of ZeRO++ for more GPUs",
+        at(
+            "zero_optimization.zero_quantized_gradients",
+            when.on & when.stages(3) & _on_one_node,
+            "gradients are not quantized on one node",
+            why="stage 3 quantizes the reduction only between nodes",
+        ),
+        at(
+            "zero_optimization.zero_hpz_partition_size",
+            when.stages(3) & _exceeds_ranks,
+            lambda config, path: f"{config.positive(path)} ranks hold a second copy, but there are {config.world_size}",
+            why="DeepSpeed takes the number of ranks in its place, without a message",
+        ),
+        why="stage 3 quantizes the reduction of gradients only between nodes, and a group has at most all ranks; there "
+        "is no message",
+        fix="remove it, unless the file is also for more GPUs",
+        source=STAGE_3 + " __avg_scatter_grads; utils/groups.py _create_zero_param_parallel_group",
     ),
 )

@@ -14,11 +14,14 @@ from .document import KeyPath
 from .facts import ConfigBlock, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation
-from .rules_types import as_object, key_type
+from .rules_types import as_object, key_type, successors_value
 from .values import find_problem, json_text, parsed_text
 
 OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
 """Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
+
+_SUCCESSORS = {"bfloat16": "bf16"}
+"""Old name of a block that DeepSpeed still reads -> its name (runtime/precision_config.py get_bfloat16_config)."""
 
 _SIMILAR, _SIMILAR_WORD, _SAME = 0.75, 0.6, 0.9
 """Least similarity of a misspelled name, of each of its words (`tensor_parallel_size` is not `sequence_parallel_size`),
@@ -30,11 +33,12 @@ _LEAST_BEGINNING = 3
 
 class Meant(NamedTuple):
     """The known names that an unknown one can stand for. block: the path of their block; is_sure: False if names only
-    have words in common."""
+    have words in common; old: the deprecated name that it is like, if a single name is its successor."""
 
     names: tuple[str, ...]
     block: str
     is_sure: bool = True
+    old: str = ""
 
 
 def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
@@ -48,8 +52,10 @@ def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
         if each.argument == name and (key in known if owner == block else is_inside(owner, block)):
             return Meant((key,), owner)
     with_words = _with_its_words(name, known)
-    found = dict.fromkeys(successors.get(each, each) for each in with_words or _misspelled(name, known))
-    return Meant((*found,), block, not with_words)
+    like = with_words or _misspelled(name, known)
+    found = dict.fromkeys(successors.get(each, each) for each in like)
+    old = like[0] if len(like) == 1 and like[0] not in found else ""
+    return Meant((*found,), block, not with_words, old)
 
 
 def unknown_name(
@@ -61,7 +67,7 @@ def unknown_name(
     Its fix is to rename the key, unless the right name is there already. `--fix` makes it if `is_safe`, a single name
     is meant and the value suits it.
     """
-    names, block, is_sure = meant_by(path, known)
+    names, block, is_sure, old = meant_by(path, known)
     if not (is_safe or is_sure or any(not _problem(config, path, f"{block}.{each}".lstrip(".")) for each in names)):
         names = ()
     qualified = [f"{block}.{name}".lstrip(".") for name in names]
@@ -75,7 +81,7 @@ def unknown_name(
     elif names and block != ".".join(path[:-1]):
         fix = f"write it as {names[0]} in {block}{or_in_script(config, block)}"
     elif names:
-        wrong = _problem(config, path, qualified[0]) if len(names) == 1 else ""
+        wrong = _problem(config, path, qualified[0], old) if len(names) == 1 else ""
         fix = f"rename it to {' or '.join(names)}{wrong}"
         if is_safe and len(names) == 1 and not wrong:
             edits = (Rename(path, names[0]),)
@@ -86,7 +92,7 @@ def unknown_name(
 def names_of(block: ConfigBlock) -> dict[str, str]:
     """Key of a block that can be meant -> the key to write: the successor of a deprecated one, which cannot be meant
     without one."""
-    names = {key: key for key in block.keys}
+    names = {key: _SUCCESSORS.get(key, key) for key in block.keys}
     for known in block.fields:
         successor = block.field(known.successor) if known.deprecated else known
         names |= {known.usual_name: successor.usual_name} if successor is not None else {}
@@ -112,13 +118,17 @@ def or_in_script(config: LintedConfig, block: str) -> str:
     return f", or set it where the script makes the {root}" if is_made_by_script else ""
 
 
-def _problem(config: LintedConfig, path: KeyPath, meant: str) -> str:
-    """What else must be written if a key's value does not suit the right name; "" if it does or is unknown."""
+def _problem(config: LintedConfig, path: KeyPath, meant: str, old: str = "") -> str:
+    """What else must be written if a key's value does not suit the right name; "" if it does or is unknown. old: the
+    deprecated name whose values the key has."""
     kind, value = key_type(config.facts, meant), config.get(".".join(path))
     problem = None if kind is None or value == "auto" else find_problem(kind, value)
     if problem is None or kind is None:
         return ""
     plain = as_object(config, meant, value) if kind.name == "dict" else parsed_text(kind, value)
+    field, new = (config.facts.find_field(".".join((*path[:-1], name))) for name in (old, meant.rpartition(".")[2]))
+    if field is not None and new is not None and find_problem(field.type, value) is None:
+        plain = successors_value(field, new, value)
     return f", and write {problem.wanted if plain is None else json_text(plain)}"
 
 

@@ -208,6 +208,25 @@ def test_details_and_the_name_of_a_section_have_all_its_parts(monkeypatch: pytes
     assert "weight gathering" in printed("time")
 
 
+def test_a_narrow_terminal_leaves_the_shares_out_of_all_tables_or_of_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (40, 46, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run(["explain", "Qwen2.5-14B", "--gpus", "2x24GB", "--offline"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows = [line for line in lines if re.search(r"\d (GiB|s|ms)  ", line)]
+        assert len(rows) > 15 and len({" % " in row for row in rows}) == 1, columns
+
+
+def test_one_loaded_model_is_not_two(capsys: pytest.CaptureFixture[str]) -> None:
+    for objective, models in (("next-token", 1), ("dpo", 2)):
+        question = ["Qwen2.5-0.5B", "--gpus", "2x24GB", "--strategy", "zero2", "--micro-batch", "1", "--offline"]
+        assert run(["explain", *question, "--objective", objective, "loaded model"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert f" {models} models that are loaded: 2 with a reference model, else 1" in out
+
+
 @pytest.mark.parametrize("columns", [40, 64, 120])
 def test_the_bars_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow terminal shares and resources give way to them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,13 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("zero_optimization/stage", "did you mean zero_optimization.stage?"),
         ("optimizer.lr", "did you mean optimizer.params.lr?"),
         ("scheduler.warmup_num_steps", "did you mean scheduler.params.warmup_num_steps?"),
-        ("aio.thread_count", "did you mean aio.intra_op_parallelism?"),
+        (
+            "aio.thread_count",
+            "no key 'aio.thread_count': it is now intra_op_parallelism; name aio.intra_op_parallelism",
+        ),
+        ("thread_count", "no key 'thread_count': it is now intra_op_parallelism; name aio.intra_op_parallelism"),
+        ("cpu_offload_params", "did you mean offload_param?"),
+        ("zero_optimization.cpu_ofload", "did you mean zero_optimization.offload_optimizer?"),
         ("overlap_comm=true", "did you mean zero_optimization.overlap_comm?"),
         ("overlap_comm:", "did you mean zero_optimization.overlap_comm?"),
         ("grad_accum", "did you mean gradient_accumulation_steps or"),
@@ -245,6 +252,59 @@ def test_a_key_has_an_example_that_lint_accepts_and_the_value_of_the_recommended
     found = explain_key("reduce_bucket_size", facts=facts(), context=context)
     assert found.recommended == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
     assert explain_key("wall_clock_breakdown", facts=facts(), context=context).recommended == {}
+
+
+def test_no_example_is_refused() -> None:
+    """Alone with a batch size, as DeepSpeed reads it."""
+    for block in facts().blocks:
+        for path in map(block.qualified_path, block.names()):
+            config = {} if path.startswith("bfloat16") else explain_key(path, facts=facts()).example
+            text = json.dumps(
+                {**({} if "train_batch_size" in config else {"train_micro_batch_size_per_gpu": 1}), **config}
+            )
+            report = lint(read_document(text.encode(), name="x"), facts=facts(), framework="deepspeed")
+            assert not report.count("error"), (path, [each.what for each in report.findings])
+            import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig(**config.get("zero_optimization", {}))
+    found = explain_key("offload_optimizer.device", facts=facts()).example
+    assert found == {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+
+
+def test_a_key_that_lint_refuses_in_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed asserts at stages 2 and 3 that gradients are not pre-scaled."""
+    asked = ["--model", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--micro-batch", "1", "--offline", "--strategy"]
+    for strategy, is_refused in (("zero1", False), ("zero2", True), ("zero3", True)):
+        assert run(["explain", "prescale_gradients", *asked, strategy]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("with true, lint has the error DS312: gradients are pre-scaled at stage" in out) == is_refused
+
+
+def test_a_block_names_its_keys_with_a_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--micro-batch", "1", "--offline", "--strategy", "zero2"]
+    for block, words in (
+        ("zero_optimization", "name one of its keys for its cost: stage, contiguous_gradients, reduce_bucket_size,"),
+        ("activation_checkpointing", "for each of its keys, memory and operations are the same in dry runs"),
+    ):
+        assert run(["explain", block, *asked]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())
+    assert run(["explain", "activation_checkpointing"]) == 0
+    assert "and what it costs" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_key_of_a_file_that_has_no_effect_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that DeepSpeed does not know, one that no code reads, and one that it reads as another."""
+    path = tmp_path / "ds.json"
+    zero = {"stage": 2, "cpu_offload": True, "cpu_offload_use_pin_memory": True}
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "moe": {"on": 1}, "zero_optimization": zero}))
+    asked = ["--model", "Qwen2.5-1.5B", "--gpus", "2x24GB", "--offline"]
+    for more in ([], asked):
+        assert run(["explain", str(path), "moe", *more]) == 2
+        assert "DeepSpeed has no key 'moe' (DS011 in lint): DeepSpeed never reads it" in capsys.readouterr().err
+    for key, words in (
+        ("cpu_offload", "DeepSpeed reads it as zero_optimization.offload_optimizer; name that for its cost."),
+        ("cpu_offload_use_pin_memory", "it has no effect at any stage."),
+    ):
+        assert run(["explain", str(path), key, *asked]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_rules_of_lint_about_a_key_are_named() -> None:
@@ -418,7 +478,10 @@ def test_equal_figures_are_a_sentence(capsys: pytest.CaptureFixture[str]) -> Non
     question = ["--model", "Qwen2.5-7B", "--gpus", "2x24GB", "--offline"]
     assert run(["explain", "stage3_max_reuse_distance", *question]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"The same for [\d,]+; [\d,]+; .*: [\d.]+ GiB per GPU, ", out) and "1.00 x" not in out
+    assert "the same predicted figures for every value" in out and "1.00 x" not in out
+    assert re.search(
+        r"[\d.]+ GiB per GPU, .* for [\d,]+; [\d,]+; .*\. GPU memory peaks at .*, whatever the value is", out
+    )
     assert run(["explain", "stage3_prefetch_bucket_size", *question]) == 0
     assert "1.00 x" not in capsys.readouterr().out, "all speeds are the same"
 
@@ -530,7 +593,9 @@ def test_a_type_that_is_not_written_is_no_empty_text(tmp_path: Path, capsys: pyt
 
 def test_a_renamed_key_has_the_name_that_files_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "stage3_gather_fp16_weights_on_model_save"]) == 0
-    assert "write stage3_gather_16bit_weights_on_model_save" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The deprecated name of stage3_gather_16bit_weights_on_model_save." in out
+    assert len(re.findall(r"\bgather_16bit|\bstage3_gather_16bit", out)) == 1  # DeepSpeed's words name it by its field
 
 
 _AUTO_BATCH = {

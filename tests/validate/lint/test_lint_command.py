@@ -342,3 +342,39 @@ def test_only_changed_lines_are_shown_with_their_keys(
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("   1 - ", "   1 + "))]
     assert all(any(key in row for row in rows) for key in ('"stage"', '"cpu_offload"', '"overlap_com"'))
     assert '   1 - ..."stage": "2", "cpu_offload"...' in rows
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            '{"train_batch_size": 8, // all\n "bf16": {"enabled": true}}',
+            "--fix keeps the comments while plain DeepSpeed",
+        ),
+        (
+            '{"train_batch_size": 8, "mine_too": 1}',
+            "cannot correct any of the 2 findings without changing the training;",
+        ),
+        ('{"train_batch_size": 8, /* */ "mine_too": 1}', "changing the training or removing a comment;"),
+    ],
+)
+def test_fix_says_why_it_corrects_nothing(text: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text(text, encoding="utf-8")
+    run(["lint", "ds.json", "--fix"])
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_first_line_says_which_ram_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a need above the usual RAM, as the advice's condition."""
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    Path("ds.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = ["lint", "ds.json", "--gpus", "2xA100-80GB", "--offline", "--model"]
+    for words, is_said in (
+        (["Qwen2.5-72B"], True),
+        (["Qwen2.5-72B", "--ram", "3TB"], False),
+        (["Qwen2.5-0.5B"], False),
+    ):
+        run([*asked, *words])
+        first = " ".join(capsys.readouterr().out.split()).partition(" DeepSpeed ")[0]
+        assert ("GiB of RAM per node, which is not checked without --ram." in first) == is_said

@@ -96,6 +96,28 @@ def test_two_betas_become_one_list(kind: str, names: tuple[str, str]) -> None:
     assert not codes(judged(corrected), "error")
 
 
+@pytest.mark.parametrize("name", ["bfloat", "bfloat_16", "bf_16"])
+def test_a_deprecated_block_is_never_proposed(name: str) -> None:
+    report = judged({"train_batch_size": 8, name: {"enabled": True}})
+    (found,) = report.findings
+    assert (found.code, found.fix) == ("DS011", "rename it to bf16")
+
+
+@pytest.mark.parametrize("old", ["cpu_offload_params", "cpu_ofload_param"])
+def test_a_name_like_a_deprecated_one_is_written_as_its_successor(old: str) -> None:
+    zero = {"stage": 3, old: True}
+    found = _found({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}, old)
+    assert found.fix == 'rename it to offload_param, and write {"device": "cpu"}'
+
+
+def test_a_misspelled_batch_size_is_one_error() -> None:
+    for name in ("train_micro_batch_size", "train_batch_sizes"):
+        (found,) = judged({name: 1, "bf16": {"enabled": True}}).findings
+        right = "train_batch_size" if name.endswith("s") else "train_micro_batch_size_per_gpu"
+        assert (found.code, found.severity, found.path) == ("DS102", "error", (name,))
+        assert found.fix == f"rename it to {right}" and f"no key {name!r}" in found.what
+
+
 def test_an_argument_of_the_trainer_is_the_optimizers() -> None:
     params = {"learning_rate": 1e-5}
     config = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": params}}

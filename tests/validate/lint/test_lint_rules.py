@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,12 +230,85 @@ def test_what_fits_is_named_where_no_offload_does() -> None:
         (2, "stage3_gather_16bit_weights_on_model_save", True, "only to save the weights that stage 3 partitions"),
         (1, "stage3_prefetch_bucket_size", 9, "only the code of stage 3 uses it"),
         (3, "round_robin_gradients", True, "only the optimizer of stages 1 and 2 uses it"),
+        (0, "reduce_bucket_size", 9, "passes it only to the optimizers of stages 1 to 3"),
+        (0, "overlap_comm", False, "passes it only to the optimizers of stages 1 to 3"),
+        (0, "reduce_scatter", True, "passes it only to the optimizers of stages 1 to 3"),
+        (0, "contiguous_gradients", True, "passes it only to the optimizers of stages 1 to 3"),
+        (0, "allgather_partitions", True, "it has none at any other stage either"),
     ],
 )
 def test_a_setting_of_another_stage_says_what_reads_it(stage: int, key: str, value: Any, why: str) -> None:
     config = {"train_batch_size": 8, "zero_optimization": {"stage": stage, key: value}}
     (finding,) = [each for each in judged(config).findings if each.code == "DS302"]
     assert why in finding.why
+
+
+@pytest.mark.parametrize("value", [True, False, "true", "False", 1, 0, None, "on"])
+@pytest.mark.parametrize(
+    "old",
+    ["cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory", "stage3_gather_fp16_weights_on_model_save"],
+)
+def test_a_deprecated_key_is_one_finding_whose_edit_keeps_what_deepspeed_reads(old: str, value: object) -> None:
+    """Also a truth value as text, which pydantic converts before `new_param_fn`."""
+    read = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    zero = {"stage": 3, old: value}
+    report = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero})
+    found = [each for each in report.findings if each.path[-1:] == (old,)]
+    if old.startswith("stage3") and value is None:
+        assert [each.code for each in found if each.severity == "error"] == ["DS020"]
+        assert not any(each.edits for each in found)
+        return
+    ((finding,), corrected) = found, _corrected({"zero_optimization": zero, "train_batch_size": 8})["zero_optimization"]
+    assert finding.code == "DS014" and finding.edits and old not in corrected
+    before, after = read(**zero), read(**corrected)
+    for name in ("offload_optimizer", "offload_param", "gather_16bit_weights_on_model_save"):
+        assert getattr(before, name) == getattr(after, name), name
+
+
+def test_a_deprecated_key_that_no_code_reads_has_no_effect() -> None:
+    """The only one that DeepSpeed's class does not hand to its successor is read nowhere."""
+    (unread,) = [each.name for block in facts().blocks for each in block.fields if each.deprecated and not each.moves]
+    files = Path(str(source_folder("deepspeed"))).rglob("*.py")
+    assert [each.parent.name for each in files if unread in each.read_text("utf-8")] == ["zero"]  # its class
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, unread: True}
+    (found,) = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}).findings
+    assert found.what == "cpu_offload_use_pin_memory has no effect" and found.fix.startswith("remove it; pin_memory in")
+    assert found.edits
+
+
+def test_max_grad_norm_beside_gradient_clipping_is_removed() -> None:
+    """Moving it would repeat the key."""
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}
+    for clipping, can_fix in ((1.0, True), (0.5, False)):
+        config = {"train_batch_size": 8, "gradient_clipping": clipping, "optimizer": optimizer}
+        (found,) = [each for each in judged(config, framework="hf").findings if each.code == "DS503"]
+        assert (found.fix, bool(found.edits)) == (f"remove it: gradient_clipping is already {clipping}", can_fix)
+    (found,) = [
+        each for each in judged({"train_batch_size": 8, "optimizer": optimizer}).findings if each.code == "DS503"
+    ]
+    assert found.fix == 'move it to the top level as "gradient_clipping"'
+
+
+@pytest.mark.parametrize("keys", [{"prescale_gradients": True}, {"gradient_predivide_factor": 2.0}])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_scaled_gradients_with_reduce_scatter_are_left_to_the_user(keys: dict[str, Any], stage: int) -> None:
+    """Either key can be meant."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, **keys}
+    (found,) = judged({**config, "zero_optimization": {"stage": stage}}).findings
+    assert found.code == "DS312" and not found.edits and '"reduce_scatter": false' in found.fix
+    assert not judged({**config, "zero_optimization": {"stage": stage, "reduce_scatter": False}}).findings
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [("8xA100-80GB", 2), ("2x8xA100-80GB", 0)])
+def test_what_zeropp_ignores_on_one_node_is_said(gpus: str, expected: int) -> None:
+    """stage3.py `__avg_scatter_grads` quantizes for num_nodes > 1; groups.py takes `min(group_size, world_size)`."""
+    zero = {"stage": 3, "zero_quantized_gradients": True, "zero_quantized_weights": True, "zero_hpz_partition_size": 16}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    report = judged({**config, "communication_data_type": "fp16"}, gpus=gpus)
+    assert [each.path[-1] for each in report.findings if each.code == "DS357"] == [
+        "zero_quantized_gradients",
+        "zero_hpz_partition_size",
+    ][:expected]
 
 
 def test_sub_groups_of_an_offloaded_optimizer_are_cast_on_the_host() -> None:
@@ -399,12 +473,14 @@ def test_the_old_form_of_zero_is_reported_and_accelerate_refuses_it(value: bool)
 def test_the_fix_of_a_removed_feature_names_a_replacement_only_if_deepspeed_does() -> None:
     zero = {"stage": 3, "mics_shard_size": 8}
     config = {"train_batch_size": 8, "zero_optimization": zero, "sparse_attention": {"mode": "fixed"}}
-    config |= {"amp": {"enabled": True}, "sparse_gradients": False}
+    config |= {"amp": {"enabled": True}, "sparse_gradients": False, "elasticity": {"enabled": True}}
     fixes = {each.path[-1]: each.fix for each in judged(config).findings if each.code == "DS013"}
     assert fixes == {
         "mics_shard_size": "remove the key, and train without the feature",
         "sparse_attention": "remove the block, and train without the feature",
-        "amp": "remove the block, and configure its replacement",
+        "amp": "remove the block, and use DeepSpeed 'fp16', 'bf16', or 'torch_autocast' instead",
+        "elasticity": "remove the block, and set train_batch_size / train_micro_batch_size_per_gpu / "
+        "gradient_accumulation_steps directly",
         "sparse_gradients": "remove the key",
     }
 

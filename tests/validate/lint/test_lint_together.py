@@ -177,7 +177,7 @@ def test_no_key_that_may_be_meant_is_removed() -> None:
     assert fixes == {
         "stage3_gather_fp16_weights": ("rename it to stage3_gather_16bit_weights_on_model_save", True),
         "flag_of_mine": ("remove it, or write what is meant", False),
-        "cpu_ofload": ("rename it to offload_optimizer, and write an object or null", False),
+        "cpu_ofload": ('rename it to offload_optimizer, and write {"device": "cpu"}', False),
         "offload_parameter": ('rename it to offload_param, and write {"device": "cpu"}', False),
         "loss_scale": ("remove it", True),
         "enabled": ("remove it, or write what is meant", False),

@@ -1,0 +1,146 @@
+"""A value of a key that lint accepts, as an example, and why it refuses one in a plan's configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...ds_configs.config_keys import CONFIG_KEYS
+from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document
+from ...validate.lint.rules_batch import MICRO, TOTAL
+from ...validate.lint.rules_types import CODE_TYPES
+from ...validate.lint.values import FieldType, find_problem, json_text
+from .config_settings import ConfigSettings
+from .key_costs import KeyContext
+
+
+def key_type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
+    """Return the type of the value that DeepSpeed's class or code needs, or else that of its default."""
+    if (field := facts.find_field(path)) is not None:
+        return field.type
+    if path in CODE_TYPES:
+        return CODE_TYPES[path][0]
+    name = type(facts.default(path)).__name__
+    return FieldType(name=name) if name in ("bool", "int", "float", "str") else None
+
+
+def example_of(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
+    """Return the smallest configuration with a key and a value that lint does not refuse: one that lint's examples
+    have, else the other truth value or another choice, else half or twice the default; the default if a key takes
+    no other value, {} for none.
+    """
+    good = [rule.example.good for rule in RULES if isinstance(rule.example.good, dict)]
+    around = [{}, *sorted(good, key=lambda config: len(json.dumps(config)))]
+    for value in _values(path, good, facts):
+        for config in around:
+            whole = _with_value(config, path.split("."), as_written(path, value, facts))
+            if not _is_refused(whole, path, facts):
+                return _smallest(whole, path, facts)
+    return {}
+
+
+def _values(path: str, good: Sequence[Mapping[str, Any]], facts: DeepSpeedFacts) -> Iterator[Any]:
+    """Yield the values that an example can have: other ones than the default if there are any."""
+    default, kind = ConfigSettings({}, facts).default(path).value, key_type(path, facts)
+    values = [value_at(path, config) for config in good]
+    fitting = [
+        value
+        for value in (*values, *_other_values(default, kind), default)
+        if value not in (None, "auto", "none") and (kind is None or find_problem(kind, value) is None)
+    ]
+    yield from [value for value in fitting if value != default] or fitting[:1]
+
+
+def _is_refused(config: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> bool:
+    """Return whether lint has an error, or DeepSpeed refuses the key at the stage, in words that need no rule."""
+    known, batch = CONFIG_KEYS.get(path), {} if TOTAL in config else {MICRO: 1}
+    stage = value_at("zero_optimization.stage", config) or 0
+    if known is not None and known.refused_elsewhere and stage not in known.stages:
+        return True
+    return any(each.severity == "error" for each in _findings({**batch, **config}, facts=facts, framework="deepspeed"))
+
+
+def _findings(config: Mapping[str, Any], **options: Any) -> Sequence[LintFinding]:
+    return lint(read_document(json.dumps(config).encode(), name="", as_meant=True), **options).findings
+
+
+def _smallest(config: dict[str, Any], path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
+    """Return the configuration without what the key does not need."""
+    for other in [*_paths(config)]:
+        if not (f"{path}.".startswith(f"{other}.") or other.startswith(f"{path}.")):
+            less = _without(config, other.split("."))
+            config = config if _is_refused(less, path, facts) else less
+    return config
+
+
+def _paths(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths of all keys, blocks first."""
+    for name, value in config.items():
+        yield f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{above}{name}.")
+
+
+def _without(config: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    name, *rest = path
+    if rest and isinstance(config.get(name), Mapping):
+        return {**config, name: _without(config[name], rest)}
+    return {each: value for each, value in config.items() if each != name}
+
+
+def _other_values(default: Any, kind: FieldType | None) -> tuple[Any, ...]:
+    if isinstance(default, bool) or (kind is not None and kind.name == "bool"):
+        return True, False
+    if kind is not None and kind.choices:
+        return kind.choices
+    if not isinstance(default, int | float):
+        return ()
+    if isinstance(default, float) and default <= 1 and (kind is None or kind.name == "float"):
+        return default / 2, 0.5
+    return (1,) if default <= 0 else (2 * default,) if default < _MOST else (default // 2,)
+
+
+_MOST = 2**31
+"""Number from which a default stands for "no limit", and is not doubled."""
+
+
+def as_written(path: str, value: Any, facts: DeepSpeedFacts) -> Any:
+    """Return the value of a key, a whole number as such: `1e9` as 1000000000."""
+    kind = key_type(path, facts)
+    is_whole = isinstance(value, float) and value.is_integer() and kind is not None and kind.name == "int"
+    return int(value) if is_whole else value
+
+
+def value_at(path: str, config: Any) -> Any:
+    """Return the value at a path; None without one."""
+    for key in path.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def refusal(path: str, example: Mapping[str, Any], context: KeyContext, facts: DeepSpeedFacts) -> str:
+    """Return lint's error on the key in the plan's configuration, with the value that the plan or else the example has;
+    "" for none."""
+    value = value_at(path, context.config)
+    value = value_at(path, example) if value is None else value
+    if value in (None, "auto"):
+        return ""
+    config = _with_value(context.config, path.split("."), value)
+    framework = context.workload.framework
+    reader = framework if framework == "deepspeed" or not context.file else None  # a file's is that of `lint_question`
+    found = _findings(config, facts=facts, framework=reader, cluster=context.cluster)
+    errors = (each for each in found if each.severity == "error" and ".".join(each.path) == path)
+    return next((f"with {json_text(value)}, lint has {_error(each)}" for each in errors), "")
+
+
+def _error(finding: LintFinding) -> str:
+    return f"the error {finding.code}: {finding.what}; {finding.why}"
+
+
+def _with_value(config: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a configuration in which a key has a value."""
+    if not path:
+        return value
+    block = config if isinstance(config, Mapping) else {}
+    return {**block, path[0]: _with_value(block.get(path[0]), path[1:], value)}
