@@ -19,6 +19,7 @@ from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
 from .mistaken_files import is_there
+from .typed_line import divided_words, line
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -84,6 +85,10 @@ def why(
     if not logs:
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
+    if (divided := divided_words(logs)) != [*logs] and (word := divided[divided.index("--") + 1]) in logs:
+        # A command that trains is read as logs only if it has no options.
+        typed = line(["why", *divided_words(click.get_current_context().obj)])
+        raise click.UsageError(f"{word[:80]} begins a command that trains; write {typed}")
     if not words and force:
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
