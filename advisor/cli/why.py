@@ -19,7 +19,6 @@ from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
 from .mistaken_files import is_there
-from .typed_line import divided_words, line
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -31,6 +30,7 @@ from .options import (
     users_command,
     warn_ignored,
 )
+from .typed_line import divided_words, line
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
