@@ -106,9 +106,9 @@ def why(
             forecast = _forecast(config, found, question, output)
             lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
             note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
-        elif found.ran_out_of_memory and question:
+        elif found.message is not None and found.message.is_lack and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
-        elif question.keys() - {"offline"}:
+        elif not found.ran_out_of_memory and question.keys() - {"offline"}:
             note = f"--{next(iter(question)).replace('_', '-')} has no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
         problem = error
