@@ -213,9 +213,8 @@ def _at_loss(first: Finding, _fix: str) -> str:
     """Name first what a torch can do for which there are no kernels of Liger (its setup.py needs 2.1.2)."""
     if not unfragmented(first.error.text).endswith(_OF_OLD_TORCH):
         return ""
-    return (
-        "A smaller micro batch, or shorter sequences. Liger's loss, which stores no logits, needs torch 2.1.2 or later"
-    )
+    liger = "Liger's loss, which stores no logits, needs torch 2.1.2 or later"
+    return f"A smaller micro batch, or shorter sequences. {liger}"
 
 
 def _of_extension(first: Finding, fix: str) -> str:

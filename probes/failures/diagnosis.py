@@ -360,10 +360,10 @@ def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
     kernel is raised as an error of its own, in the process that started the kernel."""
     error = cause.error
     if not error.frames and _KERNEL.search(error.text):
-        raised = (each for each in findings if each.message is not None and each.message.id == _RAISED_BY_KERNEL)
-        if same := next((each.error for each in raised if each.error.log == error.log and each.error.frames), None):
-            rank = error.rank if error.rank is not None else same.rank
-            return replace(cause, error=replace(error, frames=same.frames, rank=rank))
+        raised = (each.error for each in findings if each.message is not None and each.message.id == _RAISED_BY_KERNEL)
+        if (own := next((each for each in raised if each.log == error.log and each.frames), None)) is not None:
+            rank = own.rank if error.rank is None else error.rank
+            return replace(cause, error=replace(error, frames=own.frames, rank=rank))
     near = (each for each in findings if 0 <= each.error.order - error.order < _NEAR)
     same = (each for each in near if each.message == cause.message and each.error.process == error.process)
     return next((each for each in same if each.error.frames), cause)
