@@ -206,19 +206,21 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     if result.device == "cpu":
         how = "with one thread each in processor time, which other processes do not lengthen"
         remarks.append(f"Each rank: all ranks at once, {how}; all cores: in elapsed time.")
-    blocks: list[doc.Block] = [
-        *([doc.Sentence(warning, "yellow")] if warning else []),
-        doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
-        doc.Gap(),
-        Table(["", "size", "median", "lowest to highest"], rows),
-        doc.Gap(),
+    below: list[doc.Block] = [
         *(doc.Sentence(remark, "dim") for remark in remarks),
         *slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
         kept = f"Kept as number {record.id} (ds-advise history)."
-        blocks.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
+        below.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
+    blocks: list[doc.Block] = [
+        *([doc.Sentence(warning, "yellow")] if warning else []),
+        doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
+        doc.Gap(),
+        Table(["", "size", "median", "lowest to highest"], rows),
+        *([doc.Gap(), *below] if below else []),
+    ]
     machine = machine_title(record.machine)
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
 
