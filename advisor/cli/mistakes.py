@@ -378,5 +378,7 @@ def _number(option: click.Option, value: str) -> str:
             return text
     if re.search(r"\d", value):
         return ""  # a default would take the place of what was typed
-    found = re.search(r"\[default: (?:about )?([\d.]+)", f"{getattr(option, 'help', '')} [default: {option.default}]")
+    found = re.search(
+        r"\[default: (?:about )?(\d[\d.]*(?:e-?\d+)?)", f"{getattr(option, 'help', '')} [default: {option.default}]"
+    )
     return found[1] if found else ""

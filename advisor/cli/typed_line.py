@@ -98,8 +98,8 @@ def divided_words(args: Sequence[str]) -> list[str]:
     call = list(PROGRAMS[launcher]) if launcher else []
     script = trains[len(call) if trains[: len(call)] == call else trains[0].startswith("python") :]
     if launcher and script[:1] and script[0].endswith(".py"):
-        return gpus_in_front([*own, "--", *call, *counts, *script])
-    return gpus_in_front([*args[:at], "--", *trains])
+        trains = [*call, *counts, *script]
+    return gpus_in_front([*own, "--", *trains])  # a script of a shell has its own counts
 
 
 _LAUNCHERS = {name: launcher for launcher, counts in COUNTS.items() for name in (counts.nodes, counts.ranks)}

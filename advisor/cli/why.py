@@ -85,8 +85,9 @@ def why(
     if not logs:
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
-    if (divided := divided_words(logs)) != [*logs] and (word := divided[divided.index("--") + 1]) in logs:
-        # A command that trains is read as logs only if it has no options.
+    if (divided := divided_words(logs)) != [*logs] and divided[0] != "--":
+        # A command without options, whose words Click takes for logs.
+        word = divided[divided.index("--") + 1]
         typed = line(["why", *divided_words(click.get_current_context().obj)])
         raise click.UsageError(f"{word[:80]} begins a command that trains; write {typed}")
     if not words and force:

@@ -119,6 +119,8 @@ LINES = {
     "why run.log --zero 3": "leave it out: the configuration has the strategy, which ds-advise why does not change\n",
     "lint ds.json --zero 3": "leave it out: ds.json has the strategy, which ds-advise lint does not change\n",
     "why run.log torchrun train.py": "write ds-advise why run.log -- torchrun train.py\n",
+    "launch --nproc_per_node 4 bash run.sh train.py": "write ds-advise launch -- bash run.sh train.py\n",
+    "train --learning-rate abc": "write --learning-rate 2e-5\n",
     "history -n 3": "write --limit 3\n",
     "dry-run nope.py": "nope.py: no such file; write ds-advise dry-run --gpus 2x24GB -- torchrun nope.py\n",
     "Mistrall-7B": "write Mistral-7B-v0.1, or name another",
