@@ -1046,6 +1046,10 @@ OF_ACCELERATE = (
             "12.4, unable to compile cuda/cpp extensions",
             "or a torch of CUDA 12.9; or build anyway by DS_SKIP_CUDA_CHECK=1.",
         ),
+        (
+            "RuntimeError: Some tensors share memory, this will lead to duplicate memory on disk",
+            "Fix: Save by save_pretrained of the transformers model, which knows the tied weights;",
+        ),
         ("Using /root/ext/py310 as PyTorch extensions root...", "Fix: Delete /root/ext/py310 (or the lock"),
         (
             'Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n  File "a.py"',
