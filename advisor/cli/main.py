@@ -27,7 +27,7 @@ from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .commands import COMMANDS, GROUPS, command_named
 from .help import HelpContext, HelpFormatter, help_records
-from .model_argument import is_model, with_model, words_behind_settings
+from .model_argument import is_model, option_without_value, with_model, words_behind_settings
 from .options import complete_model
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class AdviseByDefault(click.Group):
                 of = [*args[1:2]] if args[0] == "help" and args[1:2] and args[1] in COMMANDS else []
                 option = " ".join([*of, _WORDS[args[0]]])
                 raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {option}")
+            if {"--help", "-h"} & {*args[1:]} and args[0].isidentifier() and not is_model(args[0]):
+                raise click.UsageError(f"no command or model {args[0][:40]!r}; write ds-advise --help")
             args = ["advise", *args]
         elif args[1:] == ["help"] and not Path("help").exists():
             raise click.UsageError(f"the help of {args[0]} is an option; write ds-advise {args[0]} --help")
@@ -103,6 +105,8 @@ class AdviseByDefault(click.Group):
         name, command, rest = super().resolve_command(context, args)
         if command is None:
             return name, command, rest
+        if lacking := option_without_value(command, rest):
+            raise click.BadOptionUsage(lacking, f"option {lacking!r} requires an argument")
         if settings := words_behind_settings(command, rest):
             # Words of PART would take them.
             raise click.UsageError(f"got unexpected extra argument{'s'[: len(settings) > 1]} ({' '.join(settings)})")
@@ -281,6 +285,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
+            if " requires an argument" in message:
+                message = f"{error.option_name} needs its value"
             fix = mistakes.no_option_value(error.option_name, command)
         case click.BadParameter():
             fix = mistakes.near_choice(error, args, command)

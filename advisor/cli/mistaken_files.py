@@ -103,12 +103,15 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         return "--gpus behind -- is an option of the command there", f"write {line(described)}"
     found = re.match("(.+): (not JSON|no such file)", error.what, re.DOTALL)
     name = found[1] if found and isinstance(error, ConfigFileError) else ""
-    if found and found[2] == "no such file" and Path(name).suffix:  # else it may be the name of a rule
+    is_script, is_missing = args[:1] and args[0] in _RUNNING and name.endswith(".py"), found and found[2] != "not JSON"
+    if is_missing and Path(name).suffix and not is_script:  # else it may be the name of a rule
         return None
     command = other_command(name) if name else ""
     what = f"{name[:80]} is not a DeepSpeed configuration"
-    if command and args[0] in _RUNNING and name.endswith(".py"):
-        own, _, users = " ".join(divided_words(args)).partition(" -- ")
+    if is_script:
+        near = (nearest_file(Path(name)) if is_missing else "") or name
+        what = f"{name[:80]}: no such file" if is_missing else what
+        own, _, users = " ".join(divided_words([near if word == name else word for word in args])).partition(" -- ")
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
         starter = "" if users.split()[0] in STARTERS else "torchrun "
         return what, f"write ds-advise {own}{gpus} -- {starter}{users}"

@@ -73,7 +73,13 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
                 return f"leave it out: {file} has its own strategy"
             is_given = value_of("--strategy", args) == strategy
             return f"leave it out: --strategy {strategy} has it" if is_given else f"write --strategy {strategy}"
+        if "compared" in advice and not _compares(command):
+            file = config_file(args, command) or "the configuration"
+            return f"leave it out: {file} has the strategy, which ds-advise {command.name} does not change"
         return _with_question(filled_advice(advised, value, strategy), args, command)
+    numbers = [flag for flag, each in known.items() if isinstance(each.type, type(COUNT)) and not each.is_flag]
+    if target not in known and len(numbers) == 1 and value.isdigit() and name in _OF_A_NUMBER:
+        return f"write {numbers[0]} {value}"
     of_questions = {"--model", *(each.flag for each in OPTIONS.values())}
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
@@ -117,6 +123,15 @@ def needed_method(flag: str, args: Sequence[str], known: Mapping[str, click.Opti
 def _switched(option: click.Option, word: str) -> str:
     """Return "on" or "off" if it is a choice of an option, which other tools have as a switch; else ""."""
     return word if word in choices_of(option) else ""
+
+
+_OF_A_NUMBER = ("n", "num", "number", "count", "max", "last", "head", "tail", "top")
+"""Names that other tools have for the only number of a command."""
+
+
+def _compares(command: click.Command) -> bool:
+    """Return whether a command answers for a model, for which it compares the strategies."""
+    return any(each.name == "model" and isinstance(each, click.Argument) for each in command.params)
 
 
 _FILE = ("f", "file", "i", "input", "path")
@@ -358,7 +373,12 @@ def _number(option: click.Option, value: str) -> str:
         if found[2] and accepts(option, text := f"{found[1]}{found[2]}"):  # of a length 1k is 1024
             return text
         number = float(re.sub("[,_]", "", found[1])) * 1000 ** " kmbt".index((found[2] or " ").lower())
-        if number and accepts(option, text := f"{number:.12g}"):
+        texts = (f"{number:.12g}", f"{int(number)}")  # of a count the whole samples or tokens
+        if text := next((each for each in texts if float(each) and accepts(option, each)), ""):
             return text
-    found = re.search(r"\[default: (?:about )?([\d.]+)", f"{getattr(option, 'help', '')} [default: {option.default}]")
+    if re.search(r"\d", value):
+        return ""  # a default would take the place of what was typed
+    found = re.search(
+        r"\[default: (?:about )?(\d[\d.]*(?:e-?\d+)?)", f"{getattr(option, 'help', '')} [default: {option.default}]"
+    )
     return found[1] if found else ""

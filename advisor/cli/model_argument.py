@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import click
@@ -43,6 +43,16 @@ def with_model(command: click.Command, args: Sequence[str]) -> list[str]:
     elif _has_option(command) and "--model" not in own:
         own = _as_option(own, [place for place in places if is_model(own[place])])
     return own + users
+
+
+def option_without_value(command: click.Command, args: Sequence[str]) -> str:
+    """Return the first option that needs a value and is followed by another option of the command, which Click would
+    take for the value: `--output` of `--output --offline`; "" if there is none."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+    valued = {name for each in options if not each.is_flag for name in each.opts}
+    own = takewhile(lambda word: word != "--", args)
+    return next((word for word, after in pairwise(own) if word in valued and after.partition("=")[0] in names), "")
 
 
 def words_behind_settings(command: click.Command, args: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 
 import click
 
+from ...ds_configs.launch_commands import COUNTS, PROGRAMS, Launcher
 from ...probes.command_line import command_line
 from ..question.gpu_text import meant_gpus
 from .model_argument import is_model, positional_places
@@ -77,10 +78,32 @@ def without(options: Container[str], args: Sequence[str], command: click.Command
 
 
 def divided_words(args: Sequence[str]) -> list[str]:
-    """Return the words with `--` before the command that trains, if there is one without it."""
+    """Return the words with `--` before the command that trains, if there is one without it. A launcher's numbers of
+    nodes and ranks are part of that command."""
     starts = (at for at, word in enumerate(args) if word.endswith(".py") or word in STARTERS)
     at = None if "--" in args else next(starts, None)
-    return [*args] if at is None else gpus_in_front([*args[:at], "--", *args[at:]])
+    if at is None:
+        return [*args]
+    own, counts, trains = list[str](), list[str](), list(args[at:])
+    launcher: Launcher | None = None
+    words = iter(args[:at])
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        option = name.replace("-", "_")
+        if word.startswith("--") and option in _LAUNCHERS:
+            launcher = _LAUNCHERS[option]
+            counts += [f"--{option}", value if equals else next(words, "")]
+        else:
+            own.append(word)
+    call = list(PROGRAMS[launcher]) if launcher else []
+    script = trains[len(call) if trains[: len(call)] == call else trains[0].startswith("python") :]
+    if launcher and script[:1] and script[0].endswith(".py"):
+        trains = [*call, *counts, *script]
+    return gpus_in_front([*own, "--", *trains])  # a script of a shell has its own counts
+
+
+_LAUNCHERS = {name: launcher for launcher, counts in COUNTS.items() for name in (counts.nodes, counts.ranks)}
+"""Option with a number of nodes or ranks -> its launcher."""
 
 
 def gpus_in_front(args: Sequence[str]) -> list[str]:

@@ -30,6 +30,7 @@ from .options import (
     users_command,
     warn_ignored,
 )
+from .typed_line import divided_words, line
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
@@ -84,6 +85,11 @@ def why(
     if not logs:
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
+    if (divided := divided_words(logs)) != [*logs] and divided[0] != "--":
+        # A command without options, whose words Click takes for logs.
+        word = divided[divided.index("--") + 1]
+        typed = line(["why", *divided_words(click.get_current_context().obj)])
+        raise click.UsageError(f"{word[:80]} begins a command that trains; write {typed}")
     if not words and force:
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
@@ -101,9 +107,9 @@ def why(
             forecast = _forecast(config, found, question, output)
             lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
             note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
-        elif found.ran_out_of_memory and question:
+        elif found.message is not None and found.message.is_lack and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
-        elif question.keys() - {"offline"}:
+        elif not found.ran_out_of_memory and question.keys() - {"offline"}:
             note = f"--{next(iter(question)).replace('_', '-')} has no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
         problem = error

@@ -15,7 +15,7 @@ from ..question.options import MachineOptions, names_in
 ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
 """Options beside a command, which describes its training itself."""
 
-COMMAND, MODEL, COUNT, SIZE = "COMMAND", "MODEL", "N", "SIZEGB"
+COMMAND, MODEL, COUNT, SIZE, RAM = "COMMAND", "MODEL", "N", "SIZEGB", "RAMGB"
 """What the user fills in where the log does not show it."""
 
 
@@ -66,8 +66,8 @@ def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mappin
     user's options show."""
     words = ["ds-advise", "why", *logs, *(["--config", config] if config else []), "--gpus", machines(found, given)]
     others = {name: value for name, value in given.items() if name in ALLOWED and name != "gpus"}
-    if found.kind == "host_out_of_memory" and found.first is not None and found.first.memory_limit:
-        others = {"ram": found.first.memory_limit} | others
+    if found.kind == "host_out_of_memory" and found.first is not None and "ram" not in others:
+        others = {"ram": found.first.memory_limit or RAM} | others
     return f"{shell_line([*words, *option_words(others)])} -- {shell_line(found.command) if found.command else COMMAND}"
 
 
@@ -84,5 +84,6 @@ def missing(text: str) -> str:
         COMMAND: "COMMAND is the one that started the training",
         f" {COUNT}x": "N the number of GPUs",
         SIZE: "SIZE the memory of a GPU in GB",
+        RAM: "RAM that of a node",
     }
     return ", ".join(meaning for sign, meaning in meanings.items() if sign in text)

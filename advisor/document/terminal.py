@@ -288,7 +288,7 @@ def _print_columns(
     if isinstance(each.cells[0], Snippet):
         text.stylize("bold", 0, len(mark + figures[0]))
     for at, cell in enumerate(each.cells[: len(places)]):
-        if isinstance(cell, Figure) and cell.style:
+        if isinstance(cell, Figure | Snippet) and cell.style not in ("", "dim"):
             begin = len("".join(places[: at + 1]))
             text.stylize(_STYLES[cell.style], begin, begin + len(figures[at] if at < len(figures) else last))
     if isinstance(bar, Meter) and bar.ink:

@@ -21,6 +21,7 @@ from ...estimators.hardware import (
     gpus_named,
     nearest_names,
 )
+from ..text.units import counted_noun
 from .machine_parts import parse_size
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
@@ -32,7 +33,8 @@ _GPUS_OF_A_NODE = 8
 _COUNT = re.compile(r"(-?\d+)\s*x\s*", re.IGNORECASE | re.ASCII)
 
 _COUNT_FIRST = re.compile(
-    r"(\d{1,4}(?:[.,]\d{1,3})?|[.,]\d{1,3})(?:\s*[x*:\u00d7]\s*|\s+|(?=[a-z]))(.*\d.*)", re.IGNORECASE | re.ASCII
+    r"(\d{1,4}(?:\.\d{1,3})?|0,\d{1,3}|[.,]\d{1,3})(?:\s*[x*:\u00d7]\s*|\s+|(?=[a-z]))(.*\d.*)",
+    re.IGNORECASE | re.ASCII,
 )
 _COUNT_LAST = re.compile(r"(.*\d.*?)\s*[x*:\u00d7]\s*(\d{1,4})", re.IGNORECASE | re.ASCII)
 """Other forms of a count and a kind: `8H100`, `8*H100`, `8 H100`, `1.5xH100`; `H100x8`, `H100:8`. The kind has a digit:
@@ -44,6 +46,9 @@ _NODES_FIRST = re.compile(
 _NODES_LAST = re.compile(
     r"(.*\d.*?)[\s,x*(-]*(?:(?:on|in)\s+)?(\d{1,4})[\s-]*(?:nodes?|machines?|hosts?|servers?)\W*", re.IGNORECASE
 )
+_COUNTS_IN_LIST = re.compile(r"^([1-9]\d{0,3})\s*,\s*([1-9]\d?)(?=\s*[x*\u00d7]\s*\S)", re.IGNORECASE)
+"""Nodes and GPUs with a comma between: `2,4x80GB`."""
+
 _GPU_WORDS = re.compile(r"(?<=[\s\d])\s*(?:gpus?|cards?)\b", re.IGNORECASE)
 """Counts in words: `2nodes8xH100`, `2 nodes of 8 H100 GPUs`, `8xH100 on 2 nodes`."""
 
@@ -54,6 +59,9 @@ _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", re.IGNORECASE | re.ASCII)
 _WITHOUT_UNIT = re.compile(r"-?(\d{1,3})(?:\.\d+)?", re.ASCII)
 _MIB = re.compile(r"61\d\d|81\d\d|\d{5,6}", re.ASCII)
 """A memory as nvidia-smi's CSV without units has it. Of four digits only 6 and 8 GB: others are names of cards."""
+
+_TOO_SMALL = re.compile(r"^(\d{1,3})\s*mi?b$", re.IGNORECASE | re.ASCII)
+"""A memory in the unit below its own: `24MB`."""
 
 _NAME_AND_SIZE = re.compile(
     r"((?:[a-z]|\d{4}(?![\d.]|x(?!tx?[\W_])))[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b",
@@ -72,7 +80,7 @@ _BETWEEN = re.compile(r"\s*(?:[,;+&]|\band\b)\s*", re.IGNORECASE)
 _LONGEST = 100
 """Longer texts mean no GPUs; the expressions above would take long for them."""
 
-_THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here")
+_THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here", "-1")
 """Words that other tools have for the GPUs of this machine."""
 
 _IDS = re.compile(r"\d(?:\s*,\s*\d){1,15}", re.ASCII)
@@ -202,7 +210,7 @@ def _without_words(text: str) -> str:
     """The text with counts that words name in the usual form: `2x8xH100` for `2 nodes of 8xH100`."""
     if last := _NODES_LAST.fullmatch(text):
         text = f"{last[2]}x{last[1]}"
-    return _GPU_WORDS.sub("", _NODES_FIRST.sub(r"\1x", text)).strip()
+    return _GPU_WORDS.sub("", _COUNTS_IN_LIST.sub(r"\1x\2", _NODES_FIRST.sub(r"\1x", text))).strip()
 
 
 def _numbers(counts: Counts) -> tuple[int, int]:
@@ -270,7 +278,7 @@ def _known_kind(kind: str) -> str:
     if several := _several(name):
         return _word(several[-1].name)
     with suppress(ClusterError):
-        size = f"{name}MiB" if _MIB.fullmatch(name) else name
+        size = f"{name}MiB" if _MIB.fullmatch(name) else _TOO_SMALL.sub(r"\1GB", name)
         gigabytes = parse_size("--gpus", size, least=SMALLEST_GB * 2**29, most=LARGEST_GB * 2**30) / 2**30
         nominal = min((gpu.nominal_gb for gpu in gpus()), key=lambda size: abs(size - gigabytes))
         if abs(nominal - gigabytes) <= _SAME_SIZE * nominal:
@@ -332,7 +340,8 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
             return ClusterError(error.what, why=error.why, fix=fix)
         return ClusterError(f"{shown} is not GPUs x kind", fix=f"write --gpus {meant}")
     if number := _WITHOUT_UNIT.fullmatch(kind.strip()):
-        meanings = [f"{number[1]}x24GB for {number[1]} GPUs of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)
+        several = counted_noun(int(number[1]), "GPU")
+        meanings = [f"{number[1]}x24GB for {several} of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)
         if SMALLEST_GB <= int(number[1]) <= LARGEST_GB:
             meanings.append(f"{front}{number[1]}GB for memory")
         fix = f"write --gpus {', or --gpus '.join(meanings)}" if meanings else _GRAMMAR

@@ -13,15 +13,15 @@ from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, 
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import HIDDEN, Cell, Figure, Row, Table, make_figure
+from ..document.blocks import HIDDEN, Cell, Figure, Row, Snippet, Table, make_figure
 from ..document.charts import GIB
 from ..question.this_machine import measured_hardware
-from ..text.labels import batch_label
 from ..text.units import age, amount, amounts, count, counted_noun, rate, size, times
 from ..text.units import seconds as duration
 from .record import (
     MICRO_BATCH,
     config_of,
+    does_not_fit,
     failure_of,
     figures_of,
     gpus_of,
@@ -89,30 +89,29 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
             where = "on this machine:" if machine == here else f"on {machine_title(record.machine)}:"
             rows.append(Row([where], "faded"))
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
-        how = "simulated" if record.kind == "dry-run" else "measured"
-        rows.append(Row([number, when, record.kind, gpus_of(record), how, *_result(record)]))
-    titles = ["id", "when", "kind", "GPUs", "figures", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
+        rows.append(Row([number, when, record.kind, gpus_of(record), _result(record), *_figures(record)]))
+    titles = ["id", "when", "kind", "GPUs", "result", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     gpu, ram = titles.index("GPU GiB"), titles.index("RAM GiB")
     has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
     is_cpu = has_ram and not has_gpu  # no record has GPU memory
     simulated = any(record.kind == "dry-run" for record in records)
+    all_ran = all(_result(record) == _RAN for record in records)
     trained = any(record.kind != "bench" for record in records)
     meanings = {
-        "figures: measured, or simulated by a dry run.": True,
-        "A dry run simulates its GPUs.": simulated,
-        f"GPU GiB: device memory of the fullest GPU{', or what a dry run needs of each' * simulated}.": has_gpu,
-        f"RAM GiB: host memory of all ranks{', or what a dry run needs of a machine' * simulated}.": has_ram,
-        "training: the script of a command, or the model. length: tokens per sample. plan: the strategy, and micro "
-        "batch x accumulation steps.": trained,
+        "kind": "a dry run simulates its GPUs, the others are measured" * simulated,
+        "training": "the script of a command, or the model" * trained,
+        "length": "tokens per sample" * trained,
+        "plan": "the strategy, and micro batch x accumulation steps" * trained,
+        "GPU GiB": f"device memory of the fullest GPU{', or what a dry run needs of each' * simulated}" * has_gpu,
+        "RAM GiB": f"host memory of all ranks{', or what a dry run needs of a machine' * simulated}" * has_ram,
     }
-    words = " ".join(text for text, is_shown in meanings.items() if is_shown)
+    notes = [(title, f"{title}: {text}") for title, text in meanings.items() if text]
     # A run on the CPU has no other memory than RAM.
     needs_ram = any(_lacks_gpu_memory(row, gpu, ram) for row in rows)
-    table = Table(titles, rows, gap=1, optional=(4, 3, 1, 6) if needs_ram else (4, ram, 3, 6, 1), hidden=HIDDEN)
+    optional = (3, 1, 6) if needs_ram else (ram, 3, 6, 1)
+    table = Table(titles, rows, gap=1, optional=optional, notes=notes, hidden=HIDDEN)
     blocks: list[doc.Block] = [
-        table.without({gpu} if is_cpu else ()),
-        doc.Gap(),
-        doc.Sentence(words, "dim"),
+        table.without({*[gpu] * is_cpu, *[titles.index("result")] * all_ran}),
         *([doc.Sentence(f"Older ones: {older:,} (--limit {len(records) + older}).", "dim")] if older else []),
         *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
     ]
@@ -150,8 +149,21 @@ def _document(blocks: Sequence[doc.Block], data: Any) -> doc.Document:
     return doc.Document(subject="Measurements", verdict="", tone=None, blocks=blocks, data=data)
 
 
-def _result(record: Record) -> list[Cell]:
-    """Return the cells after the GPUs: the speeds of a benchmark, the reason of a failure, or the figures."""
+_RAN = "ran"
+"""The usual result; a table of nothing else has no column for it."""
+
+
+def _result(record: Record) -> Cell:
+    """Return how a run ended."""
+    if failure := failure_of(record):
+        return Snippet(failure, "bad")
+    if does_not_fit(record):
+        return Snippet("does not fit", "bad")
+    return "stopped" if record.result.get("status") == "stopped" else _RAN
+
+
+def _figures(record: Record) -> list[Cell]:
+    """Return the cells after the result: the speeds of a benchmark, or the training, its plan and its figures."""
     if record.kind == "bench":
         if record.result.get("version") != BENCH_VERSION:
             return ["of another version"]
@@ -162,7 +174,8 @@ def _result(record: Record) -> list[Cell]:
         return [", ".join(speeds)]
     name, plan = subject_of(record), plan_of(record)
     config = config_of(record)
-    batch = batch_label(plan) if config.get(MICRO_BATCH, "auto") != "auto" else ""
+    batch = f"{plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
+    batch *= config.get(MICRO_BATCH, "auto") != "auto"
     strategy = plan.strategy if config else "-"
     length = make_figure(length_of(record), "{:,}".format)
     cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", length, f"{strategy} {batch}".strip()]
@@ -172,8 +185,6 @@ def _result(record: Record) -> list[Cell]:
         speed = make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
     elif figures.tokens_per_s is None:
         speed = make_figure(figures.step_s, lambda step_s: f"{duration(step_s)} a step")
-    if failure := failure_of(record):
-        return [*cells, *([speed] if speed.value is not None else []), Figure(failure, style="bad")]
     sizes = (make_figure(each, GIB.part) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
     return [*cells, speed, *sizes]
 
@@ -195,19 +206,21 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     if result.device == "cpu":
         how = "with one thread each in processor time, which other processes do not lengthen"
         remarks.append(f"Each rank: all ranks at once, {how}; all cores: in elapsed time.")
-    blocks: list[doc.Block] = [
-        *([doc.Sentence(warning, "yellow")] if warning else []),
-        doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
-        doc.Gap(),
-        Table(["", "size", "median", "lowest to highest"], rows),
-        doc.Gap(),
+    below: list[doc.Block] = [
         *(doc.Sentence(remark, "dim") for remark in remarks),
         *slow_bf16(result),
         *(doc.Sentence(f"Not measured: {skipped.what}: {skipped.reason}.") for skipped in result.skipped),
     ]
     if record.id is not None:
         kept = f"Kept as number {record.id} (ds-advise history)."
-        blocks.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
+        below.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
+    blocks: list[doc.Block] = [
+        *([doc.Sentence(warning, "yellow")] if warning else []),
+        doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
+        doc.Gap(),
+        Table(["", "size", "median", "lowest to highest"], rows),
+        *([doc.Gap(), *below] if below else []),
+    ]
     machine = machine_title(record.machine)
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
 

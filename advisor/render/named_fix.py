@@ -12,7 +12,7 @@ from ...ds_configs.launch_commands import COUNTS
 from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
-from ...probes.failures.messages import find_message
+from ...probes.failures.messages import MemoryPhase, find_message
 from ...probes.failures.out_of_memory import unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
@@ -42,6 +42,15 @@ _OF_AMD = {"nvidia-smi": "rocm-smi", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICE
 _OTHER_STATE = "the rank in another state"
 """Words of a fix in whose place the ranks stand that the log names."""
 
+_OF_OLD_TORCH = "max_split_size_mb:128"
+"""End of the setting against fragmentation of a torch up to 2.0."""
+
+_EXTENSIONS = "~/.cache/torch_extensions"
+"""The usual folder in a fix, in whose place that of the log stands."""
+
+_FAULTHANDLER = "python -X faulthandler shows the place"
+"""Words of a fix for a crash whose place is not known."""
+
 _PROCESS = re.compile(r"Process (?P<number>\d+) has (?P<size>\d[\d.]* \w+) memory in use")
 
 
@@ -55,6 +64,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
         return ""
     file = config or _config_of(found)
     precise = _FIXES.get(message.id) or (_on_disk if message.kind == "disk_full" else None)
+    if isinstance(explanation, MemoryPhase) and explanation.name == "loss":
+        precise = _at_loss
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
@@ -198,6 +209,34 @@ def _of_auto_class(first: Finding, _fix: str) -> str:
     return f"Load it by {alternatives(classes)} in place of {tried}" if classes else ""
 
 
+def _at_loss(first: Finding, _fix: str) -> str:
+    """Name first what a torch can do for which there are no kernels of Liger (its setup.py needs 2.1.2)."""
+    if not unfragmented(first.error.text).endswith(_OF_OLD_TORCH):
+        return ""
+    liger = "Liger's loss, which stores no logits, needs torch 2.1.2 or later"
+    return f"A smaller micro batch, or shorter sequences. {liger}"
+
+
+def _of_extension(first: Finding, fix: str) -> str:
+    """Name the folder of the log."""
+    folder = first.named.get("folder")
+    return fix.replace(_EXTENSIONS, folder) if folder else ""
+
+
+def _of_toolkit(first: Finding, fix: str) -> str:
+    """Name the variable that skips DeepSpeed's check, where only the minor versions differ."""
+    toolkit, built = (first.named.get(name, "").partition(".")[0] for name in ("toolkit", "built"))
+    is_own = "does not match" in first.error.text
+    return f"{fix}; or build anyway by DS_SKIP_CUDA_CHECK=1" if toolkit and toolkit == built and is_own else ""
+
+
+def _of_crash(first: Finding, fix: str) -> str:
+    """Name the traceback that faulthandler printed."""
+    near = (first.error.head, *first.error.around)
+    shown = "The traceback below `Fatal Python error` shows the place"
+    return fix.replace(_FAULTHANDLER, shown) if any("Fatal Python error" in line for line in near) else ""
+
+
 def _of_container(first: Finding, fix: str) -> str:
     """Name the limit."""
     limit = first.memory_limit
@@ -228,5 +267,8 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "wrong-auto-class": _of_auto_class,
     "container-memory": _of_container,
     "gpu-fragmented": _of_fragments,
+    "extension-lock": _of_extension,
+    "cuda-mismatch": _of_toolkit,
+    "segmentation-fault": _of_crash,
     "gpu-shared": _of_other_processes,
 }

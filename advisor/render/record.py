@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -158,17 +159,24 @@ def failure_of(record: Record) -> str:
     return str(failure.get("kind", "failed")).replace("_", " ") if failure else ""
 
 
+def does_not_fit(record: Record) -> bool:
+    """Return whether a dry run needs more memory than its GPUs have."""
+    need, have = figures_of(record).needed_bytes, record.result.get("gpu_memory_bytes")
+    return record.kind == "dry-run" and bool(need and have and need > have)
+
+
 def record_document(record: Record, data: Any) -> doc.Document:
     """Return everything that is stored about a run, and the command that repeats it. data: for --json."""
     failure, figures = record.result.get("failure") or {}, figures_of(record)
     tone: doc.Tone = "bad" if failure else "good"
     if failure:
-        verdict = f"It failed: {failure_of(record)}."
+        rank = "" if failure.get("rank") is None else f" on rank {failure['rank']}"
+        verdict = ended(f"It failed{rank}: {_message_of(failure) or failure_of(record)}")
     elif record.kind == "dry-run":
         need, have = figures.needed_bytes, record.result.get("gpu_memory_bytes")
+        tone = "bad" if does_not_fit(record) else "good"
         unit, of = memory_unit(need or 0), f" of {gib(have)} GiB" if have else ""
         verdict = f"The dry run needs {unit.figure(need)} {unit.title}{of} per GPU." if need else "The script runs."
-        tone = "bad" if need and have and need > have else "good"
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
         speed += [f"{rate(figures.samples_per_s)} samples/s"] if figures.samples_per_s else []
@@ -193,15 +201,21 @@ def record_document(record: Record, data: Any) -> doc.Document:
     return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
 
 
+def _message_of(failure: Mapping[str, Any]) -> str:
+    """Return the error of a run that failed, as one line; "" if it is not stored."""
+    return printable(str(failure.get("message") or ""))
+
+
 def _failure(failure: Mapping[str, Any]) -> Iterator[doc.Block]:
-    """Yield the error of a run that failed, and its fix if it is stored."""
-    if message := printable(str(failure.get("message", ""))):
-        rank = failure.get("rank")
-        yield doc.Sentence(message if rank is None else f"Rank {rank}: {message}")
-        yield doc.Verbatim(str(failure.get("details", "")).strip().splitlines()[-12:])
-    if fix := failure.get("fix"):
-        yield doc.Sentence(f"Fix: {ended(printable(str(fix)))}")
-    if message or fix:
+    """Yield the last lines, the cause and the fix of a run that failed, as far as they are stored."""
+    if details := str(failure.get("details", "")).strip():
+        yield doc.Verbatim(details.splitlines()[-12:])
+    titles = {"cause": "Cause" if failure.get("is_cause_certain") else "Usual causes", "fix": "Fix"}
+    told = {title: printable(str(failure.get(name) or "")) for name, title in titles.items()}
+    for title, text in told.items():
+        if text:
+            yield doc.Sentence(f"{title}: {ended(text)}")
+    if details or any(told.values()):
         yield doc.Gap()
 
 
@@ -223,12 +237,22 @@ def repeat(record: Record) -> list[doc.Block]:
     words = shlex.split(record.workload.get("command_line", ""))
     if record.kind != "training" and words[1:2] and words[1] in _STARTERS:
         return [doc.Heading("It was a check of this training", "next"), doc.Commands([shlex.join(words)])]
+    if record.kind == "dry-run" and (own := record.workload.get("command")) and words[1:2] not in ([], ["dry-run"]):
+        words = _dry_run_of(record, own)  # one of several of that line
     if words[1:2] == ["train"]:
         if "--resume" in words:
             return []
         words = _in_another_folder(words, record.result.get("output_folder"))
     command = shlex.join(words)
     return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
+
+
+def _dry_run_of(record: Record, command: str) -> list[str]:
+    """Return the words of the dry run of a command on the GPUs of a record."""
+    gpus, file = gpus_of(record), record.workload.get("config_file")
+    ranks = re.fullmatch(r"(\d+) CPU ranks?", gpus)
+    where = ["--device", "cpu", "--ranks", ranks[1]] if ranks else ["--gpus", gpus]
+    return ["ds-advise", "dry-run", *([file] if file else []), *where, "--", *shlex.split(command)]
 
 
 def _in_another_folder(words: Sequence[str], used: str | None) -> list[str]:

@@ -341,7 +341,7 @@ def _what_fits(forecast: MemoryForecast) -> str:
 
 def _next(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> Iterator[doc.Block]:
     """Yield the command that finds what fits; nothing if no other plan would help."""
-    if not found.ran_out_of_memory or found.message is None or found.message.figures:
+    if found.message is None or not found.message.is_lack:
         return
     line = next_words(found, logs, config, given)
     unknown = missing(line)

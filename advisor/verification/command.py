@@ -62,7 +62,7 @@ def command_answer(request: CommandRequest, *, timeout_s: float, on_progress: On
         arguments=found.arguments,
         words=request.words,
     )
-    keep_command(answer)
+    keep_command(answer, None if request.is_default_config else request.config_file)
     return answer
 
 

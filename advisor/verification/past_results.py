@@ -30,6 +30,7 @@ from ...probes.store import LIBRARIES, Record, build_record, model_key, stored_w
 from ...probes.worker_process import OnProgress
 from ..answer.command_answer import CommandAnswer
 from ..question.cluster import machines_label
+from ..text.units import shown_path
 from .prediction import Prediction, is_timed
 
 _PACKAGE = Path(__file__).parents[2]
@@ -79,11 +80,14 @@ def dry_run_once(
     return result, None
 
 
-def keep_command(answer: CommandAnswer) -> None:
-    """Keep the dry run of a command, without the operations of its schedule: it is listed, and not used again."""
+def keep_command(answer: CommandAnswer, config_file: Path | None) -> None:
+    """Keep the dry run of a command, without the operations of its schedule: it is listed, and not used again.
+    config_file: the configuration in front of a command that names none."""
     kept = replace(answer.result, schedule=None, timeline=()).to_json() | answer.stored_figures()
     length = answer.training.seq_len
-    _keep_dry_run(kept | {"unit": answer.unit}, answer.run, command=shlex.join(answer.words), observed_seq_len=length)
+    conditions = {"command": shlex.join(answer.words), "observed_seq_len": length}
+    conditions |= {} if config_file is None else {"config_file": shown_path(config_file)}
+    _keep_dry_run(kept | {"unit": answer.unit}, answer.run, **conditions)
 
 
 def _keep_dry_run(kept: Mapping[str, Any], run: Run, **conditions: Any) -> None:

@@ -160,6 +160,9 @@ def _meant_pieces(name: str) -> list[list[str]]:
     return [_pieces(each) for each in dict.fromkeys((own.lower(), divided))]
 
 
+_NEAR_BEGINNING = 0.9
+"""Share of equal characters from which a name is taken for the misspelled beginning of one."""
+
 _OTHER_SIZE = 1.25
 """Ratio of the sizes of two models from which one is no misspelling of the other. Sizes of usual names are rounded:
 14B and 14.8B."""
@@ -172,10 +175,18 @@ def _meant(name: str) -> str:
     same = next(iter(nearest(name, 1, least=_SIMILAR)), "")
     if same and _family_and_size(_pieces(same.rpartition("/")[2])) in [each for each in stated if each[1]]:
         return same
-    near = next(iter(nearest(name, 1, least=_CLOSE)), "")
+    near = next(iter(nearest(name, 1, least=_CLOSE)), "") or (same if _begins(name, same) else "")
     _, known = _family_and_size(_pieces(near.rpartition("/")[2]))
     sizes = [size for _, size in stated if size]
     return near if not sizes or any(1 / _OTHER_SIZE <= known / size <= _OTHER_SIZE for size in sizes) else ""
+
+
+def _begins(name: str, hub_id: str) -> bool:
+    """Return whether a name is nearly the beginning of a longer one: `Mistrall-7B` of `Mistral-7B-v0.1`."""
+    from difflib import SequenceMatcher  # as above
+
+    own, known = (_keys([_pieces(each.rpartition("/")[2][:100])])[0] for each in (name, hub_id))
+    return bool(known) and SequenceMatcher(None, own, known[: len(own)]).ratio() >= _NEAR_BEGINNING
 
 
 def _family_and_size(pieces: list[str]) -> tuple[str, float]:

@@ -331,7 +331,7 @@ def _resolved(words: Sequence[str], folder: Path) -> Program:
     found = shutil.which(target, path=str(Path(sys.executable).parent)) or shutil.which(target)
     if found is None:
         why = f"it is no command on PATH or beside {sys.executable}"
-        raise DsAdviseError(f"there is no {target}", why=why, fix="give the script after --")
+        raise DsAdviseError(f"there is no {target}", why=why, fix="install it, or give the script that it runs")
     if shebang(Path(found)) is None:
         raise _no_python(target, f"the first line of {found} names no Python")
     return Program(found, False, program.arguments)

@@ -267,11 +267,21 @@ def check_script(words: Sequence[str], folder: Path) -> None:
     if launcher := launcher_of(program):
         target = script_in(launcher[1])
         is_script = {"-m", "--module", "--no-python", "--no_python"}.isdisjoint(launcher[1])
+    elif not is_script and not program.is_module and not shutil.which(target) and (near := _misspelled(target)):
+        raise DsAdviseError(f"there is no {target}", why="it is no command on PATH", fix=f"write {near}")
     for file in (target if is_script else "", *_configs_in(words)):
         if file and not (folder / file).exists():
             near = nearest_file(folder / file)
             fix = f"write {Path(file).with_name(Path(near).name)}" if near else f"give its path from {folder}"
             raise DsAdviseError(f"there is no file {file}", fix=fix)
+
+
+def _misspelled(program: str) -> str:
+    """Return the launcher whose name a word is nearly; "" for a launcher and any other word."""
+    from difflib import get_close_matches  # imported here: only a word that is on no PATH needs it
+
+    known = ("python", "python3", "accelerate", *_LAUNCHERS)
+    return "" if program in known else next(iter(get_close_matches(program, known, n=1, cutoff=0.8)), "")
 
 
 _CONFIG_OPTIONS = ("deepspeed", "deepspeed_config", "deepspeed_config_file")

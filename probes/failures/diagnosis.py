@@ -37,6 +37,12 @@ _REPEATS = "launcher-repeats"
 _NEAR = 100
 """Lines between a message and the same one with its traceback."""
 
+_KERNEL = re.compile(r"\.cuh?:\d+: .*Assertion `.*` failed")
+"""The line of an assertion in a kernel, which names neither the rank nor the user's code."""
+
+_RAISED_BY_KERNEL = "device-assert"
+"""The message that torch raises for it."""
+
 _IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
 """A file of a frame in which a rank waits for the others."""
 
@@ -351,8 +357,14 @@ def _raised_elsewhere(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
-    """The cause with its traceback, in front of which a logger may have printed the message alone."""
+    """The cause with its traceback, in front of which a logger may have printed the message alone. An assertion of a
+    kernel is raised as an error of its own, in the process that started the kernel."""
     error = cause.error
+    if not error.frames and _KERNEL.search(error.text):
+        raised = (each.error for each in findings if each.message is not None and each.message.id == _RAISED_BY_KERNEL)
+        if (own := next((each for each in raised if each.log == error.log and each.frames), None)) is not None:
+            rank = own.rank if error.rank is None else error.rank
+            return replace(cause, error=replace(error, frames=own.frames, rank=rank))
     near = (each for each in findings if 0 <= each.error.order - error.order < _NEAR)
     same = (each for each in near if each.message == cause.message and each.error.process == error.process)
     return next((each for each in same if each.error.has_place), cause)

@@ -54,8 +54,10 @@ _PROMPT = r"(?:\([\w.-]+\) )?(?:[$%] ?|\S{1,60}[$#] |\[\S+ \S+\][$#] )"
 """Of a shell: `$ `, `ann@node-1:/work$ `, `(base) [ann@node-1 work]$ `."""
 
 _LAUNCHER = r"(?:\w+=\S+ )*(?:torchrun|accelerate launch|deepspeed) "
-_TYPED = re.compile(rf"^(?:{_PROMPT}|[+#>] ?)?({_LAUNCHER}(?:.* )?\S+\.py(?: .*)?)$")
-_AT_PROMPT = re.compile(_PROMPT + _LAUNCHER)
+_SRUN = r"(?:(?:\w+=\S+ )*srun (?:\S+ )*?)?"
+"""Slurm's starter of the launchers, one on each node; what it starts is the command of a node."""
+_TYPED = re.compile(rf"^(?:{_PROMPT}|(?:\++|[#>]) ?)?{_SRUN}({_LAUNCHER}(?:.* )?\S+\.py(?: .*)?)$")
+_AT_PROMPT = re.compile(_PROMPT + _SRUN + _LAUNCHER)
 _WORLD = "--world_info="
 
 

@@ -66,6 +66,8 @@ class Message:
     """Not found there."""
     figures: Literal["", "shared", "outside", "fragmented"] = ""
     """What the allocator's figures in the message show; "" if they do not matter."""
+    by_others: bool = False
+    """Whether other processes hold the memory."""
     replaced: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What took the place of each value of the group `argument`, as `replacement`; the message is none of other values.
     Empty if every value counts."""
@@ -84,6 +86,11 @@ class Message:
     """What confirmed cause and fix: an issue, or a file of the engine."""
     example: str
     """Lines of a log with the message."""
+
+    @property
+    def is_lack(self) -> bool:
+        """Whether the process itself needs more memory than there is, so that another plan may fit."""
+        return self.kind in ("gpu_out_of_memory", "host_out_of_memory") and not (self.by_others or self.figures)
 
     def names(self, text: str) -> dict[str, str]:
         """What a text that is this message names, by the pattern's groups; empty if it does not name all."""

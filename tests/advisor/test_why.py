@@ -205,6 +205,11 @@ COMMANDS = {
         "$ accelerate launch --num_processes 16 --num_machines 2 train.py",
         "2x8x80GB -- accelerate launch --num_processes 16 --num_machines 2 train.py",
     ),
+    "srun": (
+        "+ NCCL_DEBUG=INFO srun --nodes 2 torchrun --nnodes 2 --nproc_per_node 8 train.py --bf16",
+        "2x8x80GB -- torchrun --nnodes 2 --nproc_per_node 8 train.py --bf16",
+    ),
+    "in a function": ("++ srun torchrun --nproc_per_node 4 train.py", "4x80GB -- torchrun --nproc_per_node 4 train.py"),
     "cut": ("+ torchrun --nproc_per_node 2 train.py \\", "Nx80GB -- COMMAND"),
     "prose": ("please start deepspeed --help or torchrun with your train.py", "Nx80GB -- COMMAND"),
 }
@@ -234,6 +239,74 @@ def test_no_other_plan_is_looked_for_where_none_would_help(log: Path, capsys: py
     """Another process holds the memory."""
     log.write_text(FRAMES + FULL.replace("77.90", "40.00").replace("75.00", "38.00"))
     assert "ds-advise why" not in _why(capsys, "train.log")[1]
+
+
+def test_the_ram_of_a_node_is_asked_for_where_it_ran_out(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text("+ srun torchrun --nproc_per_node 8 train.py\nsrun: error: node1: task 3: Out Of Memory\n")
+    words = " ".join(_why(capsys, "train.log")[1].replace("\\\n", "").split())
+    assert "(SIZE the memory of a GPU in GB, RAM that of a node):" in words
+    assert words.endswith("--gpus 8xSIZEGB --ram RAMGB -- torchrun --nproc_per_node 8 train.py")
+
+
+def test_no_prediction_is_missed_where_none_would_help(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No configuration is predicted" in _why(capsys, "train.log", "--gpus", "8x80GB")[1]
+    for text in (
+        FRAMES + FULL.replace("77.90", "40.00").replace("75.00", "38.00"),  # another process
+        f"{FRAMES}{FULL}".replace("75.00", "55.00").replace("1.90", "21.90"),  # fragmentation
+    ):
+        log.write_text(text)
+        shown = _why(capsys, "train.log", "--gpus", "8x80GB")[1]
+        assert "No configuration is predicted" not in shown and "has no effect" not in shown
+
+
+@pytest.mark.parametrize("error", ["torch.AcceleratorError", "RuntimeError"])
+def test_a_gpu_that_was_full_before_the_training_is_no_lack_of_it(
+    error: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/w/train.py", line 12, in main\n    torch.cuda.set_device(rank)\n'
+        '  File "/opt/lib/python3.11/site-packages/torch/cuda/__init__.py", line 584, in set_device\n'
+        f"    torch._C._cuda_setDevice(device)\n{error}: CUDA error: out of memory\n"
+    )
+    shown = " ".join(_why(capsys, "train.log", "--gpus", "8x80GB")[1].split())
+    assert shown.startswith("The GPU was full before this process held anything on it.")
+    assert "CUDA_VISIBLE_DEVICES" in shown and "micro batch" not in shown and "Find what fits" not in shown
+    assert "No configuration is predicted" not in shown
+
+
+def test_an_assertion_of_a_kernel_has_the_traceback_of_the_rank_that_raised_it(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel's line names neither."""
+    kernel = "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [1,0,0]"
+    frames = '  File "/w/train.py", line 40, in main\n    loss = model(batch).loss\n'
+    raised = f"Traceback (most recent call last):\n{frames}RuntimeError: CUDA error: device-side assert triggered\n"
+    ranked = "".join(f"[rank1]: {line}\n" for line in raised.splitlines())
+    log.write_text(f"{kernel} Assertion `srcIndex < srcSelectDimSize` failed.\n" * 150 + ranked)
+    shown = " ".join(_why(capsys, "train.log")[1].split())
+    assert "--> train.log:1, rank 1" in shown and "/w/train.py:40, in main" in shown
+    assert "had an error, too" not in shown and "followed" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        ("slurm_script: line 14: torchrun: command not found", "The shell found no torchrun."),
+        ("bash: line 1: deepspeed: command not found", "The shell found no deepspeed."),
+        ("/bin/sh: 1: accelerate: not found", "The shell found no accelerate."),
+        ("Using /root/ext/py310 as PyTorch extensions root...", "The log stops while an extension is built."),
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:626] . unexpected pos 14893254976 vs 14893254872",
+            "Disk full while the checkpoint was saved.",
+        ),
+        ("wandb: ERROR api_key not configured (no-tty)", "Weights & Biases has no API key."),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "The package flash-attn is not installed."),
+    ],
+)
+def test_the_headline_is_a_sentence(text: str, headline: str, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a message that is none."""
+    log.write_text(f"{text}\n")
+    assert " ".join(_why(capsys, "train.log")[1].split()).startswith(headline)
 
 
 def test_an_exit_code_alone_has_usual_causes(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -962,6 +1035,33 @@ OF_ACCELERATE = (
         (
             f"{FRAMES}{FULL}".replace("75.00", "55.00").replace("1.90", "21.90"),
             "Fix: Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        ),
+        (
+            "RuntimeError: \nThe detected CUDA version (11.8) mismatches the version that was used to compile\n"
+            "PyTorch (12.4). Please make sure to use the same CUDA versions.",
+            "Fix: Install the CUDA 12.4 toolkit (CUDA_HOME names its folder), or a torch of CUDA 11.8. ",
+        ),
+        (
+            "CUDAMismatchException: Installed CUDA version 12.9 does not match the version torch was compiled with "
+            "12.4, unable to compile cuda/cpp extensions",
+            "or a torch of CUDA 12.9; or build anyway by DS_SKIP_CUDA_CHECK=1.",
+        ),
+        (
+            "RuntimeError: Some tensors share memory, this will lead to duplicate memory on disk",
+            "Fix: Save by model.save_pretrained; if it refuses them, upgrade transformers",
+        ),
+        ("Using /root/ext/py310 as PyTorch extensions root...", "Fix: Delete /root/ext/py310 (or the lock"),
+        (
+            'Fatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n  File "a.py"',
+            "Fix: The traceback below `Fatal Python error` shows the place; reinstall",
+        ),
+        ("Segmentation fault (core dumped)", "Fix: python -X faulthandler shows the place; reinstall"),
+        (
+            'Traceback (most recent call last):\n  File "/opt/transformers/loss/loss_utils.py", line 63, in '
+            "ForCausalLMLoss\n    loss = fixed_cross_entropy(logits)\nRuntimeError: CUDA out of memory. Tried to "
+            "allocate 2.00 GiB (GPU 0; 23.69 GiB total capacity; 21.20 GiB already allocated; 0.60 GiB free; 21.50 GiB "
+            "reserved in total by PyTorch) See documentation for PYTORCH_CUDA_ALLOC_CONF",
+            "Fix: A smaller micro batch, or shorter sequences. Liger's loss, which stores no logits, needs torch 2.1.2",
         ),
     ],
 )

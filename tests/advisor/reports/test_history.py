@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ BENCH = Record(
 def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines), lines
+    assert all(first.strip() or second.strip() for first, second in pairwise(lines)), "two empty lines"
     return lines
 
 
@@ -118,14 +120,26 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
     [
         ("training", {"tokens_per_s": 1234.0, "peaks": PEAKS}, "8xH100-SXM5", ["1,230", "3.0", "8.0"]),
         ("probe", PROBE.result, "2xL4", ["a-model-with-~", "128", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
-        ("probe", FAILED, "2 CPU ranks", ["4x2", "out", "of", "memory"]),
+        ("probe", FAILED, "2 CPU ranks", ["memory", "a-model-with-~", "128", "zero2-offload", "4x2", "-", "-", "-"]),
         (
             "training",
             {"tokens_per_s": 4450.0, "peaks": PEAKS, **CRASH},
             "2xL4",
-            ["4,450", "crash"],
+            ["crash", "a-model-with-~", "128", "zero2-offload", "4x2", "4,450", "3.0", "8.0"],
         ),
         ("training", {"step_s": 0.011, "peaks": PEAKS}, "2xL4", ["11", "ms", "a", "step", "3.0", "8.0"]),
+        (
+            "training",
+            {"status": "stopped", "peaks": PEAKS},
+            "2xL4",
+            ["stopped", "a-model-with-~", "128", "zero2-offload", "4x2", "-", "3.0", "8.0"],
+        ),
+        (
+            "dry-run",
+            {"peak": {}, **NEED, "gpu_memory_bytes": 2**32},
+            "2x24GB",
+            ["not", "fit", "a-model-with-~", "128", "zero2-offload", "4x2", "96,300", "6.0", "16.0"],
+        ),
         ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
         ("dry-run", {"peak": {}, "unit": "samples", **NEED}, "2x24GB", ["4x2", "96,300", "samples", "6.0", "16.0"]),
         ("dry-run", {"peak": {"device_bytes_per_gpu": 2**32}}, "2x24GB", ["4x2", "-", "4.0", "-"]),
@@ -136,6 +150,8 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
         "probe",
         "failed",
         "failed after steps",
+        "stopped",
+        "too large",
         "only a step time",
         "dry run",
         "without tokens",
@@ -151,8 +167,8 @@ def test_a_record_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its kind, GPUs, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest GPU (of a
-    dry run that of its verdict), RAM of all ranks, each in its column; or how it failed."""
+    """Its kind, GPUs, result, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest
+    GPU (of a dry run that of its verdict), RAM of all ranks, each in its column."""
     Store().add(replace(PROBE, kind=kind, result=result, workload={"seq_len": 128, **({"gpus": gpus} if gpus else {})}))
     monkeypatch.setenv("COLUMNS", "110")
     run(["history"])
@@ -161,7 +177,6 @@ def test_a_record_is_one_line(
 
 
 def test_a_failure_is_red_in_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where its text extends over the columns of the figures."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -182,17 +197,23 @@ def test_the_training_of_a_command_has_the_name_of_its_script(capsys: pytest.Cap
     assert "sequence 4,096 tokens model some/a-model-with-a-long-name" in page
 
 
-def test_a_wide_terminal_says_which_figures_are_simulated(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_list_says_which_figures_are_simulated(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the age of each record."""
-    monkeypatch.setenv("COLUMNS", "120")
+    """And the age of each record; its legend explains the columns that are shown. A plan without accumulation has its
+    batch in the same form."""
+    monkeypatch.setenv("COLUMNS", width)
+    Store().add(replace(PROBE, plan={"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}))
     Store().add(replace(PROBE, kind="dry-run", result={"peak": {}, **NEED}, workload={"gpus": "2x24GB"}))
-    Store().add(PROBE)
     run(["history"])
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
-    assert "2x24GB" in rows["1"] and "simulated" in rows["1"] and " days" in rows["1"]
-    assert "measured" in rows["2"] and "simulated" not in rows["2"]
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.split()}
+    assert " dry-run " in rows["2"] and " days" in rows["2"] and " ddp 8x1 " in rows["1"]
+    legend = " ".join(shown.split())
+    assert "kind: a dry run simulates its GPUs, the others are measured" in legend
+    assert " result " not in shown, "every run ended as usual"
+    assert ("length: tokens per sample" in legend) == (" length " in shown.splitlines()[0])
 
 
 def test_a_record_has_a_page_with_everything_that_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,6 +297,24 @@ def test_a_check_before_a_training_is_not_repeated_by_it(capsys: pytest.CaptureF
     assert "Repeat" not in shown
 
 
+@pytest.mark.parametrize(
+    ("gpus", "config_file", "repeated"),
+    [
+        ("2x24GB", None, "dry-run --gpus 2x24GB -- torchrun a.py"),
+        ("2 CPU ranks", "ds_config-2.json", "dry-run ds_config-2.json --device cpu --ranks 2 -- torchrun a.py"),
+    ],
+)
+def test_one_of_several_dry_runs_of_a_command_is_repeated_alone(
+    gpus: str, config_file: str | None, repeated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the record has it: the advised plan in a configuration of its own, not the line that looked for it."""
+    workload = {"gpus": gpus, "command": "torchrun a.py", "command_line": "ds-advise why a.log -- torchrun b.py"}
+    workload |= {"config_file": config_file} if config_file else {}
+    Store().add(replace(PROBE, kind="dry-run", result={"peak": {}, **NEED}, workload=workload))
+    assert run(["history", "1"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).replace(" \\", "").endswith(f"ds-advise {repeated}")
+
+
 def test_the_page_of_a_small_run_is_in_mib_and_its_configuration_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has no infinity, which accelerate writes as steps_per_print."""
     phase = {"iteration": 1, "phase": "step", "gpu_peak_bytes": 3 * 2**20, "gpu_live_bytes": 100, "host_live_bytes": 0}
@@ -295,11 +334,12 @@ def test_the_page_of_a_training_that_failed_begins_with_its_error(
 ) -> None:
     """Its fix, and the command that says more of its log."""
     monkeypatch.chdir(tmp_path)
-    failure = {"kind": "crash", "rank": 0, "message": "ValueError: no", "fix": "give one"}
+    failure = {"kind": "crash", "rank": 0, "message": "ValueError: no", "cause": "none is given", "fix": "give one"}
     Store().add(replace(TRAINING, result={**TRAINING.result, "log_folder": str(tmp_path), "failure": failure}))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
-    assert "on 2xL4 Rank 0: ValueError: no Fix: give one. date" in shown and "ds-advise why" not in shown
+    assert shown.startswith("It failed on rank 0: ValueError: no.")
+    assert "on 2xL4 Usual causes: none is given. Fix: give one. date" in shown and "ds-advise why" not in shown
     (tmp_path / "rank0.log").touch()
     run(["history", "1"])
     assert "ds-advise why rank0.log" in capsys.readouterr().out
@@ -310,7 +350,8 @@ def test_a_failed_run_has_its_error_on_its_page(capsys: pytest.CaptureFixture[st
     Store().add(replace(PROBE, result=FAILED | {"failure": failure}))
     assert run(["history", "1"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
-    assert shown.startswith("It failed: crash.") and "Rank 1: ValueError: no Traceback" in shown
+    assert shown.startswith("It failed on rank 1: ValueError: no.") and "on one rank" not in shown
+    assert "Traceback ValueError: no" in shown
 
 
 def test_incomplete_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,8 +376,7 @@ def test_the_newest_come_first_and_other_machines_are_named(capsys: pytest.Captu
     assert lines[1].split()[0] == "7" and " dry-run " in lines[1] and "2 x L4" in lines[2]
     assert any("100 Tflop/s" in line for line in lines)
     assert " Older ones: 3 (--limit 7)." in lines
-    assert any("A dry run simulates its GPUs" in line for line in lines)
-    assert any("figures: measured, or simulated by a dry run." in line for line in lines)
+    assert any("kind: a dry run simulates its GPUs" in line for line in lines)
     run(["history", "2", "3"])
     assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == ["3", "2"]
 
@@ -410,7 +450,7 @@ def test_the_legend_explains_what_the_table_has_and_a_narrow_one_keeps_the_ram_o
     Store().add(replace(PROBE, result=on_cpu.to_json()))
     run(["history"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "RAM GiB: host memory of all ranks." in text and "GPU GiB" not in text and "simulates" not in text
+    assert "RAM GiB: host memory of all ranks " in text and "GPU GiB" not in text and "simulates" not in text
     Store().add(PROBE)
     for width in ("80", "64"):
         monkeypatch.setenv("COLUMNS", width)
@@ -418,7 +458,7 @@ def test_the_legend_explains_what_the_table_has_and_a_narrow_one_keeps_the_ram_o
         text = capsys.readouterr().out
         words = " ".join(text.split())  # sentences, where columns have no room
         assert ("GPU GiB RAM GiB" if width == "80" else "RAM GiB") in words.partition(" GPU GiB: ")[0]
-        assert "GPU GiB: device memory of the fullest GPU." in words
+        assert "GPU GiB: device memory of the fullest GPU" in words
         assert ("Not shown at this width: " in text) == (width == "80")
 
 
@@ -436,7 +476,7 @@ def test_runs_of_one_model_differ_by_their_length(
     monkeypatch.setenv("COLUMNS", "40")
     run(["history"])
     shown = " ".join(" ".join(_lines(capsys)).split())
-    assert " days, training, 2xL4, measured, a-model-with-~, length 4,096, zero2-offload 4x2," in shown
+    assert " days, training, 2xL4, a-model-with-~, length 4,096, zero2-offload 4x2," in shown
     assert "tokens/s 500, RAM GiB 3.0 2: " in shown and " -," not in shown
 
 
