@@ -40,6 +40,8 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
             return f"write {line(['launch', '--dry', *trains[trains.index('--') :]])}, which checks a training"
         if Path(word).suffix == ".json":
             return f"write {line(['lint', word])}, which checks a configuration"
+    if command.name == "compare" and len(typed) > 2 and all(Path(each).suffix == ".json" for each in typed):
+        return f"write {line(['check', *args[1:]])}, which takes more than two"
     if word.lower() in ("yes", "true", "on", "1", "no", "false") and before in known and known[before].is_flag:
         return f"write {before} without {word}"
     if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options

@@ -198,6 +198,7 @@ LINES = {
     "gpt2 --gpus 24GB -- train.py": "the command behind -- has its own model; leave gpt2 out\n",
     "why --log run.log": "write ds-advise why run.log\n",
     "why -f run.log": "write ds-advise why run.log\n",
+    "compare a.json b.json c.json": "write ds-advise check a.json b.json c.json, which takes more than two\n",
     "compare zero2 vs zero3 gpt2": "write ds-advise compare zero2 zero3 gpt2\n",
     "explain gpt2 --part time": "write ds-advise explain gpt2 time\n",
     "explain ZeRO-3 --gpus 24GB": "write ds-advise explain MODEL --gpus 24GB --strategy zero3\n",
