@@ -59,8 +59,10 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
     yield Heading("Time of a step", "time")
     yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
     yield time_chart(plans, chosen=chosen)
-    yield Heading("Speed against memory", "speed")
     best = pareto_optimal(answer.candidates, cluster, answer.recommended)
+    if not best:  # every plan needs more memory than the chart shows
+        return
+    yield Heading("Speed against memory", "speed")
     yield _note(f"{_what_fits(answer, best)} The table has every plan.")
     points = speed_against_memory(best, cluster, answer.recommended)
     yield Chart(points, ladder_table(answer, all_candidates=True))
