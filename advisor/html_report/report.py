@@ -43,6 +43,7 @@ _WORDS = {
     "sections_title": "Sections",
     "copy": "Copy",
     "copied": "Copied",
+    "failed": "Not copied",
     "save": "Save",
     "made_by": f"Made by ds-advise {__version__}.",
     "loads_nothing": (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,6 @@ from ds_advise.advisor.render.answer import answer_document
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}})
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with page_server(0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
 
 
 def asked(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, str]:
@@ -169,7 +157,7 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.locator("#ram-value").fill("512")
     page.locator("#ram-value").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
-    assert page.inner_text("#error").startswith("Host RAM per node '512'")
+    assert page.inner_text("#error").startswith("\"Host RAM per node\" '512'")
     assert page.inner_text("#error").endswith("Write it as 512GB.")
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
