@@ -31,8 +31,8 @@ const t = (text) => {
 
 // The question: texts by option name, kept in the address without defaults.
 
-const fromAddress = () => {
-  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+const fromAddress = (address = location) => {
+  const found = Object.fromEntries(new URLSearchParams(address.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
 const kept = (given = state) => Object.fromEntries(Object.entries(given).filter(([name, text]) => text && text !== options[name]?.default));
@@ -177,6 +177,8 @@ const isValueOf = (name, text) => {  // text: what follows the name: a figure, a
 };
 const quoted = (label) => language === "zh" ? `“${label}”` : `"${label}"`;
 function linkFields(root) {
+  for (const flag of root.querySelectorAll(".flag")) flag.replaceWith(flag.textContent);
+  root.normalize();
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
@@ -467,7 +469,10 @@ async function begin() {
   const narrow = matchMedia("(max-width: 860px)"), placeError = () => narrow.matches ? byId("summary").before(byId("error")) : byId("answer").prepend(byId("error"));
   narrow.onchange = placeError;
   placeError();
-  addEventListener("hashchange", () => { state = fromAddress(); junk = {}; showControls(); ask(); });
+  addEventListener("hashchange", ({ newURL }) => {  // meanwhile the address may be that of the question before
+    [state, junk] = [fromAddress(new URL(newURL)), {}];
+    changed();
+  });
   byId("tabs").onkeydown = ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];
     if (step) tabs[(tabs.indexOf(target) + step + tabs.length) % tabs.length].click();

@@ -130,6 +130,7 @@ def test_points_of_plans_that_lack_something_are_hollow_and_the_caption_says_wha
     assert {circle.get("class", "").split()[0] for circle in circles} == {"f-paper"} and len(circles) == len(drawn.xs)
     *_, note, chart = chart_blocks(advise("Llama-3.1-8B", gpus="8xA100-80GB", deepspeed_estimate=False, offline=True))
     assert isinstance(note, Sentence) and "in green, the recommended one. Hollow ones lack memory." in note.text
+    assert "A vertical line: another strategy." in note.text
     assert (
         isinstance(chart, Chart) and isinstance(chart.drawing, Lines) and chart.drawing.own not in chart.drawing.hollow
     )
@@ -210,6 +211,9 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     batch exceeds the card, and every strategy is named."""
     answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
     assert answer.recommended is not None
+    _, legend, *_ = scaling_blocks(answer)
+    assert isinstance(legend, Sentence)
+    assert legend.text.endswith("Green: this question. Hollow: does not fit. A vertical line: another strategy.")
     series = {one.title: one for one in build_scaling(answer.question, answer.recommended)}
     assert not series["sequence length"].mixes_batches
     assert list(series) == ["sequence length", "micro batch", "GPUs"]

@@ -115,7 +115,9 @@ def test_the_command_is_copied_of_the_fields_and_only_said_to_be_if_it_is(opened
 def test_an_error_on_a_telephone_has_its_buttons_on_top(opened: Any) -> None:
     page = opened(gpus="1x8GB", model="Qwen2.5-14B", ram="64GB")
     page.set_viewport_size({"width": 390, "height": 740})
-    assert page.text_content("#summary span"), "what is short"
+    assert page.text_content("#summary span") == "zero3-nvme: needs 1.06 x VRAM", "what is short"
+    assert page.locator("#ladder tr.closest td:visible").count() == 3, "strategy, memory, and verdict below"
+    assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#ladder .scroll'))")
     enter(page, "#model", "mistral-7b")
     page.evaluate("scrollTo(0, 300)")
     box = page.locator("#error button").first.bounding_box()
