@@ -203,8 +203,9 @@ def _row(row: doc.Row, columns: int, optional: Collection[int]) -> Markup:
             names = _classes("n", cell.style, look)
             cells.append(element("td", cell.text, class_=names, data_value=exact, colspan=span))
         elif not isinstance(cell, doc.Meter):
-            is_snippet = isinstance(cell, doc.Snippet)
-            text = element("code", _with_whole_flags(cell.text.strip())) if is_snippet else cell.strip()
+            text = (
+                element("code", _with_whole_flags(cell.text.strip())) if isinstance(cell, doc.Snippet) else cell.strip()
+            )
             cells.append(element("td", text, *([] if column else below), class_=_classes(look), colspan=span))
     return element("tr", *cells, class_=row.look or None)
 
