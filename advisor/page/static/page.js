@@ -185,9 +185,9 @@ function linkFields(root) {
     if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
   }
   for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
-    if (!FLAG.test(text)) return isValueOf(FLAG_NAME.exec(texts[at - 1])?.[1], text) ? `:${text}` : text;
+    if (!FLAG.test(text)) return text;
     const name = FLAG_NAME.exec(text)[1], flag = `--${name}`, field = fields[name];
-    const title = !field ? text : text === flag ? quoted(field.label) : text.replace(flag, t("change"));
+    const title = !field ? text : text === flag ? quoted(field.label) + (isValueOf(name, texts[at + 1]) ? ":" : "") : text.replace(flag, t("change"));
     const link = field ? fieldLink(name, title) : make("code", { textContent: title });
     link.dataset.flag = text;
     return link;
