@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -172,18 +172,57 @@ def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
     return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, **placed))
 
 
-def _corrected(report: LintReport, judge: Callable[[Document], LintReport]) -> tuple[LintReport, int]:
-    """(the report on the corrected document, the number of corrected findings). A correction may show another finding
-    that can be corrected, such as a renamed key that has no effect, so the edits are repeated until there are none."""
-    seen, corrected = {report.document.text}, 0
-    while report.fixable:
-        text, made = apply(report.document, report.edits)
-        if not made or (text in seen and not report.document.has_byte_order_mark):
-            break
-        seen.add(text)
-        corrected += report.fixable
-        report = judge(read_document(text.encode(), name="the corrected file", as_meant=True))
-    return report, corrected
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linted:
+    """The findings in a configuration, and for what they were found."""
+
+    report: LintReport
+    known: dict[str, Any]
+    """The keyword arguments of `lint`."""
+
+    @property
+    def basis(self) -> str | None:
+        """The training for which memory and speed are predicted; None if they are not predicted."""
+        if "fill" not in self.known:
+            return None
+        workload: Workload = self.known["workload"]
+        checkpointing = "on" if self.report.batch.gradient_checkpointing else "off"
+        return (
+            f"{method_title(workload)} in {workload.precision}, sequence {workload.seq_len}, {workload.loss} loss, "
+            f"checkpointing {checkpointing} (--method, --precision, --seq-len, --loss, --gradient-checkpointing)"
+        )
+
+    def corrected(self) -> tuple[LintReport, int]:
+        """Return (the report on the corrected configuration, the number of corrected findings). A correction may show
+        another finding that can be corrected, such as a renamed key that has no effect, so the edits are repeated until
+        there are none."""
+        report, corrected, seen = self.report, 0, {self.report.document.text}
+        reader = {"framework": report.framework, "framework_is_assumed": report.framework_is_assumed}
+        while report.fixable:
+            text, made = apply(report.document, report.edits)
+            if not made or (text in seen and not report.document.has_byte_order_mark):
+                break
+            seen.add(text)
+            corrected += report.fixable
+            document = read_document(text.encode(), name="the corrected file", as_meant=True)
+            report = lint(document, facts=report.facts, **self.known | reader)
+        return report, corrected
+
+
+def lint_for(
+    document: Document,
+    given: Mapping[str, Any],
+    *,
+    name: str,
+    ignored: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Linted:
+    """Lint a configuration for a question: `given`, as for `file_question`, and what the file records. name: of the
+    file. Raises DsAdviseError as `file_question` and `lint_settings`."""
+    question = file_question(document, given, name=name)
+    question.tell(say)
+    known = lint_settings(question.config, model=question.model, **question.options) | {"ignored": ignored}
+    return Linted(report=lint(document, facts=load_facts(), **known), known=known)
 
 
 def lint_file(
@@ -204,31 +243,20 @@ def lint_file(
     Raises DsAdviseError for a file that cannot be read or corrected, and as `lint_settings`.
     """
     file = read_config_file(path, as_meant=True, command="ds-advise lint")
-    question = file_question(file.document, given, name=shown_name(path))
-    question.tell(say)
-    known = lint_settings(question.config, model=question.model, **question.options) | {"ignored": ignored}
-    facts = load_facts()
-    report = lint(file.document, facts=facts, **known)
+    found = lint_for(file.document, given, name=shown_name(path), ignored=ignored, say=say)
+    report = found.report
     old_text = text = "\ufeff" * file.document.has_byte_order_mark + file.document.text
     copy, after, corrected = None, report, 0
     if correction != "none":
-        reader = {"framework": report.framework, "framework_is_assumed": report.framework_is_assumed}
-        after, corrected = _corrected(report, lambda each: lint(each, facts=facts, **known | reader))
+        after, corrected = found.corrected()
     if corrected:
         text = after.document.text
     if corrected and correction == "fix":
         copy, report = write_corrected(file, text), after
-    workload, batch, basis = known["workload"], report.batch, None
-    if "fill" in known:
-        basis = (
-            f"{method_title(workload)} in {workload.precision}, sequence {workload.seq_len}, {workload.loss} loss, "
-            f"checkpointing {'on' if batch.gradient_checkpointing else 'off'} (--method, --precision, --seq-len, "
-            "--loss, --gradient-checkpointing)"
-        )
     return LintAnswer(
         path=path,
         report=report,
-        basis=basis,
+        basis=replace(found, report=report).basis,
         correction=correction,
         old_text=old_text,
         text=text,

@@ -146,7 +146,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
     what to write, in place of the nearest models."""
     from ...estimators.models import catalogue
-    from ..question.model_source import is_user_module, load_config
+    from ..question.model_source import id_in_address, is_user_module, load_config
 
     path = Path(name)
     if command := "" if is_user_module(name) else other_command(name):
@@ -155,8 +155,8 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         near = nearest_file(path)
         fix = f"write {near}" if near else "name a model, such as Qwen2.5-14B, or its folder"
         raise UnknownModelError(f"{name[:80]}: no such file", fix=fix)
-    if hub := re.fullmatch(r"https?://[\w.-]+/([\w.-]+/[\w.-]+?)(?:/tree/\w+)?/?", name):
-        raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub[1]}")
+    if hub := id_in_address(name):
+        raise UnknownModelError(f"{name[:80]} is the address of a model, not its name", fix=f"write {hub}")
     is_folder = is_there(path) and path.is_dir()
     if is_there(path) and path.is_file():
         load_config(name, offline=True)  # raises for a file that is no JSON

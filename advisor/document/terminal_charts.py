@@ -6,7 +6,7 @@ in a copy of the text. Only areas, which are drawn in eighths of a row, are soli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from math import ceil, floor, log, log10
@@ -20,6 +20,7 @@ from ..text.language import can_encode
 from ..text.lines import LONGEST, NARROWEST, SPARKS, WIDTH, padded, row, sentence
 from ..text.units import FIRM, percent
 from .charts import Drawing, Limit, Lines, Points, StackedBars, Unit
+from .timeline import column_of, highest_in_columns, stretch_names
 
 _INKS = {
     "weights": ("█", "bright_blue"),  # blue is nearly black on a dark terminal, and red is for what is wrong
@@ -53,9 +54,6 @@ _LEAST_BAR = 24
 
 _LEAST_ROWS, _MOST_ROWS = 6, 16
 """Height of areas: a higher terminal shows more, up to a height above which the shape does not become clearer."""
-
-_ITERATION = "iteration"
-"""What the numbers in the names of stretches count."""
 
 _OTHER_LINES = 14
 """Lines of a terminal that are left for what stands around a chart."""
@@ -206,7 +204,7 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
     names[rows - 1] = f"{write(top)} {panel.unit.title}".strip()
     axis = max(map(len, names.values()))
     columns = min(LONGEST, max(console.width, NARROWEST)) - axis - 4
-    highest = _highest(chart.xs, sums, columns)
+    highest = highest_in_columns(chart.xs, sums, columns)
     stacks = [[*accumulate((value or 0) / top * rows for value in positions[at])] for at in highest]
     fills = {ink: pen.fill(ink) for ink in panel.layers}
     grid = [
@@ -226,7 +224,7 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
         text = Text.assemble((f" {names.get(level, ''):>{axis}} {pen.mark}", "dim"), *line)
         text.rstrip()
         row(console, text)
-    names_below, words = _stretch_names(chart, columns)
+    names_below, words = _names_below(chart, columns)
     for line_below in names_below:
         row(console, " " * (axis + 3) + line_below, style="dim")
     if words:
@@ -253,24 +251,6 @@ def _write_into(grid: list[list[tuple[str, str]]], name: str, fill: tuple[str, s
     grid[level][begin : begin + columns] = [(name, style), *[("", "")] * (columns - 1)]
 
 
-def _highest(xs: Sequence[float], sums: Sequence[float], columns: int) -> list[int]:
-    """Return for each column the position with the largest sum of its interval; without one, that of the column
-    before."""
-    found = dict[int, int]()
-    for at, x in enumerate(xs):
-        column = _column(x, xs, columns)
-        if column not in found or sums[at] > sums[found[column]]:
-            found[column] = at
-    shown = [found[0]]
-    for column in range(1, columns):
-        shown.append(found.get(column, shown[-1]))
-    return shown
-
-
-def _column(x: float, xs: Sequence[float], columns: int) -> int:
-    return min(columns - 1, int((x - xs[0]) / ((xs[-1] - xs[0]) or 1) * columns))
-
-
 def _cell(
     stack: Sequence[float], level: int, fills: Sequence[tuple[str, str]], pen: _Pen, empty: str
 ) -> tuple[str, str]:
@@ -287,47 +267,20 @@ def _cell(
     return (empty, "dim") if level else (pen.low, style)
 
 
-def _stretch_names(chart: Lines, columns: int) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the stretches, `forward 2`, in a row of words and a row of numbers at their columns, and the
-    words of the used initials.
-
-    A word is shown in the same way everywhere: whole if each of its stretches has room, with a space behind it, else as
-    its initial, where a stretch has more than one column."""
-    begins = [_column(x, chart.xs, columns) for x, _ in chart.spans]
-    spans = [
-        (*name.partition(" ")[::2], begin, end)
-        for (_, name), begin, end in zip(chart.spans, begins, [*begins[1:], columns], strict=True)
-        if name
-    ]
-    least: dict[str, int] = {}
-    for word, _, begin, end in spans:
-        least[word] = min(least.get(word, columns), end - begin)
-    shown = {word: word if cell_len(word) < room else _initial(word, least) for word, room in least.items()}
-    words = [(shown[word], begin) for word, _, begin, end in spans if end - begin > 1]
-    firsts = {number: begin for _, number, begin, _ in reversed(spans) if number}
-    places = sorted(firsts.values())
-    room = min((end - begin for begin, end in pairwise([*places, columns])), default=0)
-    title = _ITERATION if room > cell_len(f"{_ITERATION} {len(places)}") else ""
-    numbers = [(f"{title} {number}".strip(), begin) for number, begin in firsts.items()]
-    used = {name for name, _ in words}
-    initials = {initial: word for word, initial in shown.items() if initial != word and initial in used}
-    initials |= {" ".join(sorted(firsts, key=int)): f"{_ITERATION}s"} if firsts and not title else {}
-    return [line for line in map(_placed, (words, numbers)) if line], initials
+def _names_below(chart: Lines, columns: int) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the stretches in a row of words and a row of numbers at their columns, and the words of the
+    used initials."""
+    begins = [(column_of(x, chart.xs, columns), name) for x, name in chart.spans]
+    names = stretch_names(begins, columns, cell_len)
+    return [line for line in map(_placed, (names.words, names.numbers)) if line], names.meanings
 
 
-def _initial(word: str, words: Iterable[str]) -> str:
-    """Return the shortest beginning of a word that no other word has."""
-    others = [other for other in words if other != word]
-    beginnings = (word[:length] for length in range(1, len(word)))
-    return next((each for each in beginnings if not any(other.startswith(each) for other in others)), word)
-
-
-def _placed(names: Sequence[tuple[str, int]]) -> str:
+def _placed(names: Sequence[tuple[str, float]]) -> str:
     """Return a line with each name at its column, without those whose place is taken."""
     line = ""
     for name, at in sorted(names, key=itemgetter(1)):
         if not line or cell_len(line) < at:
-            line += " " * (at - cell_len(line)) + name
+            line += " " * (int(at) - cell_len(line)) + name
     return line
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..document.charts import Bar, Drawing, Limit, Lines, Panel, StackedBars
 from . import canvas as svg
-from .canvas import SMALL, WIDE, Markup, Scale
+from .areas import NamesBelow, areas
+from .canvas import SMALL, WIDE, Anchor, Markup, Scale
 
 _SHADES = (1.0, 0.78, 0.6)
 """Opacities of adjacent parts of one colour."""
@@ -140,14 +140,16 @@ def _apart(chart: Lines, x_of: Scale) -> list[tuple[int, str]]:
 def _draw_lines(chart: Lines, width: int) -> Markup:
     """Return the panels, one below the other, with the names of stretches above them."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
-    keys, used = svg.legend(chart.families.items(), width)
     tall = (150.0 if narrow else 190.0) if alone else 110.0
     scales = [_panel_ticks(panel, tall) for panel in chart.panels]
     left = 12 + max(svg.text_width(text, SMALL) for _, ticks in scales for _, text in ticks)
     pad = 18 if chart.labels else 0
     last = max(chart.xs[-1], chart.x_limit.value if chart.x_limit else 0)
     x_of = Scale(0 if chart.labels is None else chart.xs[0], last or 1, left + pad, right - pad)
-    names, numbers = _placed_names(chart.spans, x_of)
+    is_timeline = any(panel.areas for panel in chart.panels)
+    names, numbers = ([], {}) if is_timeline else _placed_names(chart.spans, x_of)
+    below = NamesBelow.of(chart, x_of) if is_timeline else None
+    keys, used = svg.legend([*chart.families.items(), *(below.key if below else ())], width)
     number_keys, more = svg.legend([("", f"{number} {name}") for name, number in numbers.items()], width, used)
     used += more
     rows = max((name.row + 1 for name in names), default=0)
@@ -169,10 +171,16 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
     parts += _span_names(names, x_of, top, bottom)
     for panel, (lines, y_of) in zip(chart.panels, axes, strict=True):
         parts += [svg.small(0, y_of.end - (top - used - 12 if y_of.end == top else 10), panel.title), lines]
-        parts += _areas(panel, chart.xs, x_of, y_of) if panel.areas else _line(panel, chart, x_of, y_of)
+        parts += areas(panel, chart.xs, x_of, y_of) if panel.areas else _line(panel, chart, x_of, y_of)
         if panel.limit is not None:
             y = y_of(panel.limit.value)
-            parts += [svg.line(left, y, right, y, "limit"), svg.small(left + 4, y - 5, panel.limit.words, ink="limit")]
+            anchor: Anchor
+            place, anchor = (right, "end") if panel.areas else (left + 4, "start")  # the peak is named at the left
+            parts.append(svg.line(left, y, right, y, "limit"))
+            parts.append(svg.small(place, y - 5, panel.limit.words, anchor=anchor, ink="limit"))
+    if below is not None:
+        parts += below.drawn(x_of, top, bottom)
+        bottom += below.height
     parts.append(svg.small(right, bottom + 34, chart.x_title, anchor="end"))
     return svg.frame(chart.title, width, bottom + 42, *parts)
 
@@ -218,29 +226,6 @@ def _line(panel: Panel, chart: Lines, x_of: Scale, y_of: Scale) -> Iterator[Mark
             aria_label=hint,
             **look,
         )
-
-
-def _areas(panel: Panel, xs: Sequence[float], x_of: Scale, y_of: Scale) -> Iterator[Markup]:
-    """Yield each layer as the area between the sum of the layers below and its own sum, in steps."""
-    columns = zip(*panel.layers.values(), strict=True)
-    sums = [list(accumulate((value or 0 for value in column), initial=0)) for column in columns]
-    places = [x_of(x) for x in xs]
-    outlines = [_steps(places, [y_of(row[level]) for row in sums]) for level in range(len(panel.layers) + 1)]
-    for ink, (below, above) in zip(panel.layers, pairwise(outlines), strict=True):
-        path = f"M{' '.join(above)}L{' '.join(reversed(below))}Z"
-        yield svg.element("path", d=path, fill_opacity=0.88, **svg.fill(ink))
-
-
-def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[str]:
-    """Return a line that changes its height at the next point; points without a change are left out."""
-    points: list[tuple[float, float]] = []
-    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        if index and abs(y - points[-1][1]) < 0.05 and index < len(xs) - 1:
-            continue
-        if index:
-            points.append((x, points[-1][1]))
-        points.append((x, y))
-    return [f"{x:.2f},{y:.1f}" for x, y in points]
 
 
 class _Name(NamedTuple):

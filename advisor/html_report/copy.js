@@ -4,21 +4,26 @@ function codeButtons(root, words) {
     const code = button.closest(".copy").querySelector("code"), file = button.dataset.save;
     const title = file ? words.save : words.copy;
     button.textContent = title;
-    button.onclick = async () => {
-      if (file) {
-        const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([code.textContent])), download: file });
-        link.click();
-        URL.revokeObjectURL(link.href);
-        return;
-      }
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-      } catch {
-        getSelection().selectAllChildren(code);
-        document.execCommand("copy");
-      }
-      button.textContent = words.copied;
-      setTimeout(() => (button.textContent = title), 1500);
+    button.onclick = () => {
+      if (!file) return copyText(code.textContent, button, { ...words, title });
+      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([code.textContent])), download: file });
+      link.click();
+      URL.revokeObjectURL(link.href);
     };
   }
+}
+// Copies a text, also where the page has no clipboard (an address without https), and says on the button whether it is copied.
+async function copyText(text, button, { title, copied, failed }) {
+  let isCopied = Boolean(text);
+  try {
+    if (text) await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.body.appendChild(Object.assign(document.createElement("textarea"), { value: text }));
+    area.select();
+    isCopied = document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = isCopied ? copied : failed;
+  setTimeout(() => (button.textContent = title), 1500);
 }

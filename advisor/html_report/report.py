@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,7 @@ _WORDS = {
     "sections_title": "Sections",
     "copy": "Copy",
     "copied": "Copied",
+    "failed": "Not copied",
     "save": "Save",
     "made_by": f"Made by ds-advise {__version__}.",
     "loads_nothing": (
@@ -100,7 +101,7 @@ def _block(block: doc.Block) -> Markup | None:
     match block:
         case doc.Sentence(text, style, mark=mark):
             words = f"{mark}{text}"
-            return element("p", glued(words.strip(), "\N{NO-BREAK SPACE}"), class_=_CLASSES[style])
+            return element("p", _with_whole_flags(glued(words.strip(), "\N{NO-BREAK SPACE}")), class_=_CLASSES[style])
         case doc.Line(text, style):
             return element("p", text, class_=_CLASSES[style])
         case doc.Table():
@@ -136,6 +137,15 @@ def _block(block: doc.Block) -> Markup | None:
     return None
 
 
+_FLAG = re.compile(r"(--[a-z][a-z0-9-]*)")
+
+
+def _with_whole_flags(text: str) -> Markup:
+    """Return a text in which no line ends within a flag: browsers break at hyphens."""
+    parts = _FLAG.split(text)
+    return joined(*(element("span", part, class_="flag") if at % 2 else part for at, part in enumerate(parts)))
+
+
 def _fact(fact: doc.Fact) -> Markup:
     title = element("dt", capitalised(fact.title))
     if not fact.figure:
@@ -164,30 +174,39 @@ def _table(table: doc.Table) -> Markup | None:
             "th" if title else "td",  # an empty header has no meaning for a screen reader
             title,
             scope="col" if title else None,
-            class_="n" if table.is_numeric(column) else None,
+            class_=_classes("n" * table.is_numeric(column), "optional" * (column in table.optional)),
         )
         for column, title in enumerate(table.head)
     ]
     head = element("thead", element("tr", *titles)) if any(table.head) else None
-    body = element("tbody", *(_row(row, len(titles)) for row in table.rows))
+    body = element("tbody", *(_row(row, len(titles), table.optional) for row in table.rows))
     label = ", ".join(filter(None, table.head)) or None
     role = "group" if label else None
     return element("div", element("table", head, body), class_="scroll", tabindex="0", role=role, aria_label=label)
 
 
-def _row(row: doc.Row, columns: int) -> Markup:
-    """Return a row; remarks stand below the first cell."""
+def _classes(*names: str) -> str | None:
+    return " ".join(filter(None, names)) or None
+
+
+def _row(row: doc.Row, columns: int, optional: Collection[int]) -> Markup:
+    """Return a row; remarks stand below the first cell. Cells of optional columns have a class, by which a style sheet
+    for phones can leave them out."""
     remarks = (remark if isinstance(remark, str) else remark.text for remark in row.remarks)
     below = [element("div", remark, class_="soft") for remark in remarks]
     cells, last = list[Markup](), len(row.cells) - 1
     for column, cell in enumerate(row.cells):
         span = str(columns - last) if column == last < columns - 1 else None
+        look = "optional" * (column in optional and span is None)
         if isinstance(cell, doc.Figure):  # with its exact value as an attribute for programs
             exact = None if cell.value is None else repr(cell.value)
-            cells.append(element("td", cell.text, class_=f"n {cell.style}".strip(), data_value=exact, colspan=span))
+            names = _classes("n", cell.style, look)
+            cells.append(element("td", cell.text, class_=names, data_value=exact, colspan=span))
         elif not isinstance(cell, doc.Meter):
-            text = element("code", cell.text.strip()) if isinstance(cell, doc.Snippet) else cell.strip()
-            cells.append(element("td", text, *([] if column else below), colspan=span))
+            text = (
+                element("code", _with_whole_flags(cell.text.strip())) if isinstance(cell, doc.Snippet) else cell.strip()
+            )
+            cells.append(element("td", text, *([] if column else below), class_=_classes(look), colspan=span))
     return element("tr", *cells, class_=row.look or None)
 
 

@@ -36,15 +36,16 @@ from .options import (
     described_options,
     error_offers,
     error_options,
+    file_options,
+    given_counts,
     grouped_options,
     options_in,
     state_command,
-    state_model,
     state_question,
 )
 
 if TYPE_CHECKING:
-    from ...validate.lint import LintReport
+    from ..answer.lint_file import Linted
 
 
 FIRST = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
@@ -92,9 +93,15 @@ def answer(request: str) -> Iterator[str]:
     except DsAdviseError as error:
         yield json.dumps(_error(error, asked["state"]))
         return
-    command: list[Block] = [Sentence("The same question in a terminal:"), Commands([state_command(asked["state"])])]
+    line = state_command(asked["state"])
+    command: list[Block] = [Sentence("The same question in a terminal:"), Commands([line])]
     yield json.dumps(
-        {"part": "answer", **_shown(found, language), "command": draw_blocks(translated(command, language))}
+        {
+            "part": "answer",
+            **_shown(found, language),
+            "command": draw_blocks(translated(command, language)),
+            "line": line,
+        }
     )
     drawn = [*memory_and_time_blocks(found, charts=True), *chart_blocks(found)]
     yield json.dumps({"part": "charts", "charts": _drawn(drawn, language)})
@@ -123,9 +130,10 @@ def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
     document = translated(answer_document(answer, CONFIG_NAME, details=True, changes=False), language)
     (_, lead), *others = sections(document.blocks)
     texts = [section for section in others if not any(charts(section[1]))]
-    used, figures = {"seq-len": str(question.workload.seq_len)}, ""  # options that the advice may choose
+    used, figures = _values(answer), ""
+    if chosen is None and answer.closest is not None:
+        figures = f"{answer.closest.strategy}: {answer.closest.fit.reason}"
     if chosen is not None:
-        used["micro-batch"] = str(chosen.plan.micro_batch_size)
         sizes = f"{gib(chosen.device_bytes)} of {gib(question.cluster.gpu.memory_bytes)} GiB"
         figures = f"{rate(chosen.tokens_per_s)} {question.model.unit}/s · {sizes} per {device_label(question.cluster)}"
     return {
@@ -138,6 +146,18 @@ def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
         "lead": draw_blocks(lead),
         "sections": joined(*(draw_section(heading, blocks) for heading, blocks in texts)),
     }
+
+
+def _values(answer: Recommendation) -> dict[str, str]:
+    """Return the values of the sliders' options in plain figures: those that the advice chose, and those that were
+    written in another form, such as 8k."""
+    question, chosen = answer.question, answer.recommended
+    values = {"seq-len": str(question.workload.seq_len), "lora-rank": str(question.workload.lora_rank)}
+    if chosen is not None:
+        values["micro-batch"] = str(chosen.plan.micro_batch_size)
+    if (ram := question.cluster.host_memory_bytes_per_node) is not None:
+        values["ram"] = f"{ram / 2**30:g}GB"
+    return values
 
 
 def _files(answer: Recommendation) -> Iterator[Block]:
@@ -153,40 +173,48 @@ def _files(answer: Recommendation) -> Iterator[Block]:
 
 
 def judge(request: str) -> str:
-    """Return the lint findings of `{"config": text, "state": {...} or null}`; a state supplies model, GPUs and
-    length."""
+    """Return the lint findings of `{"config": text, "state": {...} or null}` for the question of a state, and the
+    corrected text; "" if nothing can be corrected."""
     asked = json.loads(request)
     try:
-        report = _linted(asked["config"], asked["state"])
+        found = _linted(asked["config"], asked["state"])
     except DsAdviseError as error:
         return json.dumps(_error(error))
     from ..render.lint import finding_blocks  # imported here: in a browser it would delay the first answer
 
-    return json.dumps({"part": "lint", "findings": draw_blocks(finding_blocks("The pasted text", report))})
+    after, corrected = found.corrected()
+    return json.dumps(
+        {
+            "part": "lint",
+            "findings": draw_blocks(finding_blocks(_PASTED, found.report, found.basis)),
+            "corrected": after.document.text if corrected else "",
+        }
+    )
 
 
-def _linted(text: str, state: State | None) -> LintReport:
+_PASTED = "The pasted text"
+
+
+def _linted(text: str, state: State | None) -> Linted:
     # Imported here: in a browser it would delay the first answer.
-    from ...validate.lint import lint, load_facts, read_document
-    from ..answer.lint_file import lint_settings
+    from ...validate.lint import read_document
+    from ..answer.lint_file import lint_for
 
-    document = read_document(text.encode(), name="the pasted text", as_meant=True)
-    settings: dict[str, Any] = {}
-    if state is not None:
-        length = state.get("seq-len", "")
-        settings = lint_settings(
-            document.value,
-            model=state_model(state),
-            gpus=state["gpus"],
-            ram=state.get("ram") or None,
-            seq_len=int(length) if length.isdigit() else None,
-        )
-    return lint(document, facts=load_facts(), **settings)
+    name = _PASTED.lower()
+    document = read_document(text.encode(), name=name, as_meant=True)
+    return lint_for(document, {} if state is None else file_options(state), name=name)
 
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
     sentence = " ".join(ended(capitalised(text)) for text in (error.reason, error.fix) if text)
-    return {"part": "error", "sentence": sentence, "names": error_options(error, state), "offers": error_offers(error)}
+    return {
+        "part": "error",
+        "sentence": sentence,
+        "names": error_options(error, state),
+        "offers": error_offers(error),
+        "used": given_counts(state),
+        "line": state_command(state),
+    }
 
 
 REQUESTS: Mapping[str, Callable[[str], Iterator[str]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...ds_configs.files import parse_json_object
@@ -21,7 +22,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
 from ..question.effective import effective_objectives
-from ..question.model_source import model_shape
+from ..question.model_source import id_in_address, model_shape
 from ..question.options import GROUPS, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.question import Question
@@ -82,29 +83,56 @@ def _default_text(option: Option) -> str:
     return "" if option.default is None or option.default is False else str(option.default)
 
 
-def state_question(state: State) -> Question:
-    """Return the question of the page's options. Raises DsAdviseError for unknown, impossible or contradictory options,
-    and for a pasted text that is not a model's configuration."""
-    options = {name: text for name, text in state.items() if name not in ("model", "config") and text}
-    if options.get("gpus", "auto") == "auto":
+def state_options(state: State) -> dict[str, Any]:
+    """Return the options that have a value other than their default, as `advise()` takes them. Raises DsAdviseError for
+    unknown options and values."""
+    given = {name: text for name, text in state.items() if name not in ("model", "config") and text}
+    if given.get("gpus", "auto") == "auto":
         raise WorkloadError(
             "the page cannot see this machine's GPUs", fix="write --gpus 2x24GB, 8xA100-80GB or 4x8xH100, for example"
         )
-    return build_question(
-        state_model(state), **{name.replace("-", "_"): _value(name, text) for name, text in options.items()}
-    )
+    values = {name: _value(name, text) for name, text in given.items()}
+    return {name.replace("-", "_"): value for name, value in values.items() if value != OPTIONS[name].default}
+
+
+def given_counts(state: State) -> dict[str, str]:
+    """Return the counts among the options in plain figures: 8192 for 8k."""
+    found: dict[str, str] = {}
+    for name, text in state.items():
+        if name in OPTIONS and OPTIONS[name].kind.startswith("count") and text:
+            with suppress(DsAdviseError):
+                found[name] = str(_value(name, text))
+    return found
+
+
+def state_question(state: State) -> Question:
+    """Return the question of the page's options. Raises DsAdviseError for unknown, impossible or contradictory options,
+    and for a pasted text that is not a model's configuration."""
+    return build_question(state_model(state), **state_options(state))
+
+
+def file_options(state: State) -> dict[str, Any]:
+    """Return the model and the options as a question about a file has them: with the value in place of `max`. Raises
+    the errors of `state_question`."""
+    options: dict[str, Any] = {"model": state_model(state), **state_options(state)}
+    if "max" in (options.get("seq_len"), options.get("micro_batch")):
+        question = state_question(state)
+        found = {"seq_len": question.workload.seq_len, "micro_batch": question.micro_batch_size}
+        options |= {name: value for name, value in found.items() if name in options}
+    return options
+
+
+def _model_name(state: State) -> str:
+    name = state.get("model", "").strip()
+    return id_in_address(name) or name
 
 
 def state_model(state: State) -> ModelShape:
     """Return the catalogue's model, or the model of the pasted configuration. Raises DsAdviseError for an unknown
     model, and for a text that is not a model's configuration."""
     if text := state.get("config"):
-        if len(text) > _LONGEST_CONFIG:
-            raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-        fix = "paste the whole file, including the outer braces"
-        config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
-        return model_shape(config, name=PASTED, source="the pasted config.json")
-    name = state.get("model", "").strip()
+        return _pasted_model(text)
+    name = _model_name(state)
     if not name:
         raise UnknownModelError("no model is given", fix="choose one, or paste its config.json")
     try:
@@ -114,9 +142,30 @@ def state_model(state: State) -> ModelShape:
         raise
 
 
+_PASTED_TEXT = "the pasted configuration"
+
+
+def _pasted_model(text: str) -> ModelShape:
+    if len(text) > _LONGEST_CONFIG:
+        raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
+    fix = "paste the whole file, including the outer braces"
+    config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
+    from ..question.file_question import is_of_deepspeed  # imported here: most questions have no pasted text
+
+    if is_of_deepspeed(config):
+        raise ModelConfigError(
+            f"{_PASTED_TEXT} is DeepSpeed's, not a model's", fix="paste it below, under Check a ds_config.json"
+        )
+    try:
+        return model_shape(config, name=PASTED, source="the pasted config.json")
+    except DsAdviseError as error:
+        error.what = error.what.replace(PASTED, _PASTED_TEXT)
+        raise
+
+
 def state_command(state: State) -> str:
     """Return the same question as a command line."""
-    words = ["ds-advise", PASTED if state.get("config") else state.get("model", "").strip()]
+    words = ["ds-advise", PASTED if state.get("config") else _model_name(state)]
     for name, text in state.items():
         if name not in ("model", "config") and text:
             words += [f"--{name}"] if name in OPTIONS and OPTIONS[name].kind == "switch" else [f"--{name}", text]
@@ -197,9 +246,7 @@ def _value(name: str, text: str) -> Any:
         raise WorkloadError(f"--{name} is a text of {len(text):,} characters", fix="shorten it")
     words = _known_words(option)
     if words and text not in words:
-        raise WorkloadError(
-            f"{text!r} is not a value of --{name}", fix=f"choose one of {', '.join(filter(None, words))}"
-        )
+        raise WorkloadError(f"{text!r} is not a value of --{name}", fix=f"choose {', '.join(filter(None, words))}")
     if option.kind == "switch":
         return True
     try:

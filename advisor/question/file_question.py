@@ -270,7 +270,12 @@ def _written_at(path: Path) -> int:
 
 def is_ds_config(path: Path) -> bool:
     """Whether a file exists that is a DeepSpeed configuration: it has one of its keys, and is not that of a model."""
-    if not (values := _values(path)) or _key_of_model(values):
+    return is_of_deepspeed(_values(path))
+
+
+def is_of_deepspeed(values: Mapping[str, Any]) -> bool:
+    """Whether the values of a JSON file are a DeepSpeed configuration."""
+    if not values or _key_of_model(values):
         return False
     from ...validate.lint import load_facts  # imported here: names of models need no facts
 

@@ -102,6 +102,12 @@ def _read(file: Path) -> dict[str, Any]:
     )
 
 
+def id_in_address(text: str) -> str:
+    """The hub id in the address of a model's page or of one of its files; "" for any other text."""
+    found = re.match(r"https?://[\w.-]+/([\w.-]+/[\w.-]+)(?:[/?#].*)?$", text)
+    return found[1] if found else ""
+
+
 _TYPES = ("float", "int64", "int32", "uint8", "bool", "float32")
 
 

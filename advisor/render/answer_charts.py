@@ -9,7 +9,7 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
-from ..document.charts import Drawing
+from ..document.charts import Drawing, Lines
 from ..search.candidate import LIKELY, Candidate, lacking
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
@@ -59,10 +59,12 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
     yield Heading("Time of a step", "time")
     yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
     yield time_chart(plans, chosen=chosen)
-    yield Heading("Speed against memory", "speed")
     best = pareto_optimal(answer.candidates, cluster, answer.recommended)
-    yield _note(f"{_what_fits(answer, best)} The table has every plan.")
+    if not best:  # every plan needs more memory than the chart shows
+        return
+    yield Heading("Speed against memory", "speed")
     points = speed_against_memory(best, cluster, answer.recommended)
+    yield _note(f"{_what_fits(answer, best)}{_lines_meaning([points])} The table has every plan.")
     yield Chart(points, ladder_table(answer, all_candidates=True))
 
 
@@ -78,18 +80,25 @@ def _what_fits(answer: Recommendation, plans: Sequence[Candidate]) -> str:
     return f"The Pareto-optimal plans. {found}{left}."
 
 
+def _lines_meaning(charts: Sequence[Lines]) -> str:
+    """Return what the vertical lines mean; "" without any."""
+    return " A vertical line: another strategy." * any(len(chart.spans) > 1 for chart in charts)
+
+
 def scaling_blocks(answer: Recommendation) -> Iterator[Block]:
     """Yield speed and memory against sequence length, micro batch and GPUs, which asks about twenty more questions."""
-    every_series = answer_series(answer)
+    every_series, cluster = answer_series(answer), answer.question.cluster
+    drawings = [series_chart(series, cluster) for series in every_series]
     if every_series:
+        hollow = " Hollow: does not fit." * any(drawing.hollow for drawing in drawings)
         yield Heading("Longer sequences, larger batches, more GPUs", "scaling")
         yield _note(
             "The fastest plan that fits for each value; for each micro batch the recommended plan. Green: this "
-            "question."
+            f"question.{hollow}{_lines_meaning(drawings)}"
         )
     if any(series.mixes_batches for series in every_series):
         yield _note("The global batch differs between the values (see the tables): a larger one is faster per token.")
-    for series in every_series:
+    for series, drawing in zip(every_series, drawings, strict=True):
         rows = []
         for value, plan, samples in zip(series.values, series.plans, series.samples, strict=True):
             figures = (None, None) if plan is None else (plan.tokens_per_s, plan.device_bytes)
@@ -97,7 +106,7 @@ def scaling_blocks(answer: Recommendation) -> Iterator[Block]:
             batch = make_figure(samples, str)
             rows.append(Row([value, "nothing fits" if plan is None else plan.strategy, batch, speed, size]))
         table = Table([series.title, "strategy", "global batch", "tokens/s", "GPU GiB"], rows)
-        yield Chart(series_chart(series, answer.question.cluster), table)
+        yield Chart(drawing, table)
 
 
 def source_blocks(answer: Recommendation) -> Iterator[Block]:

@@ -12,7 +12,8 @@ const language = document.documentElement.dataset.language || (/^zh(-CN|-SG|-Han
 const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
-  "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16", "24", "32", "48", "64", "96", "128", "256", "512"] },
+  "nodes": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "32", "64", "128"] },
+  "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16"] },
   "ram": { stops: ["", ...doubled(32, 512).map((size) => `${size}GB`), "768GB", "1TB", "1.5TB", "2TB", "4TB"], unset: "not given" },
   "lora-rank": { stops: doubled(1, 512) },
   "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
@@ -30,20 +31,24 @@ const t = (text) => {
 
 // The question: texts by option name, kept in the address without defaults.
 
-const fromAddress = () => {
-  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+const fromAddress = (address = location) => {
+  const found = Object.fromEntries(new URLSearchParams(address.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
 const kept = (given = state) => Object.fromEntries(Object.entries(given).filter(([name, text]) => text && text !== options[name]?.default));
-const parsed = (gpus = state.gpus ?? "") => {
+const parsed = (gpus = state.gpus ?? "") => {  // count: of a node
   const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(gpus);
-  return { count: String(second ? first * second : first || 1), kind };
+  return { nodes: second ? first : "1", count: second ?? first ?? "1", kind };
 };
-const spec = (count, kind) => count > 8 && count % 8 === 0 ? `${count / 8}x8x${kind}` : `${count || 1}x${kind}`;
-const value = (name) => name === "count" ? parsed().count : state[name] ?? options[name]?.default ?? "";
-const having = (name, text) => ({ ...state, ...(name === "count" ? { gpus: spec(text.trim(), parsed().kind) } : { [name]: text.trim() }) });
+const spec = ({ nodes, count, kind }) => `${nodes === "1" ? "" : `${nodes}x`}${count}x${kind}`;
+const COUNTS = ["nodes", "count"];  // fields of one option, --gpus
+let junk = {};  // texts of these fields that are no counts, which no option can hold
+const value = (name) => COUNTS.includes(name) ? junk[name] ?? parsed()[name] : state[name] ?? options[name]?.default ?? "";
+const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: text.trim() }) });
 const set = (name, text, near = []) => {
-  state = having(name, text);
+  delete junk[name];
+  if (COUNTS.includes(name) && !/^[1-9]\d{0,5}$/.test(text.trim())) junk[name] = text.trim();
+  else state = having(name, text);
   changed(near.map((next) => having(name, next)));
 };
 
@@ -73,8 +78,9 @@ function slider(box) {
   back.onclick = () => { set(name, ""); text.focus(); };
   fields[name] = { label, focused: () => text };
   box.show = () => {
-    const said = value(name), now = said || used[name] || (auto ? stops[0] : "");
-    box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
+    const said = value(name), now = said || (auto ? used[name] || stops[0] : "");
+    const place = (text) => size(text === now ? used[name] ?? now : text);  // of 8k that of 8192
+    box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => place(one) - place(other));
     range.max = box.stops.length - 1;
     range.value = box.at = box.stops.indexOf(now);
     range.setAttribute("aria-valuetext", said || (auto ? `${now}, ${t("the recommended value")}` : unset));
@@ -83,7 +89,7 @@ function slider(box) {
     if (document.activeElement !== text) text.value = said;
   };
 }
-const size = (text) => text === "" ? -1 : text === "max" ? Infinity : parseFloat(text) * (/t/i.test(text) ? 1024 : 1);
+const size = (text) => text === "" ? -1 : text === "max" ? Infinity : (parseFloat(text) || 0) * (/t/i.test(text) ? 1024 : 1);
 
 function choice(box) {
   const name = box.dataset.choice, label = labelOf(name), legend = make("span", { id: `${name}-label`, className: "label", textContent: label });
@@ -94,7 +100,7 @@ function choice(box) {
     group.append(make("label", {}, input, make("span", { textContent: word })));
   }
   box.append(legend, group);
-  fields[name] = { label, focused: () => group.querySelector(":checked") };
+  fields[name] = { label, focused: () => group.querySelector(":checked") ?? group.querySelector("input") };
   box.show = () => { for (const input of group.querySelectorAll("input")) input.checked = input.value === value(name); };
 }
 
@@ -158,15 +164,21 @@ function makeControls(offered) {
     fields[name] = { label: t(label), focused: () => byId(id) };
 }
 
-// Names of options in sentences: `--micro-batch` becomes a link to the field, or "change" where it stands
-// alone in parentheses. A flag without a field is one of the terminal's.
-const FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
-const inWords = (label) => /^[A-Z][a-z]+\b/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
+// Names of options in sentences: `--micro-batch 4` becomes `"Micro batch": 4`, with a link to the field. Alone in
+// parentheses it becomes "change". A flag without a field is one of the terminal's.
+const FLAG_NAME = /--([a-z-]+)/, FLAG = /([(（]--[a-z][a-z-]*[)）]|--[a-z][a-z-]*)/;
 const labelOf = (name) => {  // translated as a label, or as words in a sentence
-  const { label } = options[name], words = inWords(label);
+  const { label } = options[name], words = /^[A-Z][a-z]+\b/.test(label) ? label[0].toLowerCase() + label.slice(1) : label;
   return t(label) === label && t(words) !== words ? t(words) : t(label);
 };
+const isValueOf = (name, text) => {  // text: what follows the name: a figure, a placeholder, a path or a known word
+  const word = /^ ([^\s,;:.()]+)/.exec(text)?.[1];
+  return Boolean(fields[name] && word) && (/^(\d|\/|[A-Z]+\b)/.test(word) || word === "max" || options[name]?.words.includes(word));
+};
+const quoted = (label) => language === "zh" ? `“${label}”` : `"${label}"`;
 function linkFields(root) {
+  for (const flag of root.querySelectorAll(".flag")) flag.replaceWith(flag.textContent);
+  root.normalize();
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
@@ -174,9 +186,8 @@ function linkFields(root) {
   }
   for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
     if (!FLAG.test(text)) return text;
-    const before = texts[at - 1], begins = before ? /[.?!] $/.test(before) : at === 1 && node === node.parentElement.firstChild;
-    const flag = /--[a-z-]+/.exec(text)[0], name = flag.slice(2), field = fields[name];
-    const title = text.replace(flag, field ? text === flag ? begins ? field.label : inWords(field.label) : t("change") : `ds-advise ${flag}`);
+    const name = FLAG_NAME.exec(text)[1], flag = `--${name}`, field = fields[name];
+    const title = !field ? text : text === flag ? quoted(field.label) + (isValueOf(name, texts[at + 1]) ? ":" : "") : text.replace(flag, t("change"));
     const link = field ? fieldLink(name, title) : make("code", { textContent: title });
     link.dataset.flag = text;
     return link;
@@ -195,6 +206,7 @@ function fieldLink(name, textContent) {
   };
   return make("a", { href: "#question", className: "link", textContent, title: label, onclick });
 }
+const showSliders = () => { for (const box of document.querySelectorAll("[data-slider]")) box.show?.(); };
 function showControls() {
   for (const box of boxes) box.show?.();
   if (document.activeElement !== byId("model")) byId("model").value = state.config ? "" : state.model ?? "";
@@ -208,23 +220,24 @@ function showControls() {
 
 function show(part) {
   if (part.part === "answer") showAnswer(part);
-  else if (part.part === "charts") { fill("charts", part.charts); fill("scaling", ""); showTab(); }
+  else if (part.part === "charts") { fill("charts", part.charts); fill("scaling", ""); showTab(); byId("pictures").classList.remove("stale"); }
   else if (part.part === "whole") showWhole(part);
   else if (part.part === "error") showError(part);
 }
 
 // names: the options at which the error is. offers: values that the sentence says to write, as [option, value, its words].
-function showError({ sentence, names = [], offers = [] }) {
+function showError({ sentence, names = [], offers = [], line = "", used: read = {} }) {
   const said = [];
   let rest = sentence;
   for (const [name, value, words] of offers) {
     const at = rest.indexOf(words);
     if (at < 0) continue;
-    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length);  // the only field needs no name
+    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length).replace(/ $/, ": ");  // the only field needs no name
     said.push(rest.slice(0, at) + flag, offerButton(name, value));
     rest = rest.slice(at + words.length);
   }
-  byId("error").replaceChildren(...said, rest);
+  said.push(rest);
+  byId("error").replaceChildren(...said);
   linkFields(byId("error"));
   if (names.length && !byId("error").querySelector(".link")) {
     const links = names.flatMap((name) => [", ", fieldLink(name, fields[name].label)]);
@@ -236,9 +249,20 @@ function showError({ sentence, names = [], offers = [] }) {
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
   byId("result").classList.add("stale");
-  byId("older").hidden = byId("result").hidden;
-  byId("summary").textContent = byId("error").textContent;
-  byId("summary").className = "bad";
+  byId("older").hidden = byId("result").hidden || shown === asked;
+  clearPending();
+  byId("summary").hidden = true;  // the error is in its place
+  tellCommand?.(line);
+  Object.assign(used, read);
+  showSliders();
+}
+// What an answer has no part of: an error came in between.
+function clearPending() {
+  for (const name of ["pictures", "changes"]) {
+    if (!byId(name).classList.contains("stale")) continue;
+    byId(name).classList.remove("stale");
+    for (const part of name === "changes" ? [name] : ["charts", "scaling", "tabs"]) byId(part).replaceChildren();
+  }
 }
 
 function clearInvalid() {
@@ -249,32 +273,37 @@ function offerButton(name, value) {  // the number of GPUs has a field of its ow
   const onclick = () => {
     if (name === "model") delete state.config;
     state[name] = value;
+    if (gpus) junk = {};
     changed();
     byId("answer").focus({ preventScroll: true });
   };
-  return make("button", { type: "button", textContent: gpus?.count === parsed().count ? gpus.kind : value, title, onclick });
+  return make("button", { type: "button", textContent: gpus && spec({ ...gpus, kind: "" }) === spec({ ...parsed(), kind: "" }) ? gpus.kind : value, title, onclick });
 }
 
-let sayTimer;
+let sayTimer, shown = 0;  // shown: the question whose answer is shown
 function showAnswer(part) {
+  shown = asked;
   byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
   clearInvalid();
   byId("result").hidden = false;
   used = part.used;
-  for (const box of document.querySelectorAll("[data-slider]")) box.show?.();
+  showSliders();
   byId("result").classList.remove("stale");
   byId("verdict").className = byId("summary").className = part.tone;
   byId("verdict").querySelector("h2").textContent = part.verdict;
   byId("verdict").querySelector(".subject").textContent = part.subject;
   for (const name of ["lead", "sections", "command"]) fill(name, part[name]);
-  byId("changes").classList.add("stale");
+  for (const name of ["pictures", "changes"]) byId(name).classList.add("stale");  // those of another question, until these come
+  byId("files").replaceChildren();
+  tellCommand?.(part.line);
+  byId("summary").hidden = false;
   byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: part.figures }));
   clearTimeout(sayTimer);
   sayTimer = setTimeout(() => { byId("live").textContent = `${part.verdict} ${part.figures}`; }, 700);
 }
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
-  codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), save: t("Save") });
+  codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), failed: t("Not copied"), save: t("Save") });
   linkFields(byId(name));
 }
 
@@ -336,26 +365,36 @@ function serverAnswers() {
   return async (name, request, onPart) => {
     if (name === "answer") { stop.abort(); stop = new AbortController(); }
     const { signal } = name === "answer" ? stop : new AbortController();
-    try {
-      const response = await fetch(`ask/${name}`, { method: "POST", body: JSON.stringify(request), signal });
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let text = "";
-      for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
-        const lines = (text + chunk.value).split("\n");
-        text = lines.pop();
-        for (const line of lines) if (!signal.aborted) onPart(JSON.parse(line));
-      }
-    } catch (error) {
-      if (!signal.aborted) failed(name, "ds-advise page is no longer running: start it again in its terminal.");
+    const parts = linesOf(name, request, signal);
+    for (;;) {
+      let line;
+      try { line = await parts.next(); }
+      catch { if (!signal.aborted) failed(name, "ds-advise page is no longer running: start it again in its terminal."); return; }
+      if (line.done || signal.aborted) return;
+      onPart(JSON.parse(line.value));
     }
   };
+}
+async function* linesOf(name, request, signal) {
+  const response = await fetch(`ask/${name}`, { method: "POST", body: JSON.stringify(request), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+    const lines = (text + chunk.value).split("\n");
+    text = lines.pop();
+    yield* lines;
+  }
 }
 // A failure is shown in place of the answer. Python's exception is the last line that names one; hints may follow it.
 const errorLine = (text) => text.trim().split("\n").findLast((line, at) => at === 0 || /^[\w.]+(Error|Exception|Interrupt)\b/.test(line));
 const failed = (name, sentence) => name === "judge" ? showFindings({ part: "error", sentence }) : showError({ sentence });
-let request;
+let request, command = Promise.resolve(""), tellCommand;  // command: the question as a line of a terminal; "" if it cannot be asked
 const ask = (near = []) => {
   const id = ++asked, question = (options) => ({ state: kept(options), language });
+  tellCommand?.("");
+  command = new Promise((resolve) => { tellCommand = resolve; });
+  const [name, text] = Object.entries(junk).at(-1) ?? [];
+  if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs"}. Write a whole number from 1.`, names: [name] }); return; }
   byId("answer").setAttribute("aria-busy", "true");
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
@@ -412,24 +451,28 @@ async function begin() {
   byId("config").onchange = () => set("config", byId("config").value);
   byId("kind").onchange = () => {
     const text = byId("kind").value.trim();
-    state.gpus = /^\d+\s*x/i.test(text) ? text : spec(parsed().count, text);
+    state.gpus = /^\d+\s*x/i.test(text) ? text : spec({ ...parsed(), kind: text });
     changed();
   };
+  byId("more").querySelector("summary").onclick = () => requestAnimationFrame(() => { if (byId("more").open) byId("more").scrollIntoView(); });
   byId("question").onsubmit = (event) => event.preventDefault();
-  byId("reset").onclick = () => { state = { ...FIRST }; changed(); };
+  byId("reset").onclick = () => { state = { ...FIRST }; junk = {}; changed(); };
   const copies = (button, title, text) => {
-    button.onclick = () => {
-      navigator.clipboard?.writeText(text());
-      button.textContent = t("Copied");
-      setTimeout(() => { button.textContent = t(title); }, 1500);
-    };
+    button.onclick = async () => copyText(await text(), button, { title: t(title), copied: t("Copied"), failed: t("Not copied") });
   };
   copies(byId("share"), "Copy link", () => {
+    if (Object.keys(junk).length) return "";
     history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
     return location.href;
   });
-  copies(byId("share-command"), "Copy command", () => byId("command").querySelector("code")?.textContent ?? "");
-  addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
+  copies(byId("share-command"), "Copy command", () => command);
+  const narrow = matchMedia("(max-width: 860px)"), placeError = () => narrow.matches ? byId("summary").before(byId("error")) : byId("answer").prepend(byId("error"));
+  narrow.onchange = placeError;
+  placeError();
+  addEventListener("hashchange", ({ newURL }) => {  // meanwhile the address may be that of the question before
+    [state, junk] = [fromAddress(new URL(newURL)), {}];
+    changed();
+  });
   byId("tabs").onkeydown = ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];
     if (step) tabs[(tabs.indexOf(target) + step + tabs.length) % tabs.length].click();
@@ -440,8 +483,12 @@ async function begin() {
   };
 }
 
-function showFindings({ part, sentence, findings }) {
+function showFindings({ part, sentence, findings, corrected }) {
   fill("findings", findings ?? "");
+  if (corrected) {
+    const title = t("Correct them"), onclick = () => { byId("lint-text").value = corrected; byId("lint-form").requestSubmit(); };
+    byId("findings").append(make("p", {}, t("[*]: can be corrected without a change of the training."), " ", make("button", { type: "button", textContent: title, onclick })));
+  }
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   linkFields(byId("findings"));
   byId("findings").scrollIntoView({ block: "nearest" });

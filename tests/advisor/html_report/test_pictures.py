@@ -130,6 +130,7 @@ def test_points_of_plans_that_lack_something_are_hollow_and_the_caption_says_wha
     assert {circle.get("class", "").split()[0] for circle in circles} == {"f-paper"} and len(circles) == len(drawn.xs)
     *_, note, chart = chart_blocks(advise("Llama-3.1-8B", gpus="8xA100-80GB", deepspeed_estimate=False, offline=True))
     assert isinstance(note, Sentence) and "in green, the recommended one. Hollow ones lack memory." in note.text
+    assert "A vertical line: another strategy." in note.text
     assert (
         isinstance(chart, Chart) and isinstance(chart.drawing, Lines) and chart.drawing.own not in chart.drawing.hollow
     )
@@ -167,16 +168,42 @@ def test_no_stretch_stays_without_its_name_and_no_line_crosses_one() -> None:
 
 def test_areas_add_up_to_their_sum() -> None:
     """The highest edge is at the total, the limit at its value, and each stretch has its name."""
-    layers = {"weights": [2.0, 2.0], "gradients": [0.0, 6.0]}
+    layers = {"weights": [2.0, 2.0, 2.0], "gradients": [0.0, 6.0, 6.0]}
     panel = Panel(title="GiB", layers=layers, limit=Limit(9, "9 per GPU"), areas=True)
     spans = [(0, "forward"), (1, "step")]
-    text = draw(Lines(title="t", x_title="x", xs=[0, 1], panels=[panel], labels=(), spans=spans))
+    text = draw(Lines(title="t", x_title="x", xs=[0, 1, 2], panels=[panel], labels=(), spans=spans))
     picture = ET.fromstring(text)
     paths = [node.get("d", "") for node in picture.iter(f"{SVG}path")]
-    low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (1, -1))
+    assert ">8<" in text, "the peak has its figure"
+    low, limit = (float(picture.findall(f"{SVG}line")[at].get("y1", 0)) for at in (0, -1))
     top = min(float(y) for path in paths for _, y in re.findall(r"([\d.]+),([\d.]+)", path))
     assert (low - top) / (low - limit) == pytest.approx(8 / 9, abs=0.01)
-    assert len(paths) == 2 and ">forward<" in text and ">step<" in text
+    assert len(paths) == 3 and ">forward<" in text and ">step<" in text
+
+
+def test_a_run_has_its_peaks_its_iterations_and_no_numbers_in_place_of_phases() -> None:
+    """Of thousands of positions the highest of each column is drawn, with the same names as on a terminal."""
+    words, spans, sizes = ("forward", "backward", "step"), list[tuple[float, str]](), list[float]()
+    for number in (1, 2, 3):
+        for turn in range(8):
+            for word in words[: 3 if turn == 7 else 2]:
+                spans.append((len(sizes), f"{word} {number}"))
+                sizes += [2.0] * 20 + [19.6 if word == "backward" else 3.0] + [2.0] * 120
+    panel = Panel(title="GiB", layers={"loss": sizes}, unit=Unit("GiB", 1), areas=True)
+    chart = Lines(title="t", x_title="x", xs=range(len(sizes)), panels=[panel], labels=(), spans=spans)
+    for width in (WIDE, NARROW):
+        picture = ET.fromstring(draw(chart, width))
+        written = [text.text or "" for text in picture.iter(f"{SVG}text")]
+        assert "19.6 GiB" in written and [text for text in written if text.startswith("iteration")] == [
+            "iteration 1", "iteration 2", "iteration 3"
+        ]  # fmt: skip
+        area = next(picture.iter(f"{SVG}path")).get("d", "")
+        points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", area)]
+        top = min(y for _, y in points)
+        runs = [after - before for (before, y), (after, end) in pairwise(points) if y == end == top]
+        assert len(runs) == 24 and min(runs) >= 1.9, "every peak is wide enough to be seen"
+        lines = [each for each in picture.iter(f"{SVG}line") if each.get("class") == "s-soft"]
+        assert len(lines) == 2, "the phases have none, which would hide the peaks"
 
 
 def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strategy_changes() -> None:
@@ -184,6 +211,9 @@ def test_the_picture_of_scaling_has_the_questions_own_plan_and_where_the_strateg
     batch exceeds the card, and every strategy is named."""
     answer = advise("Qwen2.5-1.5B", gpus="1x24GB", deepspeed_estimate=False, offline=True)
     assert answer.recommended is not None
+    _, legend, *_ = scaling_blocks(answer)
+    assert isinstance(legend, Sentence)
+    assert legend.text.endswith("Green: this question. Hollow: does not fit. A vertical line: another strategy.")
     series = {one.title: one for one in build_scaling(answer.question, answer.recommended)}
     assert not series["sequence length"].mixes_batches
     assert list(series) == ["sequence length", "micro batch", "GPUs"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.advisor.page.build import build_page
+from ds_advise.advisor.page.serve import page_server
 
 from tests.advisor.page.browser import browser, chromium_path, served
 
@@ -59,3 +61,13 @@ def static_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def static_address(static_page: Path) -> Iterator[str]:
     with served(static_page) as address:
         yield address
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with page_server(0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()

@@ -101,6 +101,8 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
         ({"model": "", "gpus": "2x32GB"}, "No model is given"),
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
+        ({"config": "{}", "gpus": "2x32GB"}, "The pasted configuration: model_type is missing"),
+        ({"config": '{"zero_optimization": {}}', "gpus": "2x32GB"}, "below, under Check a ds_config.json"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
@@ -171,13 +173,20 @@ def test_fields_have_the_groups_of_the_help_and_names_of_the_field() -> None:
     assert len(offered["options"]["micro-batch"]["objectives"]) > 10
 
 
+@pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=transformers"])
+def test_the_address_of_a_model_is_its_name(rest: str) -> None:
+    state = {"model": f"https://huggingface.co/Qwen/Qwen2.5-7B{rest}", "gpus": "2x32GB"}
+    assert state_question(state).model.name == "Qwen/Qwen2.5-7B"
+    assert state_command(state) == "ds-advise Qwen/Qwen2.5-7B --gpus 2x32GB"
+
+
 def test_proposed_changes_are_valid_questions() -> None:
     """Every proposed change makes a question that can be answered."""
     state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}
     whole = parts(state)["whole"]
     assert any("/nvme:" in options.get("nvme", "") for options in whole["options"].values())
     for flags, options in whole["options"].items():
-        assert f"<code>{flags}</code>" in whole["changes"]
+        assert f"<code>{flags}</code>" in re.sub("</?span.*?>", "", whole["changes"])
         state_question(state | options)
 
 
@@ -193,6 +202,31 @@ def test_lint_judges_a_pasted_configuration() -> None:
         '{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}', {"model": "Qwen2.5-14B", "gpus": "1x24GB"}
     )
     assert "per GPU" in too_large["findings"].replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--method lora --lora-rank 16",
+        "--seq-len 8k --framework deepspeed --micro-batch 4 --precision fp16",
+        "--optimizer adamw_8bit --gradient-checkpointing off",
+    ],
+)
+def test_lint_on_the_page_asks_what_the_command_asks(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option of the question, with the line that says for which training."""
+    text = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}'
+    Path("c.json").write_text(text)
+    words = options.replace("--", "").split()
+    state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", **dict(zip(words[::2], words[1::2], strict=True))}
+    found = json.loads(judge(json.dumps({"config": text, "state": state})))["findings"]
+    run(["lint", "c.json", "--model", "Qwen2.5-7B", "--gpus", "2x24GB", *options.split()])
+    printed = " ".join(capsys.readouterr().out.split())
+    shown = unescape(re.sub("<.*?>", " ", re.sub("</?span.*?>", "", found))).replace("\N{NO-BREAK SPACE}", " ")
+    for name in ("Predicted", "For"):
+        (line,) = re.findall(rf"{name}:? .*?(?:tokens/s|checkpointing\))\.", shown)
+        assert line in printed
+    most = json.loads(judge(json.dumps({"config": text, "state": {**state, "seq-len": "max"}})))
+    assert most["part"] == "lint", "the longest that fits, which lint does not search"
 
 
 def test_the_page_draws_the_answer_of_the_terminal_in_its_language() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,6 @@ from ds_advise.advisor.render.answer import answer_document
 from ds_advise.estimators.errors import DsAdviseError
 
 ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}})
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with page_server(0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
 
 
 def asked(port: int, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, str]:
@@ -93,9 +81,15 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     write_report(answer_document(answer, details=True, charts=True), tmp_path / "report.html", print)
     page.set_viewport_size({"width": 390, "height": 740})
     page.goto((tmp_path / "report.html").as_uri())
-    cut = "[...document.querySelectorAll('#start pre, #changes .scroll')].filter(b => b.scrollWidth > b.clientWidth)"
-    assert page.evaluate(f"{cut}.map(b => b.textContent)") == []
+    boxes = page.locator("#start pre, #changes .scroll, #ladder .scroll")
+    cut = boxes.evaluate_all("(all) => all.filter(b => b.scrollWidth > b.clientWidth).map(b => b.textContent)")
+    assert boxes.count() > 2 and cut == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
+    row = page.locator("#ladder tr.chosen td:visible").all_text_contents()
+    assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 4, "memory and speed are between"
+    flags = page.locator(".flag:visible")
+    assert flags.count() > 2
+    assert flags.evaluate_all("(all) => all.every((flag) => flag.getClientRects().length === 1)"), "no flag is broken"
 
 
 def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> None:
@@ -169,10 +163,10 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.locator("#ram-value").fill("512")
     page.locator("#ram-value").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
-    assert page.inner_text("#error").startswith("Host RAM per node '512'")
+    assert page.inner_text("#error").startswith("\"Host RAM per node\" '512'")
     assert page.inner_text("#error").endswith("Write it as 512GB.")
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate("scrollTo(0, 0)")
-    place = page.locator("#summary").bounding_box()
-    assert place["y"] + place["height"] <= page.locator("#question").bounding_box()["y"], "the verdict is on top"
+    place = page.locator("#error").bounding_box()
+    assert place["y"] + place["height"] <= page.locator("#question").bounding_box()["y"], "the error is on top"

@@ -17,7 +17,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
-from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
+from ds_advise.advisor.document.terminal_charts import _names_below, draw
 from ds_advise.advisor.render.dry_run import _by_layer, _phases
 from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
@@ -178,13 +178,13 @@ def test_stretches_are_named_where_a_name_is_readable(
             spans.append((at, f"{word} {number}"))
             at += width
     chart = Lines(title="", x_title="", xs=[*range(at + 1)], panels=(), spans=spans)
-    assert _stretch_names(chart, at) == ([name.rstrip() for name in names], words)
+    assert _names_below(chart, at) == ([name.rstrip() for name in names], words)
 
 
 def test_words_with_the_same_initial_have_different_ones() -> None:
     spans = [(0, "step 1"), (3, "saving 1")]
     chart = Lines(title="", x_title="", xs=[*range(7)], panels=(), spans=spans)
-    assert _stretch_names(chart, 6) == (["st sa", "1"], {"st": "step", "sa": "saving", "1": "iterations"})
+    assert _names_below(chart, 6) == (["st sa", "1"], {"st": "step", "sa": "saving", "1": "iterations"})
 
 
 def test_the_legend_has_every_family_of_the_areas_even_where_it_is_thin() -> None:

@@ -1,0 +1,162 @@
+"""The fields of the page in a real browser: what they accept, and what is shown and copied where there is no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+CALM = "#answer[aria-busy=false]"
+NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"
+WITHOUT_COPYING = f"{NO_CLIPBOARD}; document.execCommand = () => false"
+
+
+@pytest.fixture
+def opened(port: int, page: Any) -> Any:
+    """The page with a question, given as options; waits for its answer or its error."""
+
+    def ask(script: str = "", **options: str) -> Any:
+        if script:
+            page.add_init_script(script)
+        asked = {"model": "gpt2", "gpus": "2x24GB", **{name.replace("_", "-"): text for name, text in options.items()}}
+        page.goto(f"http://127.0.0.1:{port}/#{urlencode(asked)}")
+        page.wait_for_selector(CALM)
+        return page
+
+    return ask
+
+
+def enter(page: Any, field: str, text: str) -> None:
+    page.fill(field, text)
+    page.press(field, "Enter")
+    page.wait_for_selector(CALM)
+
+
+def test_pictures_are_those_of_the_answer_above_them(opened: Any) -> None:
+    """Also of one in which every plan needs far more memory than the chart of speed shows."""
+    page = opened()
+    assert page.locator("#tabs button").count() == 5
+    page.wait_for_selector("#scaling svg", state="attached")
+    enter(page, "#micro-batch-value", "16k")
+    assert page.is_hidden("#error") and page.text_content("#verdict h2") == "Nothing fits."
+    assert page.locator("#tabs button").all_text_contents() == ["Memory", "Host RAM", "Time of a step"]
+    page.evaluate("show({part: 'answer', verdict: 'v', used: {}}); showError({sentence: 'An error.'})")
+    assert page.is_hidden("#pictures") and page.is_hidden("#older"), "the pictures were of another question"
+
+
+def test_a_number_that_is_none_is_refused_at_its_field(opened: Any) -> None:
+    page = opened()
+    for field, text in (("count", "3.5"), ("count", "abc"), ("nodes", ""), ("nodes", "0")):
+        enter(page, f"#{field}-value", text)
+        assert f"'{text}' is not a number of" in page.text_content("#error")
+        assert page.evaluate(f"document.getElementById('{field}-value').ariaInvalid") == "true"
+        assert page.input_value("#kind") == "24GB"
+    enter(page, "#ram-value", "64GB")
+    assert "'0'" in page.text_content("#error"), "another field does not hide it"
+    page.get_by_role("button", name="Copy command").click()
+    page.wait_for_selector("button:has-text('Not copied')")
+    for field in ("count", "nodes"):
+        enter(page, f"#{field}-value", "2")
+    page.wait_for_selector("#error", state="hidden")
+    assert "--gpus 2x2x24GB" in page.text_content("#command")
+
+
+def test_nodes_have_a_field_and_stay(opened: Any) -> None:
+    page = opened(gpus="2x4xA100-80GB")
+    assert [page.input_value(f"#{name}") for name in ("nodes-value", "count-value", "kind")] == ["2", "4", "A100-80GB"]
+    enter(page, "#kind", "H100")
+    assert "--gpus 2x4xH100" in page.text_content("#command")
+    for key, count in (("ArrowRight", 5), ("ArrowLeft", 4)):
+        page.get_by_role("slider", name="GPUs per node").press(key)
+        page.wait_for_selector(f"#command:has-text('--gpus 2x{count}xH100')")
+    page.wait_for_selector(CALM)
+
+
+@pytest.mark.parametrize(
+    "option, text, before, after",
+    [("seq-len", "9k", "8192", "12288"), ("ram", "0.1TB", "64GB", "128GB"), ("seq-len", "7k", "6144", "8192")],
+)
+def test_a_slider_stands_where_the_command_reads_its_text(
+    opened: Any, option: str, text: str, before: str, after: str
+) -> None:
+    page = opened(**{option: text})
+    stops = page.evaluate(f"document.querySelector('[data-slider={option}]').stops")
+    at = stops.index(text)
+    assert stops[at - 1] == before and stops[at + 1] == after
+    assert page.evaluate(f"+document.querySelector('[data-slider={option}] input[type=range]').value") == at
+
+
+def test_a_value_that_an_option_does_not_have_is_named(opened: Any) -> None:
+    page = opened(method="dora")
+    assert page.text_content("#error") == "'dora' is not a value of \"Method\". Choose full, lora, qlora."
+
+
+def test_the_command_is_copied_of_the_fields_and_only_said_to_be_if_it_is(opened: Any, port: int) -> None:
+    page = opened()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    enter(page, "#model", "gpt-17")
+    page.get_by_role("button", name="Copy command").click()
+    page.wait_for_selector("#share-command:has-text('Copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == "ds-advise gpt-17 --gpus 2x24GB"
+    for script, said in ((NO_CLIPBOARD, "Copied"), (WITHOUT_COPYING, "Not copied")):
+        tab = page.context.new_page()
+        tab.add_init_script(script)
+        tab.goto(f"http://127.0.0.1:{port}/#model=gpt2&gpus=2x24GB")
+        tab.wait_for_selector(CALM)
+        for button in ("#share", "#share-command", "#command [data-copy]"):
+            title = tab.text_content(button)
+            tab.click(button)
+            for words in (said, title):
+                tab.wait_for_selector(f"{button}:text-is('{words}')")
+        tab.close()
+
+
+def test_an_error_on_a_telephone_has_its_buttons_on_top(opened: Any) -> None:
+    page = opened(gpus="1x8GB", model="Qwen2.5-14B", ram="64GB")
+    page.set_viewport_size({"width": 390, "height": 740})
+    assert page.text_content("#summary span") == "zero3-nvme: needs 1.06 x VRAM", "what is short"
+    assert page.locator("#ladder tr.closest td:visible").count() == 3, "strategy, memory, and verdict below"
+    assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#ladder .scroll'))")
+    enter(page, "#model", "mistral-7b")
+    page.evaluate("scrollTo(0, 300)")
+    box = page.locator("#error button").first.bounding_box()
+    assert 0 <= box["y"] < 200 and page.is_hidden("#summary")
+    page.locator("#error button").first.click()
+    page.wait_for_selector("#error", state="hidden")
+    page.wait_for_selector("#summary b")
+
+
+def test_opened_options_are_in_sight(opened: Any) -> None:
+    page = opened()
+    page.locator("#more summary").click()
+    page.wait_for_timeout(100)
+    seen, edge = page.locator("#options fieldset").first.bounding_box(), page.locator("#share").bounding_box()
+    assert seen["y"] + 100 < edge["y"]
+
+
+@pytest.mark.parametrize(
+    "sentence, shown",
+    [
+        ("Write --seq-len 2048, or max.", 'Write "Sequence": 2048, or max.'),
+        ("Give --seq-len a number.", 'Give "Sequence" a number.'),
+        ("GiB (--ram checks it)", 'GiB ("Host RAM per node" checks it)'),
+        ("checkpointing on (--gradient-checkpointing)", "checkpointing on (change)"),
+        ("Add --data FILE, --samples N or --tokens 1B.", 'Add --data FILE, "Samples": N or "Tokens": 1B.'),
+        ("Pass --rollout generate or --nvme PATH:SIZE.", 'Pass "Generation": generate or "NVMe drive": PATH:SIZE.'),
+        ("--ram '512' is not a size.", "\"Host RAM per node\" '512' is not a size."),
+    ],
+)
+def test_names_of_options_in_sentences_are_those_of_their_fields(opened: Any, sentence: str, shown: str) -> None:
+    page = opened()
+    page.evaluate("(sentence) => showError({sentence})", sentence)
+    assert page.text_content("#error") == shown
+
+
+def test_lint_on_the_page_corrects_what_does_not_change_the_training(opened: Any) -> None:
+    page = opened()
+    page.fill("#lint-text", '{"zero_optimization": {"stage": 2, "overlap_com": true}}')
+    page.click("text=Check it")
+    page.click("text=Correct them")
+    page.wait_for_selector("#findings:not(:has-text('overlap_com\\''))")
+    assert '"overlap_comm"' in page.input_value("#lint-text")
