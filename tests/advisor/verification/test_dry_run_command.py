@@ -327,6 +327,19 @@ def test_a_rejected_setting_is_named_as_lint_names_it(
     )
 
 
+def test_a_micro_batch_that_is_written_as_a_fraction_runs_as_a_whole_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`1.0`, which lint and the engine accept."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(SMALL_LLAMA))
+    Path("float.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 1.0}))
+    with dry_runs_in_forks():
+        asked = ["dry-run", "float.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128", "--json"]
+        assert run(asked) == 0
+    assert json.loads(capsys.readouterr().out)["micro_batch_size"] == 1
+
+
 def test_checkpoint_writers_run_as_under_deepspeeds_launcher_or_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
