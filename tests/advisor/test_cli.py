@@ -92,7 +92,9 @@ def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["gpt2", "--gpus", "24GB", "--no-write"], ["lint", "ds.json"], ["explain", "overlap_comm"]])
+@pytest.mark.parametrize(
+    "words", [["gpt2", "--gpus", "24GB", "--no-write"], ["lint", "ds.json"], ["explain", "overlap_comm"]]
+)
 def test_a_terminal_of_no_columns_gets_the_answer_in_80(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
