@@ -285,9 +285,9 @@ def _forecast(
         f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
         "bold",
     )
-    there, most = forecast.phase_allocated_bytes_per_gpu, forecast.peak_allocated_bytes_per_gpu
-    if phase is not None and there is not None and there != most:
-        yield doc.Sentence(f"Predicted for tensors {phase.title}: {gib(there)} GiB; at the peak: {gib(most)} GiB.")
+    failed, most = forecast.phase_allocated_bytes_per_gpu, forecast.peak_allocated_bytes_per_gpu
+    if phase is not None and failed is not None and failed != most:
+        yield doc.Sentence(f"Predicted for tensors {phase.title}: {gib(failed)} GiB; at the peak: {gib(most)} GiB.")
     if contradiction:
         yield doc.Sentence(contradiction, "yellow")
         return
