@@ -22,6 +22,9 @@ MODEL_STATES = re.compile(r"^(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.p
 _TRAINERS = re.compile(r"^checkpoint-\d+$")
 """Name of a checkpoint of the Trainer, which holds no states of DeepSpeed without it."""
 
+_STEP = re.compile(r"(checkpoint|ckpt|step|epoch|iter|iteration)s?[-_.=]?\d+", re.IGNORECASE)
+"""The step or epoch in the name of a folder, as the Trainer, accelerate, Lightning and scripts write it."""
+
 UNIVERSAL_STATES = "zero/optimizer_state.pt"
 """The file of what the parameters of universal states share (0.19.8 checkpoint/ds_to_universal.py
 `_save_optimizer_state`)."""
@@ -179,6 +182,29 @@ def checkpoints_below(folder: Path) -> list[Path]:
         named = (each for each in found if _TRAINERS.match(each.name) or checkpoint_layout(each).tag)
         return sorted(named, key=lambda each: _order(each.name))
     return []
+
+
+def earlier_and_later(checkpoint: Path) -> list[Path]:
+    """The other checkpoints beside one that are of the same training, in ascending order of the numbers in their
+    names: those whose names differ in the step or epoch alone, without parameters of other sizes. Empty for a name
+    without a step or epoch, such as `run1`: the folders beside it may be other trainings."""
+    checkpoint = checkpoint.absolute()
+    series = _series(checkpoint.name)
+    if not series:
+        return []
+    sizes = _sizes(checkpoint)
+    found = (each for each in checkpoints_below(checkpoint.parent) if each.name != checkpoint.name)
+    named = (each for each in found if _series(each.name) == series)
+    return [each for each in named if not sizes or _sizes(each) in ((), sizes)]
+
+
+def _sizes(checkpoint: Path) -> tuple[int, ...]:
+    return saved_states(checkpoint_layout(checkpoint)).parameter_sizes
+
+
+def _series(name: str) -> str:
+    """A name without its step or epoch; "" if it has none."""
+    return _STEP.sub(r"\1", name) if _STEP.search(name) else ""
 
 
 def _is_universal(states: Path) -> bool:

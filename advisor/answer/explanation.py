@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ...ds_configs.read import UnmodeledFeature
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, term_symbols
 from ...estimators.json_form import from_attributes
@@ -162,6 +163,8 @@ class ExplanationFigures(PlanSettings):
     strategy: Strategy | PlainPyTorch
     assumed: str
     """What the plan of a file assumes, because neither the file nor the question has it; "" if nothing."""
+    unpredicted: dict[str, str]
+    """What a file has and the figures leave out, with what they have instead."""
     evidence: Evidence
     fit_probability: float
     verdict: Verdict
@@ -233,6 +236,8 @@ class Explanation:
     """Why it is this plan: "closest" if no plan fits and it has the smallest shortage."""
     assumed: str = ""
     """What the plan of a file assumes, because neither the file nor the question has it."""
+    unpredicted: tuple[UnmodeledFeature, ...] = ()
+    """What a file has and the figures leave out."""
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -255,6 +260,7 @@ class Explanation:
             candidate.fit,
             candidate.estimate,
             assumed=self.assumed,
+            unpredicted={feature.name: feature.predicted for feature in self.unpredicted},
             fit_probability=candidate.fit.probability,
             step_seconds=candidate.time.step_s,
             tokens_per_second=candidate.tokens_per_s,

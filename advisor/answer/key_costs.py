@@ -18,7 +18,7 @@ from ...estimators.plan import PLAN_FIELDS, ConfigKey, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import DeepSpeedFacts, load_facts
-from ...validate.lint.key_effects import follows, without_effect
+from ...validate.lint.key_effects import follows, not_predicted, without_effect
 from ..question.options import OPTIONS
 from ..question.question import Question
 from ..search.candidate import predict
@@ -172,7 +172,7 @@ def _why_no_costs(path: str, plan: Plan) -> str:
         )
     if follows(path, plan):
         return "its effect on memory and time is within the error of the predictions"
-    return "its effect is not predicted; a dry run shows it"
+    return not_predicted(path)
 
 
 def successor_path(path: str, facts: DeepSpeedFacts) -> str:

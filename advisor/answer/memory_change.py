@@ -37,7 +37,7 @@ _MOMENTS: dict[Phase, tuple[str, ...]] = {
     "load": ("load", "initialize"),
     "zero_init": ("load", "initialize"),
     "first_step": ("initialize", "step"),
-    "forward": ("layer_forward", "last_layer_forward", *_BACKWARD[:3]),
+    "forward": ("layer_forward", "last_layer_forward"),
     "loss": ("loss_peak",),
     "backward": ("loss_peak", *_BACKWARD, *_REDUCTION),
     "reduction": _REDUCTION,
@@ -46,8 +46,10 @@ _MOMENTS: dict[Phase, tuple[str, ...]] = {
     "evaluation_logits": ("evaluation",),
     "generation": ("rollout_prefill", "rollout"),
 }
-"""The predicted moments of each phase of a failure. A forward pass keeps what a layer's backward pass needs, and the
-backward pass begins with the gradient of the logits."""
+"""The predicted moments of each phase of a failure. The backward pass begins with the gradient of the logits."""
+
+_KEPT_FOR: dict[Phase, tuple[str, ...]] = {"forward": _BACKWARD[:3]}
+"""Later moments that need what a phase keeps: a change that ends the failure there must end it here too."""
 
 MOST_CHANGES = 3
 """Changes that are listed."""
@@ -90,6 +92,11 @@ class MemoryForecast:
     """RAM if every rank loads the whole model although zero.Init would shard it; null if the plan does not shard it."""
     peak: str
     """The phase of a step with the highest predicted memory."""
+    peak_allocated_bytes_per_gpu: int
+    """Tensors at the peak."""
+    phase_allocated_bytes_per_gpu: int | None
+    """Tensors at most in the phase that the log names; null if it names none, if the closed form does not have it, or
+    if RAM ran out."""
     step_bytes_per_gpu: int
     """What the optimizer's step takes, whatever the samples are."""
     fits: bool
@@ -137,6 +144,10 @@ def memory_forecast(
         ram_to_fit_bytes=ram_to_fit,
         whole_load_bytes_per_node=_whole_load(candidate, model, workload, cluster),
         peak=candidate.memory.peak.name,
+        peak_allocated_bytes_per_gpu=candidate.memory.peak.allocated_bytes,
+        phase_allocated_bytes_per_gpu=(
+            _allocated_at(candidate, _MOMENTS.get(phase, ())) if lacks == "gpu" and phase is not None else None
+        ),
         step_bytes_per_gpu=max(each.allocated_bytes for each in candidate.memory.phases if each.name == "step"),
         fits=candidate.fit.fits,
         is_below_log=lacks == "gpu" and _is_enough(needed_bytes or cluster.gpu.memory_bytes, candidate, cluster),
@@ -165,9 +176,14 @@ def _bytes_there(candidate: Candidate, *, lacks: Literal["gpu", "host"], phase: 
     """The predicted need of the memory that ran out, in the phase in which it did."""
     if lacks == "host":
         return candidate.memory.host_bytes_per_node
-    moments = _MOMENTS.get(phase, ()) if phase is not None else ()
-    there = [each.allocated_bytes for each in candidate.memory.phases if each.name in moments]
-    return max(there, default=candidate.device_bytes)
+    moments = () if phase is None else (*_MOMENTS.get(phase, ()), *_KEPT_FOR.get(phase, ()))
+    there = _allocated_at(candidate, moments)
+    return candidate.device_bytes if there is None else there
+
+
+def _allocated_at(candidate: Candidate, moments: tuple[str, ...]) -> int | None:
+    """The most predicted bytes of tensors at some moments; None if the plan has none of them."""
+    return max((each.allocated_bytes for each in candidate.memory.phases if each.name in moments), default=None)
 
 
 def _fitting(

@@ -240,7 +240,8 @@ def _of_side(side: Side, asked: Question) -> Explanation:
 
     assert side.candidate is not None, "the context is known"
     workload = side.settings.workload or asked.workload
-    return replace(explain_plan(side.candidate, replace(asked, workload=workload)), assumed=side.all_assumed)
+    found = explain_plan(side.candidate, replace(asked, workload=workload))
+    return replace(found, assumed=side.all_assumed, unpredicted=side.unpredicted)
 
 
 def _file_side(path: Path, given: dict[str, Any], output: Output) -> tuple[Side, Question | None]:

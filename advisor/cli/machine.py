@@ -221,7 +221,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     Exit code: 0 if it is intact, 1 if it is damaged or its values are NaN or infinite, 2 if it cannot be read.
     """
     from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
-    from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below
+    from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later
     from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, checkpoint_document
     from ..render.deliver import show_document
@@ -257,7 +257,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     )
     instead: Path | None = None
     if found.non_finite or not is_only_latest(found.damaged):
-        others = [] if inside else [each for each in checkpoints_below(folder.parent) if each != folder]
+        others = [] if inside else earlier_and_later(folder)
         for among in (checkpoint_layout(found.folder).other_states, others):
             if usable := newest_usable(among, say=output.say)[0]:
                 instead = usable.folder

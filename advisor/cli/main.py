@@ -213,11 +213,14 @@ def run(args: list[str]) -> int:
 
         what, fix = other_reader(error, args) or (error.what, _pasted_line(args) or error.fix)
         why = error.why if what == error.what else ""
-        if (raised := getattr(error, "script_traceback", "")) and sys.stderr.isatty():
-            from ..render.script_error import print_script_error  # as above
+        if raised := getattr(error, "script_traceback", ""):
+            from ..render.script_error import fix_of, print_script_error  # as above
 
-            print_script_error(raised)
-            why = ""
+            if sys.stderr.isatty():
+                print_script_error(raised)
+                why = ""
+            else:
+                fix = fix or fix_of(raised)
         _report(what, why, fix)
         if what == error.what and hasattr(error, "place_in_text"):
             _show_place(error)

@@ -133,16 +133,17 @@ class AccelerateFormat:
     def changes(
         self,
         source: Source,
-        _run: ImportedRun,
+        run: ImportedRun,
         plan: Plan,
         part: DeepSpeedPart | None,
         _workload: Workload | None = None,
     ) -> dict[str, Value]:
-        """The keys that name the better DeepSpeed configuration, and the number of groups of GPUs."""
+        """The keys that name the better DeepSpeed configuration, and the numbers of processes, machines and groups."""
         if part is None:
             return {}
         values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
-        sizes, processes = _sizes(values), _count(values, "num_processes")
+        changed |= changed_counts(values, run)
+        sizes, processes = _sizes(values), run.processes
         if processes is not None and plan.sequence_parallel_size > 1 and prod(sizes.values()) != processes:
             groups = {f"{_PREFIX}dp_shard_size": processes // plan.sequence_parallel_size}
             replicas = {f"{_PREFIX}dp_replicate_size": 1} if sizes["dp_replicate"] > 1 else {}
@@ -165,6 +166,15 @@ def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[st
         changed["distributed_type"] = "DEEPSPEED"
         removed += ["fsdp_config", "parallelism_config"]
     return changed | {name: None for name in removed if name in values}
+
+
+def changed_counts(values: Mapping[str, Any], run: ImportedRun) -> dict[str, Value]:
+    """The changes of the numbers of processes and machines to those of the run; {} if its file has no such number."""
+    if run.processes is None:
+        return {}
+    counts = {"num_processes": run.processes, "num_machines": run.nodes or 1}
+    least = {"num_machines": 1}  # accelerate's default
+    return {name: count for name, count in counts.items() if count != values.get(name, least.get(name))}
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:

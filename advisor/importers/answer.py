@@ -144,6 +144,8 @@ def import_file(
             raise
         fix = "pass them, such as --gpus 8xA100-80GB"
         obstacle = ClusterError("the GPUs of the run are not known", why=error.what, fix=fix)
+    if cluster is not None and run.gpus_per_node is not None:  # --gpus goes before the file's number of processes
+        run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:

@@ -114,6 +114,11 @@ class ImportedRun:
             self.remarks.append(f"its {bits}-bit weights are counted as {title} ones")
 
     @property
+    def processes(self) -> int | None:
+        """The number of ranks; None if the file does not set it."""
+        return None if self.gpus_per_node is None else (self.nodes or 1) * self.gpus_per_node
+
+    @property
     def is_fsdp(self) -> bool:
         """Whether the training backend is PyTorch's FSDP, of either version."""
         return self.sharding in get_args(Fsdp)

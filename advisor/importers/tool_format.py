@@ -16,7 +16,7 @@ from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
-from .accelerate import SHIPPED_BY_TRL, AccelerateFormat
+from .accelerate import SHIPPED_BY_TRL, AccelerateFormat, changed_counts
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import ScriptArguments, rollout_options
 from .source import Source, find_file, named_part
@@ -240,8 +240,8 @@ class ToolFormat:
             if str(options.get(key)).startswith("offload"):
                 changed[key] = plan.gradient_checkpointing
         if part is not None:
-            if run.accelerate_file:  # one of TRL, which also has the number of GPUs
-                changed["num_processes"] = (run.nodes or 1) * (run.gpus_per_node or 1)
+            # One of TRL's files of accelerate, which the change drops, may have set the number of GPUs.
+            changed |= changed_counts(source.values, run)
             replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED, "accelerate_config")
             changed |= {name: None for name in replaced if name in options}
             is_inside = isinstance(source.values.get("deepspeed"), Mapping)

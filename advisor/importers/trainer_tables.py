@@ -18,11 +18,28 @@ _OWN_LOOP = (
 """Options that are not in TrainingArguments: those of DeepSpeed-Chat, open-instruct and accelerate's examples without
 the Trainer."""
 
-_OF_TRL = {
-    *("dataset_text_field", "packing", "dataset_mixture", "dataset_mixer", "assistant_only_loss"),
-    *("completion_only_loss", "max_prompt_length", "num_generations", "use_peft"),
+OF_TRL = {
+    *("accelerate_config", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
+    *("dataset_text_field", "dataset_kwargs", "packing", "eval_packing", "assistant_only_loss", "completion_only_loss"),
+    *("chat_template_path", "truncation_mode", "max_prompt_length", "max_completion_length", "num_generations"),
+    *("reward_funcs", "precompute_ref_log_probs", "sync_ref_model", "generate_during_eval", "model_init_kwargs"),
+    *("use_peft", "lora_task_type", "use_bnb_nested_quant"),
 }
-"""Options of TRL's configurations that are not in TrainingArguments."""
+"""Options of TRL's script arguments and configurations that neither TrainingArguments nor the usual scripts of the
+Trainer have. One of them is sufficient."""
+
+_MIXTURES = {"dataset_mixture", "dataset_mixer"}
+"""Options of open-r1 and the alignment handbook, whose scripts extend TRL's."""
+
+_DATA_OF_TRL = {"dataset_name", "datasets"}
+"""TRL's options of the data, which other scripts may have too."""
+
+OF_EXAMPLES = {
+    *("dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "block_size"),
+    *("preprocessing_num_workers", "overwrite_cache", "max_train_samples", "max_eval_samples", "tokenizer_name"),
+    *("task_name", "text_column", "text_column_names", "image_column_name", "label_column_name", "mlm_probability"),
+}
+"""Options of transformers' example scripts beside `dataset_name` that TRL does not have (examples/pytorch)."""
 
 
 def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, _: Source) -> None:
@@ -67,7 +84,7 @@ TRAINING_ARGUMENTS = ToolFormat(
 def _is_trl(source: Source) -> bool:
     keys = set(source.values)
     named = "model_name_or_path" in keys and "finetuning_type" not in keys and "stage" not in keys
-    return named and (bool(_OF_TRL & keys) or {"dataset_name", "learning_rate"} <= keys)
+    return named and not keys & OF_EXAMPLES and bool(keys & (OF_TRL | _MIXTURES | _DATA_OF_TRL))
 
 
 def _trl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -> None:

@@ -76,6 +76,8 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
     yield Sentence(f"{need}, {speed}.")
+    for feature in explanation.unpredicted:
+        yield Sentence(f"Left out: {feature.name}; {feature.predicted}.", "yellow")
     likely = chance(candidate.fit.probability)
     if question is not None:
         training = question.workload

@@ -11,6 +11,12 @@ from ..document.terminal import print_blocks
 from ..text.output import ignore_closed_pipe
 from .error_place import error_place
 from .known_cause import cause_and_fix
+from .named_fix import named_fix
+
+
+def fix_of(traceback: str) -> str:
+    """The fix of a known exception, as one clause for a line without a terminal; "" if it is not known."""
+    return named_fix(diagnose_text(traceback), "")
 
 
 def print_script_error(traceback: str) -> None:

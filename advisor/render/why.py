@@ -26,7 +26,7 @@ from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain
 from .error_place import LONGEST, error_place, verb
 from .known_cause import cause_and_fix, course_of_loss
 from .runs import next_command
-from .why_report import WhyReport, outcome, why_report
+from .why_report import PhaseOfFailure, WhyReport, outcome, why_report
 
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
@@ -85,7 +85,7 @@ def why_document(
                 else _forecast(
                     forecast,
                     advise,
-                    loads=phase is not None and phase.name == "load",
+                    phase=phase,
                     contradiction=_contradiction(found, forecast),
                 )
             ),
@@ -274,7 +274,9 @@ def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
     )
 
 
-def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool, contradiction: str) -> Iterator[doc.Block]:
+def _forecast(
+    forecast: MemoryForecast, advise: str, *, phase: PhaseOfFailure | None, contradiction: str
+) -> Iterator[doc.Block]:
     yield doc.Heading("The configuration", "forecast", printed=False)
     need, have = gib(forecast.device_bytes_per_gpu), gib(forecast.gpu_memory_bytes)
     there = "" if forecast.ram_bytes_per_node is None else f"of {gib(forecast.ram_bytes_per_node)} "
@@ -283,10 +285,14 @@ def _forecast(forecast: MemoryForecast, advise: str, *, loads: bool, contradicti
         f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
         "bold",
     )
+    failed, most = forecast.phase_allocated_bytes_per_gpu, forecast.peak_allocated_bytes_per_gpu
+    if phase is not None and failed is not None and failed != most:
+        yield doc.Sentence(f"Predicted for tensors {phase.title}: {gib(failed)} GiB; at the peak: {gib(most)} GiB.")
     if contradiction:
         yield doc.Sentence(contradiction, "yellow")
         return
     yield doc.Sentence(_what_fits(forecast))
+    loads = phase is not None and phase.name == "load"
     if forecast.lacks == "host" and loads and (whole := forecast.whole_load_bytes_per_node):
         yield doc.Sentence(f"If every rank loads the whole model, it needs {gib(whole)} GiB of RAM per node.", "yellow")
     if not forecast.changes:

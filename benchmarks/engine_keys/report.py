@@ -17,6 +17,11 @@ from .study import Verdict
 TABLE = Path(ds_advise.__file__).parent / "validate" / "lint" / "key_effects.json"
 
 
+OVERLAPS = ("tensor_parallel.tp_overlap_comm",)
+"""Keys that only hide communication behind computation, which a model so small that the host bounds its steps does not
+show. The closed form adds both."""
+
+
 class Classes:
     """Keys by what dry runs say of them at all bases.
 
@@ -38,7 +43,7 @@ class Classes:
             if path in BY_SCRIPT:
                 continue
             differing = [verdict for verdict in found if verdict.outcome.kind == "differs" and not verdict.unsupported]
-            wrong = [verdict for verdict in differing if not verdict.follows]
+            wrong = [verdict for verdict in differing if not verdict.follows or path in OVERLAPS]
             kinds = {verdict.outcome.kind for verdict in found if not verdict.unsupported}
             if wrong:
                 unknown = [verdict for verdict in found if verdict.outcome.kind == "refused" or verdict.unsupported]

@@ -298,7 +298,8 @@ def block_attention(model: ModelShape, block: Block, workload: Workload, micro_b
     document_len = attended_len(workload, stream)
     dense = kernel == "eager" or masked
     flops = attention_flops(attention, micro_batch, document_len, document_len, dense=dense) * total_len // document_len
-    modules = [AttentionWork(attention, flops, masked)]
+    # A layer without attention (Mamba's mixer, an MLP alone) has no heads.
+    modules = [AttentionWork(attention, flops, masked)] if attention.heads else []
     if block.cross_attention is not None:
         flops = attention_flops(block.cross_attention, micro_batch, stream, encoder)
         modules.append(AttentionWork(block.cross_attention, flops, masked=False))

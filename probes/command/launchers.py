@@ -249,6 +249,8 @@ def _deepspeed(name: str, arguments: list[str], reading: _Reading) -> list[str]:
     nodes = len(active) if hosts else args.num_nodes if args.num_nodes > 0 else None  # the hostfile may be elsewhere
     reading.add(name, gpus, nodes)
     reading.inside = ""
+    if _nodes()[0] == 1 or args.no_ssh or args.launcher.lower() == runner.PDSH_LAUNCHER:  # else mpirun or srun
+        os.environ.update(node_variables())
     # As the launcher does (runner.py `main`): modules of the current folder are found.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     return [
@@ -289,13 +291,13 @@ def _accelerate(name: str, arguments: list[str], reading: _Reading) -> list[str]
 
 def _slurm_variables() -> dict[str, str]:
     """What srun sets for the simulated rank, for scripts that read their place from Slurm."""
-    place = {name: os.environ.get(name, default) for name, default in _PLACE.items()}
-    nodes = max(1, int(place["WORLD_SIZE"]) // int(place["LOCAL_WORLD_SIZE"]))
+    place = _place()
+    nodes, node = _nodes()
     return {
         "SLURM_JOB_ID": os.environ.get("SLURM_JOB_ID", "1"),
         "SLURM_PROCID": place["RANK"],
         "SLURM_LOCALID": place["LOCAL_RANK"],
-        "SLURM_NODEID": str(int(place["RANK"]) // int(place["LOCAL_WORLD_SIZE"])),
+        "SLURM_NODEID": str(node),
         "SLURM_NTASKS": place["WORLD_SIZE"],
         "SLURM_NTASKS_PER_NODE": place["LOCAL_WORLD_SIZE"],
         "SLURM_NNODES": str(nodes),
@@ -304,6 +306,22 @@ def _slurm_variables() -> dict[str, str]:
 
 
 _PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def _place() -> dict[str, str]:
+    return {name: os.environ.get(name, default) for name, default in _PLACE.items()}
+
+
+def _nodes() -> tuple[int, int]:
+    """(number of nodes, this one's) of the simulated rank."""
+    place = {name: int(value) for name, value in _place().items()}
+    return max(1, place["WORLD_SIZE"] // place["LOCAL_WORLD_SIZE"]), place["RANK"] // place["LOCAL_WORLD_SIZE"]
+
+
+def node_variables() -> dict[str, str]:
+    """What only the launcher of DeepSpeed sets on each node (launcher/launch.py `main`), for checkpoint writers."""
+    nodes, node = _nodes()
+    return {"CROSS_SIZE": str(nodes), "CROSS_RANK": str(node)}
 
 
 def _python_path() -> list[str]:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import DsAdviseError
 
-_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CROSS_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
-_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "CROSS_SIZE")
+_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
+_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 RANK_VARIABLES = frozenset(_RANKS + _SIZES)
 """Variables that place a process among the others. The simulation sets them."""
 

@@ -162,6 +162,8 @@ class Session:
             self.view = redirect.install(self.folder)
             self.arguments = Arguments(self.request.forced, self.view.user_path)
             self.prepare()
+            if self.request.is_default_script:  # which any launcher can start
+                os.environ.update(launchers.node_variables())
             launch = launchers.read_launch(self.request.words, folder=Path.cwd())
             cluster = self.request.cluster
             self.remarks += launchers.contradictions(launch, cluster.nodes, cluster.gpus_per_node)

@@ -92,6 +92,23 @@ def test_colors_and_characters_are_those_of_the_terminal(tmp_path: Path) -> None
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [["gpt2", "--gpus", "24GB", "--no-write"], ["lint", "ds.json"], ["explain", "overlap_comm"]]
+)
+def test_a_terminal_of_no_columns_gets_the_answer_in_80(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`COLUMNS=0`, which some schedulers and editors set."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text("{}")
+    printed = []
+    for columns in ("80", "0"):
+        monkeypatch.setenv("COLUMNS", columns)
+        run_here(words)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
 def test_another_configuration_is_kept_and_a_numbered_file_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

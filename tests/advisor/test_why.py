@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.text.units import gib
 
 from tests.probes.failures.test_diagnosis import FRAMES, FULL, WATCHDOG
 
@@ -516,6 +517,33 @@ def test_what_is_pasted_replaces_whole_keys_and_keeps_what_they_had(
     assert keys["zero_optimization"].items() >= (own | {"stage": 3}).items() and "null" not in pasted
     changes = json.loads(_why(capsys, "train.log", *given, "--json")[1])["forecast"]["changes"]
     assert all(change["removed"] == [] and None not in change["file"].values() for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        (
+            '  File "/opt/deepspeed/runtime/zero/stage_1_and_2.py", line 900, in initialize_optimizer_states',
+            "first_step",
+        ),
+        ('  File "/opt/torch/nn/functional.py", line 3494, in cross_entropy', "loss"),
+    ],
+)
+def test_the_prediction_is_that_of_the_phase_of_the_failure(
+    frames: str, phase: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the peak, which this training has at the loss."""
+    log.write_text(f"Traceback (most recent call last):\n{frames}\n    call()\n{FULL}")
+    given = ["--config", "ds.json", "--model", "Qwen2.5-7B", "--gpus", "8x80GB", "--seq-len", "4096", "--offline"]
+    report = json.loads(_why(capsys, "train.log", *given, "--json")[1])
+    forecast = report["forecast"]
+    there, most = (forecast[f"{name}_allocated_bytes_per_gpu"] for name in ("phase", "peak"))
+    assert report["phase"]["name"] == phase and forecast["peak"] == "loss_peak"
+    assert there == most if phase == "loss" else 0 < there < most
+    words = " ".join(_why(capsys, "train.log", *given)[1].split())
+    title = report["phase"]["title"]
+    predicted = f"Predicted for tensors {title}: {gib(there)} GiB; at the peak: {gib(most)} GiB."
+    assert (predicted in words) == (phase != "loss")
 
 
 def test_a_prediction_that_the_log_contradicts_is_not_used(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

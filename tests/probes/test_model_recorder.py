@@ -135,6 +135,32 @@ def test_a_folder_as_transformers_writes_it_is_read(tmp_path: Path) -> None:
     assert load_model(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+MIXERS: dict[str, dict[str, Any]] = {
+    "Mamba2": {"num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 16},
+    "NemotronH": {"intermediate_size": 512, "moe_intermediate_size": 128},
+    "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "shared_intermediate_size": 256},
+    "Qwen3Next": {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+}
+"""Architectures whose layers have no attention: all of them, or some."""
+
+
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_folder_with_layers_without_attention_gets_a_step_time(kind: str, tmp_path: Path) -> None:
+    """With its other sizes as transformers' own configuration has them, written by it."""
+    import transformers
+
+    small: dict[str, Any] = {"hidden_size": 256, "vocab_size": 1000, "num_hidden_layers": 2}
+    if kind == "NemotronH":  # its number of layers follows from their kinds
+        del small["num_hidden_layers"]
+    getattr(transformers, f"{kind}Config")(**small, **MIXERS[kind]).save_pretrained(tmp_path)
+    answer = ds_advise.advise(str(tmp_path), gpus="2x24GB", deepspeed_estimate=False)
+    assert answer.recommended is not None and answer.recommended.time.step_s > 0
+
+
 def test_a_projector_that_trains_alone_has_images(tmp_path: Path) -> None:
     """The parts that text leaves idle: nothing would train without an image in each sample."""
     vision = sizes(64, 128, 2, 2, 2, 1, model_type="clip_vision_model", image_size=56, patch_size=14)

@@ -204,6 +204,31 @@ def test_a_damaged_checkpoint_names_the_newest_whole_one(tmp_path: Path, capsys:
     assert "The newest whole checkpoint of the same training is out/checkpoint-3." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("damaged", "beside"), [("run1", "run2"), ("checkpoint-9", "unrelated"), ("epoch_2", "old_epoch_1")]
+)
+def test_a_folder_beside_a_damaged_checkpoint_may_be_another_training(
+    damaged: str, beside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path / damaged, ranks=1)
+    write_checkpoint(tmp_path / beside, ranks=1)
+    (folder / "model.safetensors").write_bytes(b"{}")
+    assert run(["checkpoint", damaged]) == 1
+    assert beside not in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_model_is_not_of_the_same_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was copied into the output folder, with parameters of other sizes."""
+    folder = write_checkpoint(tmp_path / "checkpoint-9", ranks=1)
+    write_checkpoint(tmp_path / "checkpoint-8", ranks=1, parameters=100)
+    write_checkpoint(tmp_path / "checkpoint-3", ranks=1)
+    (folder / "model.safetensors").write_bytes(b"{}")
+    assert run(["checkpoint", "checkpoint-9"]) == 1
+    assert "of the same training is checkpoint-3." in capsys.readouterr().out
+
+
 def _change_config(**changes: int) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())

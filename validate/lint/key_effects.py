@@ -68,8 +68,10 @@ def _bases(plan: Plan) -> set[str]:
     device = next((each for each in (plan.offload_optimizer, plan.offload_param) if each != "none"), "")
     wanted = {f"stage {plan.zero_stage}", device, "AutoTP" * (plan.autotp_size > 1)} - {""}
     every: list[str] = _effects()["bases"]
-    found = {base for base in every if {*base.split(", ")} - {"fp16", "AutoTP"} == wanted - {"AutoTP"}}
-    return {base for base in found if "AutoTP" not in base or "AutoTP" in wanted} or {*every}
+    found = {base for base in every if {*base.split(", ")} - {"fp16"} == wanted - {"AutoTP"}}
+    if "AutoTP" in wanted:  # at any stage
+        found |= {base for base in every if "AutoTP" in base}
+    return found or {*every}
 
 
 def unpredicted(
@@ -88,7 +90,12 @@ def unpredicted(
     if plan.autotp_size > 1 and model.tied:
         block = config.get("tensor_parallel")
         if isinstance(block, Mapping) and block.get("vocab_parallel_lm_head") is None:
-            yield _key("tensor_parallel.vocab_parallel_lm_head")  # DeepSpeed splits a tied head by default
+            yield UnmodeledFeature(
+                "tensor_parallel.vocab_parallel_lm_head",
+                "a split head",
+                "DeepSpeed splits a tied head over the ranks of AutoTP where vocab_parallel_lm_head is not set, and "
+                "the predictions have it whole; a dry run shows it",
+            )
 
 
 def _pins_alike(config: Mapping[str, Any], facts: DeepSpeedFacts) -> bool:
@@ -100,7 +107,21 @@ def _pins_alike(config: Mapping[str, Any], facts: DeepSpeedFacts) -> bool:
 
 
 def _key(path: str) -> UnmodeledFeature:
-    return UnmodeledFeature(path, path, "its effect is not predicted; a dry run shows it")
+    return UnmodeledFeature(path, path, not_predicted(path))
+
+
+def not_predicted(path: str) -> str:
+    """Return what the predictions of memory and time have instead of the effect of a key that they do not follow."""
+    return _INSTEAD.get(path, "its effect is not predicted; a dry run shows it")
+
+
+_OF_SCRIPTS = "its effect is not predicted; a dry run of the script that uses it shows it"
+_INSTEAD = {
+    **dict.fromkeys(BY_SCRIPT, _OF_SCRIPTS),
+    # 0.19.8 module_inject/layers.py `AsyncColumnParallel`
+    "tensor_parallel.tp_overlap_comm": "all-reduces of the backward pass run beside the gradients of weights, and the "
+    "predictions add both; a dry run shows it",
+}
 
 
 def _written(block: Mapping[str, Any], facts: DeepSpeedFacts, path: str = "") -> Iterator[tuple[str, Any]]:

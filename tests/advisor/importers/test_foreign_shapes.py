@@ -8,6 +8,8 @@ import pytest
 import yaml
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import ImportAnswer, import_file
+from ds_advise.advisor.importers.imported_run import known_names
+from ds_advise.advisor.importers.trainer_tables import OF_EXAMPLES, OF_TRL
 
 TRAINER = {
     "model_name_or_path": "Qwen/Qwen2.5-7B",
@@ -22,12 +24,12 @@ def _imported(folder: Path, values: dict[str, object], gpus: str) -> ImportAnswe
     return import_file(folder / "a.yaml", gpus=gpus, offline=True)
 
 
-OF_TRL = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_text_field": "t", "output_dir": "o"}
+TRL = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_text_field": "t", "output_dir": "o"}
 
 
 def test_trl_files_are_read_with_its_defaults(tmp_path: Path) -> None:
     """TRL 1.16: bf16, checkpointing, 1,024 tokens, and the accelerate configurations that it ships."""
-    values = OF_TRL | {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "num_processes": 4}
+    values = TRL | {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "num_processes": 4}
     answer = _imported(tmp_path, values | {"accelerate_config": "zero2"}, "A100-80GB")
     assert answer.form.name == "trl" and answer.figures is not None
     plan, workload = answer.figures.plan, answer.figures.question.workload
@@ -37,6 +39,35 @@ def test_trl_files_are_read_with_its_defaults(tmp_path: Path) -> None:
     assert answer.run.objective == "next-token" and answer.run.uncounted == ()
     full = _imported(tmp_path, values | {"bf16": False}, "A100-80GB")
     assert full.figures is not None and full.figures.question.workload.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"dataset_name": "d"}, {"datasets": [{"path": "d"}]}, {"dataset_train_split": "train"}]
+)
+@pytest.mark.parametrize("output", [{}, {"output_dir": "o"}])
+def test_the_options_of_trls_script_are_enough_to_know_it(
+    keys: dict[str, object], output: dict[str, object], tmp_path: Path
+) -> None:
+    """Without the learning rate, or with a misspelled one, and with the length that TRL removed."""
+    values = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "learnin_rate": 1e-4, "max_seq_length": 16384}
+    answer = _imported(tmp_path, values | keys | output | {"accelerate_config": "zero3"}, "4xA100-80GB")
+    assert answer.form.name == "trl" and answer.figures is not None and answer.run.uncounted == ()
+    assert (answer.figures.plan.strategy, answer.figures.question.workload.seq_len) == ("zero3", 1024)
+    assert answer.run.unknown == ("learnin_rate (did you mean learning_rate?)", "max_seq_length")
+    without = _imported(tmp_path, values | keys | {"output_dir": "o", "num_train_epochs": 1}, "4xA100-80GB")
+    assert without.form.name == "trl"
+
+
+def test_the_options_of_an_example_of_transformers_are_not_trls(tmp_path: Path) -> None:
+    values = {"model_name_or_path": "gpt2", "dataset_name": "d", "learning_rate": 1e-4, "output_dir": "o"}
+    answer = _imported(tmp_path, values | {"block_size": 512}, "A100-80GB")
+    assert answer.form.name == "training-arguments" and answer.run.training["seq_len"] == 512
+
+
+def test_the_keys_that_tell_trl_are_in_its_table_alone() -> None:
+    shared = known_names("training-arguments", "transformers-4")
+    assert known_names("trl") >= OF_TRL and not shared & OF_TRL
+    assert not OF_EXAMPLES & (shared | known_names("trl"))
 
 
 AXOLOTL = "base_model: Qwen2.5-1.5B\nsequence_len: 1024\nbf16: true\nmicro_batch_size: 2\n"
@@ -115,23 +146,40 @@ def test_tools_adapt_the_linear_modules_of_a_mixture_of_experts(tool: str, tmp_p
     assert "linear-modules" not in answer.figures.command
 
 
+@pytest.mark.parametrize(
+    ("gpus", "counts"), [("4xA100-80GB", (4, 1)), ("2x8xA100-80GB", (16, 2)), ("8xA100-80GB", None)]
+)
+@pytest.mark.parametrize("tool", ["trl", "accelerate"])
+def test_the_file_gets_the_number_of_gpus_that_is_predicted(
+    gpus: str, counts: tuple[int, int] | None, tool: str, tmp_path: Path
+) -> None:
+    """`--gpus` goes before the 8 of TRL's zero3 and of a file's own num_processes."""
+    accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 8}
+    values = TRL | {"accelerate_config": "zero3"} if tool == "trl" else accelerate
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    answer = import_file(tmp_path / "a.yaml", gpus=gpus, model="Qwen/Qwen2.5-1.5B", offline=True)
+    assert answer.figures is not None
+    new = yaml.safe_load(answer.files[0].new_text)
+    assert (new["num_processes"], new.get("num_machines", 1)) == (counts or (8, 1))
+
+
 def test_a_configuration_that_accelerate_holds_is_not_named_twice(tmp_path: Path) -> None:
     """accelerate 1.15 stops where its own file and the training's arguments both configure DeepSpeed: one of TRL's is
     replaced, one of the user's is named."""
-    answer = _imported(tmp_path, OF_TRL | {"accelerate_config": "zero3", "num_processes": 4}, "A100-80GB")
+    answer = _imported(tmp_path, TRL | {"accelerate_config": "zero3", "num_processes": 4}, "A100-80GB")
     assert answer.figures is not None and answer.figures.is_better
     text = answer.files[0].new_text
     assert "accelerate_config" not in text and "num_processes: 4" in text and "/a.ds_config.json" in text
     acc = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 4}
     (tmp_path / "acc.yaml").write_text(yaml.safe_dump(acc))
-    answer = _imported(tmp_path, OF_TRL | {"accelerate_config": "acc.yaml"}, "A100-80GB")
+    answer = _imported(tmp_path, TRL | {"accelerate_config": "acc.yaml"}, "A100-80GB")
     assert answer.files == () and answer.unwritable is not None and "accelerate's acc.yaml" in answer.unwritable.what
 
 
 @pytest.mark.parametrize(("method", "strategy"), [({}, "fsdp2"), ({"use_peft": True, "load_in_4bit": True}, "fsdp")])
 def test_fsdp2_is_predicted_as_such_where_it_can_be(method: dict[str, object], strategy: str, tmp_path: Path) -> None:
     """TRL's own fsdp2 file; quantized weights are predicted as FSDP 1 holds them."""
-    answer = _imported(tmp_path, OF_TRL | method | {"accelerate_config": "fsdp2"}, "A100-80GB")
+    answer = _imported(tmp_path, TRL | method | {"accelerate_config": "fsdp2"}, "A100-80GB")
     assert answer.run.sharding == "fsdp2" and answer.figures is not None and answer.figures.plan.strategy == strategy
 
 

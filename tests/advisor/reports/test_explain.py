@@ -591,3 +591,46 @@ def test_every_number_of_a_formula_is_explained(capsys: pytest.CaptureFixture[st
     assert "bytes per weight" not in page("log-softmax")
     assert "Pt'" not in page("optimizer states")
     assert "= host time of launching the optimizer step's operations that the GPU" in page("launches of the step")
+
+
+def test_what_the_figures_of_a_file_leave_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `explain` of the file and of the key and by lint alike; AutoTP's overlap at every stage, and a tied head that
+    the file does not name in words of its own."""
+    monkeypatch.chdir(tmp_path)
+    layers = {"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True, "vocab_parallel_lm_head": False}}
+    routed = {"data_routing": {"enabled": True, "random_ltd": {"enabled": True, "random_ltd_layer_num": 1}}}
+    files = {
+        "tp": layers | {"zero_optimization": {"stage": 2}},
+        "tied": {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}},
+        "others": {
+            "hybrid_engine": {"enabled": True},
+            "pipeline": {"seed_layers": True},
+            "data_efficiency": {"enabled": True, **routed},
+        },
+        "plain": {},
+    }
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-4}}
+    rest = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": optimizer}
+    for name, config in files.items():
+        Path(f"{name}.json").write_text(json.dumps(rest | config))
+    question = ["--model", "Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--offline"]
+    overlap = "tensor_parallel.tp_overlap_comm"
+    expected = {
+        "tp": {overlap},
+        "tied": {"a split head"},
+        "others": {"hybrid_engine.enabled", "pipeline", "data_efficiency"},
+        "plain": set[str](),
+    }
+    for name, features in expected.items():
+        assert run(["explain", f"{name}.json", *question, "--json"]) == 0
+        left_out = json.loads(capsys.readouterr().out)["unpredicted"]
+        assert left_out.keys() == features
+        assert run(["explain", f"{name}.json", *question]) == 0
+        assert " ".join(capsys.readouterr().out.split()).count("Left out: ") == len(features)
+        run(["lint", f"{name}.json", *question, "--json"])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert sum(each["code"] == "DS906" for each in findings) == len(features)
+    run(["explain", "tp.json", overlap, *question])
+    assert "run beside the gradients of weights" in " ".join(capsys.readouterr().out.split())

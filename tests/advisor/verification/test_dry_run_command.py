@@ -325,3 +325,40 @@ def test_a_rejected_setting_is_named_as_lint_names_it(
         'ds-advise: bad.json:1: offload_optimizer is "cpu", which is not an object or null: DeepSpeed rejects this '
         'configuration (DS020); write {"device": "cpu"}'
     )
+
+
+def test_a_micro_batch_that_is_written_as_a_fraction_runs_as_a_whole_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`1.0`, which lint and the engine accept."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(SMALL_LLAMA))
+    Path("float.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 1.0}))
+    with dry_runs_in_forks():
+        asked = ["dry-run", "float.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128", "--json"]
+        assert run(asked) == 0
+    assert json.loads(capsys.readouterr().out)["micro_batch_size"] == 1
+
+
+def test_checkpoint_writers_run_as_under_deepspeeds_launcher_or_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configuration without a command can be started by it. Torchrun sets no CROSS_SIZE, and the training stops."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(SMALL_LLAMA))
+    writer = {"type": "fast", "data_parallel": "replica"}
+    config = CONFIG | {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "checkpoint": {"writer": writer}}
+    config |= {"gradient_accumulation_steps": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+    Path("writer.json").write_text(json.dumps(config))
+    Path("train.py").write_text(
+        "import deepspeed, torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "deepspeed.initialize(model=model, model_parameters=model.parameters(), config='writer.json')\n"
+    )
+    with dry_runs_in_forks():
+        described = ["dry-run", "writer.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128"]
+        assert run([*described, "--framework", "deepspeed"]) == 0
+        capsys.readouterr()
+        assert run(["dry-run", "--gpus", "2x24GB", "--", "torchrun", "--nproc_per_node", "2", "train.py"]) != 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "train.py:3 (during initialize): KeyError: 'CROSS_SIZE'; start it by deepspeed, or set CROSS_SIZE" in said

@@ -136,6 +136,26 @@ def test_environment_is_that_of_the_launchers_without_the_ranks_place(folder: Pa
     assert "TORCHELASTIC_RUN_ID" in read("torchrun train.py", folder).environment
 
 
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("deepspeed --hostfile hosts train.py", ("2", "1")),
+        ("deepspeed --no_ssh --node_rank 1 --hostfile hosts --master_addr node-0 train.py", ("2", "1")),
+        ("deepspeed --hostfile hosts --launcher openmpi train.py", (None, None)),
+        ("torchrun --nproc_per_node 8 train.py", (None, None)),
+        ("CROSS_SIZE=1 CROSS_RANK=0 torchrun --nproc_per_node 8 train.py", ("1", "0")),
+    ],
+)
+def test_checkpoint_writers_get_the_nodes_that_deepspeeds_launcher_sets(
+    line: str, place: tuple[str | None, str | None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """launcher/launch.py; a user may set them for others."""
+    for name, value in {"RANK": 11, "LOCAL_RANK": 3, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    variables = read(line, folder).environment
+    assert (variables.get("CROSS_SIZE"), variables.get("CROSS_RANK")) == place
+
+
 def test_srun_gives_the_simulated_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 11, "LOCAL_RANK": 3, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}.items():
         monkeypatch.setenv(name, str(value))
