@@ -133,16 +133,21 @@ class AccelerateFormat:
     def changes(
         self,
         source: Source,
-        _run: ImportedRun,
+        run: ImportedRun,
         plan: Plan,
         part: DeepSpeedPart | None,
         _workload: Workload | None = None,
     ) -> dict[str, Value]:
-        """The keys that name the better DeepSpeed configuration, and the number of groups of GPUs."""
+        """The keys that name the better DeepSpeed configuration, the number of processes, and that of groups of
+        GPUs."""
         if part is None:
             return {}
         values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
         sizes, processes = _sizes(values), _count(values, "num_processes")
+        if processes is not None and run.gpus_per_node is not None:
+            machines, processes = run.nodes or 1, (run.nodes or 1) * run.gpus_per_node
+            counts = {"num_machines": machines, "num_processes": processes}
+            changed |= {name: count for name, count in counts.items() if (_count(values, name) or 1) != count}
         if processes is not None and plan.sequence_parallel_size > 1 and prod(sizes.values()) != processes:
             groups = {f"{_PREFIX}dp_shard_size": processes // plan.sequence_parallel_size}
             replicas = {f"{_PREFIX}dp_replicate_size": 1} if sizes["dp_replicate"] > 1 else {}
