@@ -160,6 +160,7 @@ def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Itera
             yield "zero_optimization.stage", int(value)  # DeepSpeed reads the oldest form this way
         elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
             yield from _leaves(value, here, facts)
+        elif known is not None and known.strict and shown is not None and value != "auto":
+            yield here, read_value(shown.type, value)
         else:
-            is_read = known is not None and known.strict and shown is not None and value != "auto"
-            yield here, read_value(shown.type, value) if is_read else value
+            yield here, value
