@@ -74,8 +74,8 @@ def _kind(contents: CheckpointContents) -> str:
         return f"universal checkpoint of ZeRO-{contents.stage}{step}"
     if contents.resumed_by != "deepspeed":
         by = "Trainer" if contents.resumed_by == "trainer" else "accelerate"
-        how = "of FSDP" if contents.is_fsdp else "without DeepSpeed"
-        return f"{by} checkpoint {how}{step}"
+        how = "" if not contents.optimizer_bytes else " of FSDP" if contents.is_fsdp else " without DeepSpeed"
+        return f"{by} checkpoint{how}{step}"
     if contents.stage == "none":
         return f"checkpoint without states to resume from{step}"
     ranks = f" of {counted_noun(contents.ranks, 'rank')}" if contents.ranks else ""
@@ -173,7 +173,7 @@ def _load(contents: CheckpointContents, tag: str, found: str) -> Iterator[doc.Bl
 
 def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     damaged = answer.damaged
-    use = "from_pretrained does not load it" if answer.contents.is_model else "Do not resume from it"
+    use = "transformers' from_pretrained does not load it" if answer.contents.is_model else "Do not resume from it"
     yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}.", "bad")
     yield from (doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES])
     if len(damaged) > _MOST_FILES:
