@@ -6,6 +6,7 @@ DeepSpeed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -14,12 +15,16 @@ from ..estimators.hardware import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import PLAN_FIELDS, ConfigKey, Offload, Plan
 from ..estimators.workload import DEFAULT, OptimizerStep, Precision, Software, Workload
+from .conversions import as_integer, as_number, as_truth, is_true
 
 _HIGHEST = 2**63 - 1
 """sys.maxsize, DeepSpeed's own value for "no limit"."""
 
 _FP32 = ("fp32", "float32", "float", "torch.float32")
 """Names of the type in a configuration (deepspeed 0.19.8 runtime/config.py `DtypeEnum`)."""
+
+_WITHOUT_CLASS = ("", "expert_parallel.")
+"""Blocks whose numbers no pydantic class reads, so that a text stays one (0.19.8 runtime/config.py, "": the whole)."""
 
 _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
@@ -33,8 +38,8 @@ Training was tested with 5.0 and 5.8; up to 5.22.0 the registry is a plain dict.
 def saves_model(config: Mapping[str, Any]) -> bool:
     """Whether the Trainer's checkpoints contain the model itself. ZeRO-3 shards that are not gathered are saved with
     all states, even with `save_only_model` (transformers 5.23 trainer.py `save_model`)."""
-    zero = config.get("zero_optimization", {})
-    return zero.get("stage") != 3 or bool(zero.get("stage3_gather_16bit_weights_on_model_save"))
+    zero = _zero_block(config)
+    return zero_stage_in(config) != 3 or is_true(zero.get("stage3_gather_16bit_weights_on_model_save"))
 
 
 def plan_from_ds_config(
@@ -121,8 +126,9 @@ def _value(block: Mapping[str, Any], known: ConfigKey, default: Any, hidden_size
         return _flag(block, key, default=default)
     value = default if block.get(key) in (None, "auto") else block[key]
     if isinstance(default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
+        with contextlib.suppress(ValueError):
+            if 0 <= (number := as_number(value)) <= 1:
+                return number
         raise _invalid_value(f"{owner}.{key}", value, "a number from 0 to 1")
     filled = known.filled_from_hidden_size
     auto = None if filled is None else filled(hidden_size)
@@ -181,7 +187,7 @@ def autoep_size_in(config: Mapping[str, Any]) -> int:
     otherwise 1. Raises ConfigFileError unless it is a whole number."""
     block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), _block(config, "zero_optimization")
     offloads = any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
-    if not is_true(block.get("enabled")) or zero.get("stage") not in (1, 2, 3) or offloads:
+    if not is_true(block.get("enabled")) or not _is_at(zero, 1, 2, 3) or offloads:
         return 1
     return max(1, _number(block, "autoep_size", default=1, where="expert_parallel."))
 
@@ -227,15 +233,10 @@ def zero_stage_in(config: Mapping[str, Any]) -> int:
 
 def reduce_bucket_size_in(config: Mapping[str, Any]) -> int:
     """Elements of a reduction bucket: the engine's default if the configuration names no number."""
-    size = _zero_block(config).get("reduce_bucket_size")
-    return int(size) if isinstance(size, int | float) else PLAN_FIELDS["reduce_bucket_size"].default
-
-
-def is_true(value: Any) -> bool:
-    """Whether DeepSpeed's pydantic classes read a value as true."""
-    if isinstance(value, str):
-        return value.lower() in ("true", "yes", "on", "1", "t", "y")
-    return isinstance(value, bool | int | float) and value == 1
+    with contextlib.suppress(ValueError):
+        return as_integer(_zero_block(config).get("reduce_bucket_size"))
+    default: int = PLAN_FIELDS["reduce_bucket_size"].default
+    return default
 
 
 def has_auto(value: Any) -> bool:
@@ -269,14 +270,14 @@ def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
             "the GPU, nor the steps that the host skips or hides",
             "ZenFlow selects columns by the values of their gradients, which a dry run does not have",
         )
-    if _block(zero, "offload_optimizer").get("super_offload") is True and zero.get("stage") == 3:
+    if is_true(_block(zero, "offload_optimizer").get("super_offload")) and _is_at(zero, 3):
         yield UnmodeledFeature(
             "zero_optimization.offload_optimizer.super_offload",
             "SuperOffload",
             "predictions are for plain offload: the optimizer's own process and its overlap are not included",
             "SuperOffload requests CUDA by name, which a dry run does not have",
         )
-    if _block(config, "compile").get("deepcompile") is True:
+    if is_true(_block(config, "compile").get("deepcompile")):
         yield UnmodeledFeature(
             "compile.deepcompile",
             "DeepCompile",
@@ -304,6 +305,13 @@ def _block(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The object under a key; empty if there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def _is_at(zero: Mapping[str, Any], *stages: int) -> bool:
+    """Whether a block, which may be refused, is of one of these stages."""
+    with contextlib.suppress(ValueError):
+        return as_integer(zero.get("stage", 0)) in stages
+    return False
 
 
 def _zero_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -376,9 +384,10 @@ def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = block.get(key, default)
     if value is None or value == "auto":
         return default
-    if isinstance(value, bool):
-        return value
-    raise _invalid_value(key, value, "true or false")
+    try:
+        return as_truth(value)
+    except ValueError:
+        raise _invalid_value(key, value, "true or false") from None
 
 
 def _number(
@@ -397,11 +406,12 @@ def _number(
         return default
     if value == "auto":
         return default if auto is None else auto
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value % 1 or not lowest <= value <= highest:
-        bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
-        raise _invalid_value(where + key, value, bounds)
-    return int(value)
+    with contextlib.suppress(ValueError):
+        is_text = where in _WITHOUT_CLASS and isinstance(value, str | bool)
+        if not is_text and lowest <= (number := as_integer(value)) <= highest:
+            return number
+    bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
+    raise _invalid_value(where + key, value, bounds)
 
 
 def _invalid_value(key: str, value: Any, wanted: str) -> ConfigFileError:

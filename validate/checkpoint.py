@@ -1,4 +1,4 @@
-"""Check whether a checkpoint of the Trainer under DeepSpeed is complete, file by file.
+"""Check whether a checkpoint of DeepSpeed or the Trainer is complete, file by file.
 
 torch verifies no checksums when it loads a checkpoint: with a truncated or altered file a training fails late or
 continues with wrong numbers. This module unpickles nothing and does not import torch.
@@ -33,6 +33,16 @@ from .checkpoint_layout import (
     saved_states,
 )
 from .checkpoint_pickles import PICKLE, PICKLES
+from .checkpoint_trainer import (
+    DISTRIBUTED_METADATA,
+    RANDOM_STATES,
+    TRAINER_STATE,
+    distributed_damage,
+    missing_parts,
+    missing_states,
+    missing_to_load,
+    resumed_by,
+)
 from .checkpoint_values import archive_non_finite, safetensors_non_finite
 
 _BLOCK_BYTES = 2**22
@@ -51,14 +61,10 @@ SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\
 """Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
 ranks."""
 
-RANDOM_STATES = re.compile(r"^rng_state_(\d+)\.pth$")
-"""Name of a rank's file of random states, which the Trainer writes last but its own state; the group is the rank."""
-
-
 _ARCHIVES = (".pt", ".pth", ".bin")
 """Endings of the files that `torch.save` writes."""
 
-_TENSOR_FILES = (*_ARCHIVES, ".safetensors")
+_TENSOR_FILES = (*_ARCHIVES, ".safetensors", ".distcp")
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """Beginning of the text that stands for a file in a repository (git-lfs docs/spec.md)."""
@@ -90,6 +96,8 @@ class Checkpoint:
     torch's archives match their checksums; corrupted safetensors, and corrupted or missing tensors in files of torch
     that are no archives, are not detected."""
 
+    has_states: bool = True
+    """Whether a training can resume from it, and it is not a model alone."""
     padding: int = 0
     """Largest number of values in the files that belong to no parameter and may be anything."""
 
@@ -149,27 +157,32 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def newest_usable(
-    checkpoints: Iterable[Path], *, ranks: int | None = None, say: Callable[[str], None]
+    checkpoints: Iterable[Path], *, ranks: int | None = None, by_deepspeed: bool = True, say: Callable[[str], None]
 ) -> tuple[Checkpoint | None, list[Checkpoint]]:
-    """(the newest usable checkpoint, or None; the newer ones, which are damaged or hold NaN). Arguments as in
-    `read_checkpoint`."""
+    """(the newest usable checkpoint, if none has states to resume from the newest model, or None; the newer ones, which
+    are damaged or hold NaN). Arguments as in `read_checkpoint`."""
     damaged: list[Checkpoint] = []
+    model: Checkpoint | None = None
     for folder in reversed(list(checkpoints)):
         say(f"checking {folder.name} ...")
-        checkpoint = read_checkpoint(folder, ranks=ranks)
-        if checkpoint.is_usable:
+        checkpoint = read_checkpoint(folder, ranks=ranks, by_deepspeed=by_deepspeed)
+        if not checkpoint.is_usable:
+            damaged.append(checkpoint)
+        elif checkpoint.has_states:
             return checkpoint, damaged
-        damaged.append(checkpoint)
-    return None, damaged
+        else:
+            model = model or checkpoint
+    return model, damaged
 
 
-def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = False) -> Checkpoint:
+def read_checkpoint(folder: Path, *, ranks: int | None = None, by_deepspeed: bool = True) -> Checkpoint:
     """Read every file of a checkpoint and verify it by the stored checksums, or by its structure if there are none;
     files of tensors with a checksum are read twice, for their values.
 
     folder: the folder of `latest`, or a folder of states in it.
     ranks: number of ranks with a file of optimizer states each (ZeRO 1 to 3); None to infer it from the files.
-    is_model: whether the folder holds a model alone, so that no states are missing.
+    by_deepspeed: whether DeepSpeed is to resume from it, so that its states must be there. Otherwise a folder without
+        them is judged by what it holds: the states of the Trainer or accelerate, or a model alone.
     """
     layout = checkpoint_layout(folder)
     folder, saved = layout.folder, saved_states(layout)
@@ -179,10 +192,28 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, is_model: bool = 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         if listed is not None:
             files = [*pool.map(lambda name: _verify_checksum(folder, name, listed[name]), listed)]
-            return Checkpoint(folder=named, files=tuple(files), evidence="checksums", padding=padding)
+            return Checkpoint(
+                folder=named,
+                files=tuple(files),
+                evidence="checksums",
+                has_states=has_states(layout, listed),
+                padding=padding,
+            )
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
-    missing = [] if is_model else _missing(layout, saved, files, ranks)
-    return Checkpoint(folder=named, files=(*files, *missing), evidence="structure", padding=padding)
+    names = [file.name for file in files]
+    missing = _missing(layout, saved, names, ranks, by_deepspeed=by_deepspeed)
+    return Checkpoint(
+        folder=named,
+        files=(*files, *(CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in missing)),
+        evidence="structure",
+        has_states=by_deepspeed or has_states(layout, names),
+        padding=padding,
+    )
+
+
+def has_states(layout: CheckpointLayout, names: Iterable[str]) -> bool:
+    """Whether a folder with these files holds states to resume from, by whatever saved them."""
+    return layout.is_deepspeeds or bool(resumed_by([*names]))
 
 
 def _padding(saved: SavedStates) -> int:
@@ -273,6 +304,11 @@ def _structural_damage(path: Path) -> tuple[str, int | None]:
         return _LFS_PROBLEM, None
     if path.suffix in _ARCHIVES:
         return _archive(path)
+    if path.name == DISTRIBUTED_METADATA:
+        try:
+            return distributed_damage(path), None
+        except ValueError:
+            return "is cut off", None
     try:
         if path.suffix == ".safetensors":
             damage = _safetensors(path)
@@ -339,21 +375,25 @@ def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
 
 
 def _missing(
-    layout: CheckpointLayout, saved: SavedStates, files: Iterable[CheckpointFile], ranks: int | None
-) -> list[CheckpointFile]:
-    """Expected files that are missing: those of every rank, the file that names the tag, the folder that it names, and
-    the Trainer's state, which it writes last."""
-    names, folder = [file.name for file in files], layout.folder
-    absent = [] if layout.is_universal else _missing_ranks(layout, saved, names, ranks)
-    is_trainers = folder.name.startswith("checkpoint-") and not layout.is_tag_named
-    if is_trainers and "trainer_state.json" not in names:
-        absent.append(("trainer_state.json", "is missing"))
+    layout: CheckpointLayout, saved: SavedStates, names: Sequence[str], ranks: int | None, *, by_deepspeed: bool
+) -> list[tuple[str, str]]:
+    """(name, problem) of expected files that are missing. Of DeepSpeed's states those of every rank, the file that
+    names the tag, the folder that it names, and the Trainer's state, which it writes last."""
+    absent = list(missing_parts(names))
+    if not layout.is_deepspeeds and not by_deepspeed:
+        if kind := resumed_by(names):
+            return absent + (list(missing_states(names)) if kind == "trainer" else [])
+        return [(name, "is missing") for name in missing_to_load(names)]
+    absent += [] if layout.is_universal else _missing_ranks(layout, saved, names, ranks)
+    is_trainers = layout.folder.name.startswith("checkpoint-") and not layout.is_tag_named
+    if is_trainers and TRAINER_STATE not in names:
+        absent.append((TRAINER_STATE, "is missing"))
     if not layout.is_tag_named and not layout.latest:
         absent.append((layout.latest_name, "is missing"))
     elif not layout.is_tag_named and layout.latest != layout.tag:
-        lack = "holds no states" if (folder / layout.latest).is_dir() else "is missing"
+        lack = "holds no states" if (layout.folder / layout.latest).is_dir() else "is missing"
         absent.append((layout.latest_name, f"names {layout.latest}, which {lack}"))
-    return [CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in absent]
+    return absent
 
 
 def _missing_ranks(

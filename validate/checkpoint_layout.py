@@ -51,6 +51,11 @@ class CheckpointLayout:
     """Further folders of states in `folder`."""
 
     @property
+    def is_deepspeeds(self) -> bool:
+        """Whether DeepSpeed saved it, even if its states are lost."""
+        return bool(self.tag or self.latest)
+
+    @property
     def latest_name(self) -> str:
         """The file that names the tag to load (0.19.8 runtime/engine.py `load_checkpoint`)."""
         return "latest_universal" if self.is_universal else "latest"
@@ -90,12 +95,14 @@ def names_in(folder: Path) -> list[str]:
 
 def checkpoint_layout(folder: Path) -> CheckpointLayout:
     """The layout of a checkpoint, whose folder of `latest` or folder of states is named. With several tags, it is the
-    one that `latest` names, or without it the one of the largest step."""
+    one that `latest` names, or without it the one of the largest step, which the states say and the names may not."""
     is_tag_named = _holds_states(folder)
     if folder.name in ("", ".."):
         folder = Path(os.path.relpath(folder.resolve()))
     root = Path(os.path.normpath(folder / "..")) if is_tag_named else folder
     tags = _tags(root)
+    if len(tags) > 1:
+        tags.sort(key=lambda tag: saved_step(root / tag) or -1)  # stable: by the names where the states do not say it
     plain = [tag for tag in tags if not _is_universal(root / tag)]
     latest = _read(root / "latest")
     tag = latest if latest in tags else (plain or tags or [""])[-1]
@@ -121,6 +128,8 @@ class SavedStates:
     """Whether each rank saved its optimizer states in a file."""
     stage: int | None
     """The ZeRO stage of the optimizer states; None if no file of them says it."""
+    step: int | None
+    """The optimizer step; None if the file does not say it."""
     version: str
     """The DeepSpeed version that saved them; "" if the file does not say it."""
     parameter_sizes: tuple[int, ...]
@@ -142,14 +151,27 @@ def saved_states(layout: CheckpointLayout) -> SavedStates:
         _, stage = _read_states(folder / name)[0].get("zero_stage", ("", None))
         if isinstance(stage, int):
             break
-    (_, ranks), (_, version) = (said.get(key, ("", None)) for key in ("dp_world_size", "ds_version"))
+    keys = ("dp_world_size", "ds_version", "global_steps")
+    (_, ranks), (_, version), (_, step) = (said.get(key, ("", None)) for key in keys)
     return SavedStates(
         ranks=ranks if isinstance(ranks, int) else 0,
         has_shards=isinstance(ranks, int) and said.get("param_shapes", ("NONE", None))[0] != "NONE",
         stage=stage if isinstance(stage, int) else None,
+        step=step if isinstance(step, int) else None,
         version=version if isinstance(version, str) else "",
         parameter_sizes=sizes,
     )
+
+
+def saved_step(states: Path) -> int | None:
+    """The optimizer step of a folder of states, as they say it, or else as its name does; None if neither does."""
+    for name in filter(MODEL_STATES.match, names_in(states)):
+        _, step = _read_states(states / name)[0].get("global_steps", ("", None))
+        if isinstance(step, int):
+            return step
+        break
+    numbers, _ = _order(states.name)
+    return numbers[-1] if numbers else None
 
 
 def _read_states(path: Path) -> tuple[dict[str, Operation], tuple[int, ...]]:
@@ -160,7 +182,7 @@ def _read_states(path: Path) -> tuple[dict[str, Operation], tuple[int, ...]]:
         # a pipe may never end
         for stream in object_pickles(path) if path.is_file() else ():
             read = list(operations(stream))
-            said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage")) | said
+            said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage", "global_steps")) | said
             sizes = sizes or shape_sizes(read, "param_shapes", "shared_params")
     return said, sizes
 
@@ -219,9 +241,9 @@ def _tags(folder: Path) -> list[str]:
     return []
 
 
-def _order(name: str) -> list[tuple[bool, str]]:
-    """The order of names with numbers: the step or epoch."""
-    return [(part.isdigit(), part.zfill(20)) for part in re.split(r"(\d+)", name)]
+def _order(name: str) -> tuple[list[int], str]:
+    """The order of names with numbers: the step or epoch, whatever stands before it."""
+    return [int(part) for part in re.findall(r"\d+", name)], name
 
 
 def _read(path: Path) -> str:

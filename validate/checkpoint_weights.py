@@ -21,7 +21,16 @@ from typing import Any, Literal
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
 from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in
-from .checkpoint_layout import CHECKSUMS, MODEL_STATES, OPTIMIZER_STATES, checkpoint_layout, saved_states
+from .checkpoint_layout import (
+    CHECKSUMS,
+    MODEL_STATES,
+    OPTIMIZER_STATES,
+    CheckpointLayout,
+    SavedStates,
+    checkpoint_layout,
+    saved_states,
+)
+from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load, resumed_by
 
 _KNOWN = frozenset(
     (
@@ -61,6 +70,10 @@ class CheckpointContents:
     """Whether the question named the folder of states, and not the one of `latest`."""
     is_universal: bool
     """Whether `ds_to_universal` wrote it, for any number of ranks."""
+    resumed_by: ResumedBy
+    """What resumes from it; "" for a model alone."""
+    is_fsdp: bool
+    """Whether FSDP saved its weights, which only FSDP loads."""
     step: int | None
     stage: Literal["none", "0", "1", "2", "1 or 2", "3"]
     """The ZeRO stage, which the optimizer states say; "1 or 2" if they do not; "none" if there are no states of
@@ -80,7 +93,9 @@ class CheckpointContents:
     weights_bytes: int
     """Files of model states and of `weights`."""
     weights: tuple[str, ...]
-    """Safetensors files for `from_pretrained`; empty if ZeRO-3 saved the weights as shards."""
+    """Safetensors files for `from_pretrained`; empty if ZeRO-3 or FSDP saved the weights as shards."""
+    missing_to_load: tuple[str, ...]
+    """Files that `from_pretrained` needs for `weights`, and that are missing."""
 
     @property
     def joins_partitions(self) -> bool:
@@ -93,9 +108,13 @@ class CheckpointContents:
 
     @property
     def is_model(self) -> bool:
-        """Whether the folder holds a model alone, without states of a training and not by the name of a checkpoint."""
-        has_states = self.stage != "none" or self.tag or self.optimizer_bytes
-        return not has_states and not Path(self.folder).name.startswith("checkpoint-")
+        """Whether the folder holds a model alone, without states of a training."""
+        return not self.resumed_by
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether its weights are those of an adapter, as peft saves them."""
+        return bool(self.weights) and all(name.startswith("adapter_model") for name in self.weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +122,10 @@ class Conversion:
     """The cost of extracting the weights from a checkpoint."""
 
     parameters: int
+    """Number of parameters; those under a second name are counted once."""
+    repeated: tuple[str, ...]
+    """Names of tensors that are written although they are others', because only the model's class knows whether
+    loading ties them."""
     dtype: str
     read_bytes: int
     written_bytes: int
@@ -129,10 +152,10 @@ def read_contents(folder: Path) -> CheckpointContents:
     saved, tag = saved_states(layout), layout.tag
     states = [name for name in names if OPTIMIZER_STATES.search(name)]
     models = [match for name in names if (match := MODEL_STATES.search(Path(name).name))]
-    step = re.search(r"(\d+)(_universal)?$", tag or folder.name)
+    resumed: ResumedBy = "deepspeed" if layout.is_deepspeeds else resumed_by(names)
     sharded = any(match[1] for match in models)
     weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
-    if not tag and not layout.latest and not weights:
+    if not resumed and not weights:
         fix = "name the folder that holds `latest` or safetensors"
         raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
     has_states = bool(states) or saved.has_shards or layout.is_universal
@@ -147,7 +170,9 @@ def read_contents(folder: Path) -> CheckpointContents:
         latest=layout.latest,
         is_tag_named=layout.is_tag_named,
         is_universal=layout.is_universal,
-        step=int(step[1]) if step else None,
+        resumed_by=resumed,
+        is_fsdp=any(map(is_fsdp, names)),
+        step=_step(layout, saved, folder),
         stage=kind if has_states else "0" if models else "none",
         version=saved.version,
         parameters=sum(saved.parameter_sizes) or None if model_ranks == 1 else None,
@@ -156,13 +181,29 @@ def read_contents(folder: Path) -> CheckpointContents:
         model_ranks=model_ranks,
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(
-            size for name, size in names.items() if OPTIMIZER_STATES.search(name) or name.startswith(f"{tag}/zero/")
+            size
+            for name, size in names.items()
+            if OPTIMIZER_STATES.search(name) or name.startswith(f"{tag}/zero/") or is_optimizer(name)
         ),
         weights_bytes=sum(
-            size for name, size in names.items() if MODEL_STATES.search(Path(name).name) or name in weights
+            size
+            for name, size in names.items()
+            if MODEL_STATES.search(Path(name).name) or name in weights or is_fsdp(name)
         ),
         weights=weights,
+        missing_to_load=missing_to_load(names) if weights else (),
     )
+
+
+def _step(layout: CheckpointLayout, saved: SavedStates, folder: Path) -> int | None:
+    """The optimizer step, as the states or the Trainer's own state say it, or else as the name does."""
+    if saved.step is not None:
+        return saved.step
+    step = None if layout.tag else _json(layout.folder / TRAINER_STATE).get("global_step")
+    if isinstance(step, int):
+        return step
+    named = re.search(r"(\d+)(_universal)?$", layout.tag or folder.name)
+    return int(named[1]) if named and (layout.tag or folder.name.startswith("checkpoint-")) else None
 
 
 def _size_bytes(path: Path) -> int:
@@ -239,6 +280,9 @@ def _check_convertible(contents: CheckpointContents) -> None:
         reason, fix = "it is a universal checkpoint", "name the checkpoint that it was converted from"
     elif contents.is_model:
         reason = "it holds no states of DeepSpeed; from_pretrained reads its weights"
+    elif contents.is_fsdp and not contents.weights:
+        reason = "FSDP saved its weights"
+        fix = "use accelerate merge-weights for a folder pytorch_model_fsdp_0, or save it with the training script"
     elif contents.model_ranks > 1:
         reason = f"tensor parallelism split its layers over {contents.model_ranks} ranks"
         fix = "load it with the training script, and save it by engine.save_16bit_model"
@@ -326,7 +370,7 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
 
 
 def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype: str) -> Conversion:
-    sizes = [tensor.shape.numel() for tensor in tensors.values()]
+    sizes, repeated = [tensor.shape.numel() for tensor in tensors.values()], _repeated(tensors)
     written = (4 if dtype == "float32" else 2) * sum(sizes)
     read, needs = 4 * sum(sizes), [min(written, _SHARD_BYTES) + 8 * max(sizes)]
     if not contents.has_zero_states:
@@ -336,7 +380,8 @@ def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype:
     if contents.joins_partitions:
         needs += [8 * sum(sizes), 4 * sum(sizes) + needs[0]]
     return Conversion(
-        parameters=sum(sizes),
+        parameters=sum(sizes) - sum(tensors[name].shape.numel() for name in repeated),
+        repeated=repeated,
         dtype=dtype,
         read_bytes=read,
         written_bytes=written,
@@ -346,6 +391,17 @@ def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype:
         has_config=False,
         has_tokenizer=False,
     )
+
+
+def _repeated(tensors: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of tensors that are earlier ones: the same object, or the same memory."""
+    kept, repeated = set[object](), list[str]()
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape) if hasattr(tensor, "data_ptr") else id(tensor)
+        if place in kept and tensor.shape.numel():
+            repeated.append(name)
+        kept.add(place)
+    return tuple(repeated)
 
 
 def _write_shards(

@@ -13,6 +13,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.facts import DeepSpeedFacts
+from ...validate.lint.values import read_value
 
 Origin = Literal["file", "auto", "derived", "default", "unset"]
 """file: written in the file. auto: written as `auto`; the value fills it. derived: computed from the other batch sizes
@@ -146,9 +147,10 @@ def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Itera
     for key, value in block.items():
         name, field = key, known.field(key) if known is not None else None
         successor = known.field(field.successor) if known is not None and field is not None and field.moves else None
+        shown = successor or field
         if not path and key == "bfloat16":
             name = "bf16"
-        elif shown := successor or field:
+        elif shown is not None:
             name = shown.usual_name
         here = f"{path}.{name}".lstrip(".")
         if successor is not None and successor.block and isinstance(value, bool):
@@ -158,5 +160,7 @@ def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Itera
             yield "zero_optimization.stage", int(value)  # DeepSpeed reads the oldest form this way
         elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
             yield from _leaves(value, here, facts)
+        elif known is not None and known.strict and shown is not None and value != "auto":
+            yield here, read_value(shown.type, value)
         else:
             yield here, value

@@ -340,7 +340,8 @@ def from_file(
             answer = replace(answer, written=write_files(answer.files, force=force))
         except ConfigFileError as error:
             failure = error
-
+    elif destination is not None and answer.unwritable is None and answer.obstacle is None:
+        output.say(f"{destination} is not written: there is no change to write")
     writes = typed_command("-o", f"better{file.suffix}")
     show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)

@@ -233,7 +233,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 
         raise ConfigFileError(f"{folder} is not a folder", fix=folder_instead(folder))
     if inside := checkpoints_below(folder):
-        usable, damaged = newest_usable(inside, say=output.say)
+        usable, damaged = newest_usable(inside, by_deepspeed=False, say=output.say)
         for each in damaged:
             output.say(f"{each.folder.name} is damaged: {each.problem}")
         found = usable or damaged[0]
@@ -241,7 +241,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         output.say(f"{folder} contains {counted_noun(len(inside), 'checkpoint')}; {found.folder.name} is taken")
     else:
         contents = read_contents(folder)
-        found = read_checkpoint(folder, is_model=contents.is_model)
+        found = read_checkpoint(folder, by_deepspeed=False)
     conversion = None
     if to_hf and found.is_whole:
         conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice
@@ -259,7 +259,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if found.non_finite or not is_only_latest(found.damaged):
         others = [] if inside else earlier_and_later(folder)
         for among in (checkpoint_layout(found.folder).other_states, others):
-            if usable := newest_usable(among, say=output.say)[0]:
+            if usable := newest_usable(among, by_deepspeed=False, say=output.say)[0]:
                 instead = usable.folder
                 break
     show_document(lambda: checkpoint_document(answer, instead=instead), output)

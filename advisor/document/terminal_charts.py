@@ -152,13 +152,14 @@ def _draw_bars(chart: StackedBars, pen: _Pen) -> None:
             at = 1 + round(limit.value / scale * whole)
             below = f"{words} {pen.mark}".rjust(at + 1) if at > len(words) else f"{' ' * at}{pen.mark} {words}"
             row(pen.console, below, style="bold red" if bar.value > limit.value else "bold")
-    least = 0 if alone else scale / (2 * (room if beside else whole))  # a shorter part has no column
-    is_drawn = {ink for parts in sizes for ink, size in parts.items() if size >= least}
+    spans = [_spans(parts, scale, room if beside else whole) for parts in sizes]
+    is_drawn = {ink for each in spans for ink, (begin, end) in each.items() if end > begin}
     titles = {ink: title for ink, title in chart.families.items() if ink in is_drawn}
     if alone:
         total = sum(sizes[0].values()) or 1
         figures = {ink: exact(size) if exact else percent(size / total) for ink, size in sizes[0].items()}
-        titles = {ink: f"{title} {figures[ink]}" for ink, title in titles.items() if figures[ink] != percent(0)}
+        named = is_drawn | {ink for ink, figure in figures.items() if figure != percent(0)}
+        titles = {ink: f"{title} {figures[ink]}" for ink, title in chart.families.items() if ink in named & {*figures}}
     pen.legend(titles, limit.words if limit and not alone else "")
 
 
@@ -171,16 +172,22 @@ def _without_small(sizes: Mapping[str, float]) -> dict[str, float]:
     return shown
 
 
+def _spans(sizes: Mapping[str, float], scale: float, columns: int) -> dict[str, tuple[int, int]]:
+    """Return the first column and the end of each family in a bar; one that is too small for a column has none."""
+    ends = [min(columns, round(end / scale * columns)) for end in accumulate(sizes.values(), initial=0)]
+    return dict(zip(sizes, pairwise(ends), strict=True))
+
+
 def _bar(sizes: Mapping[str, float], scale: float, columns: int, limit: Limit | None, pen: _Pen, *, style: str) -> Text:
     """Return a bar and the free columns after it, with a mark at the limit; a longer bar than the scale is cut."""
-    drawn, ends = Text(), [min(columns, round(end / scale * columns)) for end in accumulate(sizes.values(), initial=0)]
-    for ink, (begin, end) in zip(sizes, pairwise(ends), strict=True):
+    drawn, end = Text(), 0
+    for ink, (begin, end) in _spans(sizes, scale, columns).items():
         filling, colour = pen.fill(ink)
         drawn.append(filling * (end - begin), style=f"{style} {colour}".strip())
     total = sum(sizes.values())
     if total > scale * 1.0001:
         drawn = drawn[:-1] + Text(pen.cut, style="bold red")
-    drawn.append(" " * (columns - ends[-1]))
+    drawn.append(" " * (columns - end))
     if limit is not None:
         at = round(limit.value / scale * columns)
         drawn = drawn[:at] + Text(pen.mark, style="bold red" if total > limit.value else "bold") + drawn[at:]

@@ -22,6 +22,7 @@ from ..question.gpu_text import counts_in
 from ..question.model_source import load_model
 from ..question.options import Risk
 from ..question.run import read_ds_config
+from ..text.units import counted_noun
 from .accelerate import ACCELERATE
 from .figures import ImportFigures, import_figures
 from .imported_run import DeepSpeedPart, ImportedRun
@@ -93,9 +94,14 @@ class ImportAnswer:
     @property
     def is_fine(self) -> bool:
         """Whether the run fits without changes, and neither its tool nor DeepSpeed refuses it."""
-        errors = self.report.count("error") if self.report is not None else 0
         fits = self.figures is None or (self.figures.as_is is not None and self.figures.as_is.fit.fits)
-        return fits and not errors and not self.run.faults
+        return fits and not self.refused_by
+
+    @property
+    def refused_by(self) -> tuple[str, ...]:
+        """What stops at the file or at its DeepSpeed configuration: the tool, DeepSpeed, both or none."""
+        errors = self.report.count("error") if self.report is not None else 0
+        return (self.run.tool or "the Trainer",) * bool(self.run.faults) + ("DeepSpeed",) * bool(errors)
 
 
 def import_file(
@@ -144,8 +150,8 @@ def import_file(
             raise
         fix = "pass them, such as --gpus 8xA100-80GB"
         obstacle = ClusterError("the GPUs of the run are not known", why=error.what, fix=fix)
-    if cluster is not None and run.gpus_per_node is not None:  # --gpus goes before the file's number of processes
-        run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
+    if cluster is not None and run.processes is not None:
+        _start_on(run, cluster)
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
@@ -222,6 +228,16 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     run.micro_batch_size = micro or run.micro_batch_size
     if checkpointing is not None:
         run.gradient_checkpointing = "offload" if checkpointing == "offload" else checkpointing == "on"
+
+
+def _start_on(run: ImportedRun, cluster: Cluster) -> None:
+    """Put the machines into a run whose file names another number of processes, with a remark."""
+    if run.processes != cluster.world_size:
+        run.remarks.append(
+            f"the file starts {run.processes} processes, and the run has {counted_noun(cluster.world_size, 'GPU')}: "
+            f"num_processes is {cluster.world_size} in a changed file"
+        )
+        run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
 
 
 def _document(part: DeepSpeedPart) -> Document | None:

@@ -25,7 +25,7 @@ def training_command(text: str) -> str:
     for line in shell_lines(text):
         first, words = line.words[0], line.words
         if is_training(words):
-            command = _replaced(line.text, values)
+            command = _replaced(_training_part(line.text), values)
             settings = [shlex.quote(f"{name}={values[name]}") for name in exported if name in values]
             return " ".join([*(["env", *settings] if settings else []), command])
         if first == "export":
@@ -39,6 +39,26 @@ def training_command(text: str) -> str:
             if first == "export":
                 exported[name] = None
     return ""
+
+
+_KEPT_OR_END = re.compile(
+    r"""(?P<kept>"(?:[^"\\]|\\.)*"|'[^']*'|\\.|`[^`]*`|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))|[;&|()]+"""
+)
+"""What a shell reads as part of a word (a text in quotes, a substitution), or the end of a command."""
+
+
+def _training_part(line: str) -> str:
+    """The training command of a line as it is written, without what reads its output or runs besides it."""
+    ends = [match for match in _KEPT_OR_END.finditer(line) if match["kept"] is None]
+    starts = [0, *(match.end() for match in ends)]
+    parts = [line[start:end] for start, end in zip(starts, [*(each.start() for each in ends), len(line)], strict=True)]
+    for part in parts:
+        try:
+            if is_training(shlex.split(part)):
+                return part.strip()
+        except (ValueError, IndexError):
+            continue
+    return line
 
 
 def unknown_variables(command: str) -> list[str]:

@@ -48,6 +48,36 @@ _LLAMA_FACTORY: Mapping[str, Mapping[str, Any]] = {
 default. Older versions of stage 3 have `overlap_comm: true`."""
 
 
+_OF_AXOLOTL = {
+    "stage": 3,
+    "overlap_comm": True,
+    "sub_group_size": 0,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
+_AXOLOTL_1 = {"stage": 1, "overlap_comm": True}
+_AXOLOTL_2 = {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}
+_AXOLOTL: Mapping[str, Mapping[str, Any]] = {
+    "zero1.json": _AXOLOTL_1,
+    "zero1_torch_compile.json": _AXOLOTL_1,
+    "zero2.json": _AXOLOTL_2,
+    "zero2_torch_compile.json": _AXOLOTL_2,
+    "zero3.json": _OF_AXOLOTL,
+    "zero3_bf16.json": _OF_AXOLOTL,
+    "zero3_bf16_cpuoffload_all.json": {**_OF_AXOLOTL, "offload_optimizer": _ON_CPU, "offload_param": _ON_CPU},
+    "zero3_bf16_cpuoffload_params.json": {**_OF_AXOLOTL, "offload_param": _ON_CPU},
+}
+"""`zero_optimization` of axolotl's configurations (067b021 deepspeed_configs/*.json), without keys at DeepSpeed's
+default and with its present names of keys."""
+
+_AXOLOTL_COMPILE = {"disable": False, "backend": "inductor"}
+"""`compile` of the files with torch_compile in their names, keys that DeepSpeed 0.19.8 refuses."""
+
+
 def ms_swift_config(name: str) -> dict[str, Any] | None:
     """The configuration that ms-swift ships under this name; None if it has none."""
     return _config(_MS_SWIFT[name]) if name in _MS_SWIFT else None
@@ -55,10 +85,33 @@ def ms_swift_config(name: str) -> dict[str, Any] | None:
 
 def llama_factory_config(path: str) -> dict[str, Any] | None:
     """The configuration at this path in LLaMA-Factory's checkout; None if it has none there."""
-    *folders, name = PurePosixPath(path).parts or ("",)
-    if folders[-2:] != ["examples", "deepspeed"] or name not in _LLAMA_FACTORY:
+    name = _name_below("examples/deepspeed", path)
+    if name not in _LLAMA_FACTORY:
         return None
     return {**_config(_LLAMA_FACTORY[name]), "zero_allow_untested_optimizer": True}
+
+
+def axolotl_config(path: str) -> dict[str, Any] | None:
+    """The configuration at this path in axolotl's checkout, or as `axolotl fetch` copies it; None if it has none
+    there."""
+    name = _name_below("deepspeed_configs", path)
+    if name not in _AXOLOTL:
+        return None
+    config = _config(_AXOLOTL[name])
+    if "bf16" in name:  # fixed, where the others leave the precision to the tool
+        config["bf16"] = {"enabled": True}
+        del config["fp16"]
+    if "torch_compile" in name:
+        config["compile"] = _AXOLOTL_COMPILE
+    if "cpuoffload" in name:
+        config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return config
+
+
+def _name_below(folder: str, path: str) -> str:
+    """The name of a file in this folder, wherever it lies; "" for a file elsewhere."""
+    file = PurePosixPath(path)
+    return file.name if f"/{file.parent}".endswith(f"/{folder}") else ""
 
 
 def _config(zero: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Keys and defaults are those of LLaMA-Factory ff6d4d1, axolotl 067b021 and ms-swi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ...estimators.objectives import OBJECTIVES
 from ..question.workload import TOOL_SOFTWARE, TOOL_TRL
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
-from .shipped_configs import llama_factory_config, ms_swift_config
+from .shipped_configs import axolotl_config, llama_factory_config, ms_swift_config
 from .source import Source
 from .tool_format import ToolFormat, deepspeed_part
 
@@ -86,14 +86,20 @@ def _llama_factory_details(run: ImportedRun, arguments: ScriptArguments, _: Sour
         run.lacks(f"finetuning_type {method[:20]}")
 
 
-def _llama_factory_deepspeed(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
-    """The DeepSpeed configuration that the file names; LLaMA-Factory's own example where its checkout is absent."""
-    part = deepspeed_part(arguments, folder)
-    shipped = None if part is None or part.config is not None else llama_factory_config(part.name)
-    if part is None or shipped is None:
-        return part
-    remark = f"{part.name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted"
-    return replace(part, config=shipped, remark=remark)
+def _or_shipped(
+    find: Callable[[str], dict[str, Any] | None], version: str
+) -> Callable[[ScriptArguments, Path], DeepSpeedPart | None]:
+    """A reader of the DeepSpeed configuration that the file names; the tool's own of this version where its checkout is
+    absent."""
+
+    def read(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:
+        part = deepspeed_part(arguments, folder)
+        shipped = None if part is None or part.config is not None else find(part.name)
+        if part is None or shipped is None:
+            return part
+        return replace(part, config=shipped, remark=f"{part.name} is not here: {version} is counted")
+
+    return read
 
 
 LLAMA_FACTORY = ToolFormat(
@@ -106,7 +112,7 @@ LLAMA_FACTORY = ToolFormat(
         or ("model_name_or_path" in source.values and bool(_LLAMA_FACTORY_KEYS & set(source.values)))
     ),
     details=_llama_factory_details,
-    deepspeed=_llama_factory_deepspeed,
+    deepspeed=_or_shipped(llama_factory_config, "LLaMA-Factory's own of 2026-08 (ff6d4d1)"),
     lists_modules=True,
     stops_at_unknown=True,  # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
@@ -374,6 +380,7 @@ AXOLOTL = ToolFormat(
     micro_batch=("micro_batch_size",),
     default_micro_batch=1,
     offload=("activation_offloading", True),
+    deepspeed=_or_shipped(axolotl_config, "axolotl's own of 2026-07 (067b021)"),
     completions=_axolotl_completions,
     fsdp=("fsdp", "fsdp_config"),
     fsdp_version=1,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...ds_configs.files import CONFIG_NAME, free_bytes
-from ...ds_configs.read import saves_model
+from ...ds_configs.read import saves_model, zero_stage_in
 from ...estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.time.job import checkpoint_bytes, engine_state_bytes
@@ -266,8 +266,7 @@ def _checkpoint_bytes(request: LaunchRequest) -> int | None:
     """Bytes of one of the Trainer's checkpoints; None for another script, and for a model that is not known."""
     run, seen, arguments = request.run, request.dry_run, request.arguments
     only_model = saves_model(run.config) and bool(arguments.flag("save_only_model"))
-    zero = run.config.get("zero_optimization")
-    stage = int(zero.get("stage", 0)) if isinstance(zero, dict) else 0
+    stage = zero_stage_in(run.config)
     if seen is not None:
         if not seen.arguments.trainer:
             return None

@@ -45,7 +45,7 @@ def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None
     instead: for one that must not be used, the newest usable checkpoint or folder of states of the same training."""
     contents = answer.contents
     name = printable(_named(contents))
-    blocks: list[doc.Block] = [*(_damage(answer) if answer.damaged else _whole(answer))]
+    blocks: list[doc.Block] = [*_state(answer)]
     if instead is not None and instead.parent == Path(contents.folder):
         blocks += _load(contents, instead.name, "Other states in the folder are whole")
     elif instead is not None:
@@ -68,10 +68,14 @@ def _saved(contents: CheckpointContents) -> str:
 
 def _kind(contents: CheckpointContents) -> str:
     if contents.is_model:
-        return "model folder"
+        return "adapter folder" if contents.is_adapter else "model folder"
     step = "" if contents.step is None else f", step {contents.step:,}"
     if contents.is_universal:
         return f"universal checkpoint of ZeRO-{contents.stage}{step}"
+    if contents.resumed_by != "deepspeed":
+        by = "Trainer" if contents.resumed_by == "trainer" else "accelerate"
+        how = "" if not contents.optimizer_bytes else " of FSDP" if contents.is_fsdp else " without DeepSpeed"
+        return f"{by} checkpoint{how}{step}"
     if contents.stage == "none":
         return f"checkpoint without states to resume from{step}"
     ranks = f" of {counted_noun(contents.ranks, 'rank')}" if contents.ranks else ""
@@ -81,24 +85,42 @@ def _kind(contents: CheckpointContents) -> str:
     return f"ZeRO-{contents.stage} checkpoint{ranks}{split}{step}"
 
 
-def _whole(answer: CheckpointAnswer) -> Iterator[doc.Block]:
+def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
+    """Yield whether the values are numbers and the files whole, and then the uses."""
+    contents, damaged = answer.contents, answer.damaged
+    is_broken = bool(answer.non_finite) and answer.conversion is None
+    if is_broken:
+        advice = "do not use it" if contents.is_model else "do not resume from it"
+        yield _non_finite(answer.non_finite, answer.non_finite_file, advice)
+    if damaged and not (contents.tag and is_only_latest(damaged)):
+        yield from _damage(answer)
+        return
     evidence = {
         "checksums": "every file equals the saved one, by its checksum",
         "structure": "every file was read, none is missing or cut off",
-    }
+    }[answer.evidence]
     numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
-    yield doc.Sentence(f"Whole: {evidence[answer.evidence]}{numbers}.", "good")
+    if is_broken and not damaged:
+        yield doc.Sentence(f"Its files are complete: {evidence}.")
+    elif damaged and not is_broken:
+        yield doc.Sentence(f"The states are whole: every file of them was read, none is missing or cut off{numbers}.")
+    elif not damaged:
+        yield doc.Sentence(f"Whole: {evidence}{numbers}.", "good")
     if answer.unexamined:
         yield doc.Sentence(f"In {counted_noun(answer.unexamined, 'file')}, the values were not examined for NaN.")
     if answer.conversion is not None:
         yield from _written(answer.written, answer.conversion)
+    elif is_broken:
         return
-    if answer.non_finite:
-        yield _non_finite(answer.non_finite, answer.non_finite_file, "do not resume from it")
-        return
-    yield doc.Sentence(_uses(answer.contents))
-    there = f"names {printable(answer.contents.latest)}" if answer.contents.latest else "is missing"
-    yield from _latest(answer.contents, f"`{_latest_file(answer.contents)}` {there}")
+    elif damaged:
+        yield from _load(contents, contents.tag, f"`{printable(damaged[0].name)}` {printable(damaged[0].problem)}")
+    else:
+        yield doc.Sentence(_uses(contents))
+        if contents.missing_to_load:
+            lacking = " and ".join(contents.missing_to_load)
+            yield doc.Sentence(f"from_pretrained loads its weights only with {lacking}, which the folder lacks.")
+        there = f"names {printable(contents.latest)}" if contents.latest else "is missing"
+        yield from _latest(contents, f"`{_latest_file(contents)}` {there}")
 
 
 def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
@@ -115,6 +137,11 @@ def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
             f"The checkpoint has no {' and no '.join(lacking)}{need}: copy {them} from the "
             "model that the training started from.",
             "" if done.has_config else "unsure",
+        )
+    if done.repeated:
+        yield doc.Sentence(
+            f"{printable(done.repeated[0])} has the values of another tensor and is written too, because without the "
+            "model's class it is not known whether loading ties them."
         )
     if done.non_finite:
         yield _non_finite(done.non_finite, done.non_finite_tensor, "take an earlier checkpoint")
@@ -145,14 +172,12 @@ def _load(contents: CheckpointContents, tag: str, found: str) -> Iterator[doc.Bl
 
 
 def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
-    damaged, only_latest = answer.damaged, is_only_latest(answer.damaged)
-    use = "It cannot be resumed as it is." if only_latest else "Do not resume from it."
-    yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}", "bad")
+    damaged = answer.damaged
+    use = "transformers' from_pretrained does not load it" if answer.contents.is_model else "Do not resume from it"
+    yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}.", "bad")
     yield from (doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES])
     if len(damaged) > _MOST_FILES:
         yield doc.Sentence(f"  and {len(damaged) - _MOST_FILES} more (--json)")
-    if only_latest:
-        yield from _latest(answer.contents, f"The folder holds {printable(answer.contents.tag)}")
 
 
 def _quoted(path: str) -> str:
@@ -173,7 +198,8 @@ def _shortest(path: str) -> str:
 
 
 def _can_export(contents: CheckpointContents) -> bool:
-    return not contents.weights and not contents.is_universal and contents.stage != "none" and contents.model_ranks == 1
+    is_merged = contents.is_universal or contents.resumed_by != "deepspeed" or contents.stage == "none"
+    return not contents.weights and not is_merged and contents.model_ranks == 1
 
 
 def _stages(contents: CheckpointContents) -> str:
@@ -185,15 +211,20 @@ def _uses(contents: CheckpointContents) -> str:
     """Return what one can do with an intact checkpoint."""
     if contents.is_universal:
         return f"You can resume with {_stages(contents)} on any number of GPUs, with checkpoint.load_universal."
+    weights = "adapter with PeftModel." if contents.is_adapter else "weights with "
+    fsdp = " under FSDP" if contents.is_fsdp else " without DeepSpeed"
     uses = {
+        f"resume{fsdp} with resume_from_checkpoint": contents.resumed_by == "trainer",
+        f"resume{fsdp} with Accelerator.load_state": contents.resumed_by == "accelerate",
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
-        "load its weights with from_pretrained": bool(contents.weights),
+        f"load its {weights}from_pretrained": bool(contents.weights) and not contents.missing_to_load,
         "export its weights": _can_export(contents),
         "convert it for other GPUs": contents.has_zero_states and not contents.converted,
     }
     *others, last = [use for use, is_possible in uses.items() if is_possible] or ["load nothing from it"]
-    return f"You can {', '.join(others)}{' or ' * bool(others)}{last}."
+    lacks = " It holds no states to resume from." if contents.is_model else ""
+    return f"You can {', '.join(others)}{' or ' * bool(others)}{last}.{lacks}"
 
 
 def _sizes(contents: CheckpointContents) -> doc.Table:

@@ -22,6 +22,7 @@ from ..command.tool_file import ToolRun
 from ..document import blocks as doc
 from ..importers.answer import ImportAnswer
 from ..importers.figures import ImportFigures
+from ..importers.imported_run import ImportedRun
 from ..importers.own_keys import report_in_file
 from ..importers.rewrite import changed_keys
 from ..question.question import Question
@@ -82,10 +83,10 @@ def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
     title, figures, advice = result.answer.form.title, result.answer.figures, result.advice
     if figures is None:
         return title, None
-    refused = ""
-    tone: doc.Tone | None = None
-    if result.answer.run.faults:
-        refused, tone = f"{result.answer.run.tool or 'the Trainer'} refuses it. Apart from that, ", "bad"
+    by = result.answer.refused_by
+    tone: doc.Tone | None = "bad" if by else None
+    verb = "refuse" if len(by) > 1 else "refuses"
+    refused = f"{' and '.join(by)} {verb} it. Apart from that, " if by else ""
     if advice is not None:
         return f"{title}: {refused}{fits_sentence('it', advice.today.fit)}", tone or fit_tone(advice.today.fit)
     if figures.as_is is None:
@@ -131,8 +132,13 @@ def _remarks(result: ToolRun) -> Iterator[doc.Block]:
         yield doc.Sentence(capitalised(ended(printable(remark))))
     if run.uncounted and not run.obstacle:
         yield doc.Sentence(f"Options that the prediction does not use: {_listed(run.uncounted)}.")
-    if run.unknown and not any(key in fault for key in run.unknown for fault in run.faults):
+    if run.unknown and not _stops_at_unknown(run):
         yield doc.Sentence(f"Unknown to {run.tool}: {_listed(run.unknown)}.")
+
+
+def _stops_at_unknown(run: ImportedRun) -> bool:
+    """Return whether the tool refuses the file for a key that it does not know."""
+    return any(key in fault for key in run.unknown for fault in run.faults)
 
 
 def _plan_title(plan: Plan) -> str:
@@ -266,6 +272,8 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         if len(keys) > _MOST_KEYS:
             yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")
     yield from _beside_the_file(answer)
+    if answer.files and _stops_at_unknown(answer.run):
+        yield doc.Sentence(f"The changed file keeps {_listed(answer.run.unknown)}: correct it by hand.", "bold")
     if answer.written:
         yield doc.Sentence(f"Wrote {', '.join(printable(str(path)) for path in answer.written)}.", "good")
     elif answer.files:

@@ -243,7 +243,7 @@ def test_what_no_pin_memory_means_depends_on_the_version(version: tuple[int, ...
         (stage_block(3, sub_group_size=1.5), "sub_group_size"),
         (stage_block(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device"),
         (stage_block(2, offload_optimizer="cpu"), "offload_optimizer"),
-        (stage_block(2, overlap_comm="yes"), "overlap_comm"),
+        (stage_block(2, overlap_comm="maybe"), "overlap_comm"),
         ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
         ({"train_batch_size": 2, "tensor_parallel": {"autotp_size": 1.5}}, "tensor_parallel.autotp_size"),
         (stage_block(3, offload_optimizer=CPU | {"ratio": 2}), "offload_optimizer.ratio"),
@@ -254,6 +254,45 @@ def test_a_value_that_deepspeed_refuses_is_named(given: dict[str, Any], key: str
     """The error names the key; nothing is guessed."""
     with pytest.raises(ConfigFileError, match=key):
         plan_from_ds_config(given, MODEL, CLUSTER)
+
+
+_READ_BY_CLASS = {
+    "overlap_comm": (True, False, 1, 0, 1.0, "true", "OFF", "y", "2", 2, "true "),
+    "stage": (3, 3.0, "3", "3.0", True, "x", 4),
+    "reduce_bucket_size": (5e8, "500000000", " 5 ", "5.0", "1_000", "5e8", 5.5, "-1", 1e30, True),
+    "offload_optimizer.ratio": (1, 0.5, "0.5", "1e-1", True, 2, "x"),
+    "offload_optimizer.pin_memory": ("true", "off", 0, "no!"),
+    "offload_optimizer.buffer_count": ("4", 4.0, "4.5"),
+}
+
+
+@pytest.mark.parametrize("key", _READ_BY_CLASS)
+def test_a_value_is_read_as_deepspeeds_class_reads_it(key: str) -> None:
+    """Texts of truth values and numbers, 1 as true, whole floats; and what it refuses is refused."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    block, _, name = key.rpartition(".")
+    field = {"stage": "zero_stage", "ratio": "offload_optimizer_ratio", "buffer_count": "optimizer_buffer_count"}
+    for value in _READ_BY_CLASS[key]:
+        zero: dict[str, Any] = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
+        (zero[block] if block else zero)[name] = value
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+        try:
+            taken = DeepSpeedZeroConfig(**zero)
+        except ValidationError:
+            with pytest.raises(ConfigFileError, match=name):
+                plan_from_ds_config(config, MODEL, CLUSTER)
+            continue
+        wanted = getattr(taken.offload_optimizer if block else taken, name)
+        assert getattr(plan_from_ds_config(config, MODEL, CLUSTER), field.get(name, name)) == wanted, value
+
+
+@pytest.mark.parametrize("key", ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"])
+def test_a_text_that_no_class_reads_is_no_number(key: str) -> None:
+    """DeepSpeed compares it with a number, and stops."""
+    with pytest.raises(ConfigFileError, match=key):
+        plan_from_ds_config({"train_micro_batch_size_per_gpu": 1, key: "1"}, MODEL, CLUSTER)
 
 
 @pytest.mark.parametrize(("release", "classes"), [((4, 57), ["OlmoeSparseMoeBlock"]), ((5, 0), None)])

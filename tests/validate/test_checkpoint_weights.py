@@ -148,7 +148,9 @@ def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
         assert "Whole: " in printed and 'Load global_step2 with tag="global_step2"' in printed and repair in printed
         assert run(["checkpoint", "saved"]) == 1
         printed = " ".join(capsys.readouterr().out.split())
-        assert "The folder holds global_step2." in printed and repair in printed
+        assert "Damaged" not in printed and "The states are whole: " in printed and repair in printed
+        what = "names global_step9, which is missing" if latest else "is missing"
+        assert f'`latest` {what}. Load global_step2 with tag="global_step2"' in printed
     monkeypatch.chdir(folder / "global_step2")
     assert run(["checkpoint", "."]) == 0
     assert "--input_folder ../global_step2 " in capsys.readouterr().out.replace("\\\n", "")
@@ -286,6 +288,9 @@ def test_a_foreign_checkpoint_writes_nothing(
 def test_a_folder_is_described_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files that a training left, whole and damaged, and folders that are no checkpoint."""
     folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    assert run(["checkpoint", folder.name]) == 0
+    assert "from_pretrained loads its weights only with config.json" in " ".join(capsys.readouterr().out.split())
+    (folder / "config.json").write_text("{}")
     assert run(["checkpoint", folder.name]) == 0
     shown = capsys.readouterr().out
     assert run(["checkpoint", str(folder)]) == 0  # its commands are as short as those of the relative path

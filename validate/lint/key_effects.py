@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.read import UnmodeledFeature, is_true, unmodeled_features
+from ...ds_configs.conversions import is_true
+from ...ds_configs.read import UnmodeledFeature, unmodeled_features
 from ...estimators.models.families import find_family
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import PLAN_FIELDS, Plan

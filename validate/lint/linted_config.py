@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...ds_configs.read import is_true, plan_from_ds_config
+from ...ds_configs.conversions import TRUTHS, is_true
+from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
@@ -27,7 +28,6 @@ from ...estimators.workload import DEFAULT, Framework, Software, Workload
 from .. import parse_version
 from .document import Document, KeyPath
 from .facts import DeepSpeedFacts
-from .values import TRUTHS
 
 GAIN = 1.10
 """Minimum predicted speedup; less is within the error of the time model."""

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.conversions import TRUTHS
 from . import rule_conditions as when
 from .config_file import Replace
 from .facts import ConfigField, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, key_name, that
-from .values import TRUTHS, FieldType, find_problem, json_text, parsed_text
+from .values import FieldType, find_problem, json_text, parsed_text
 
 _DTYPE_NAMES = {
     "fp16": ("fp16", "float16", "half", "torch.float16"),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
+
+from ...ds_configs.conversions import TRUTHS, as_integer, as_number, as_truth
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
 
@@ -73,6 +74,13 @@ def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> 
             limit = f"{_SIGNS[sign]} {bound:g}"
             return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}")
     return None
+
+
+def read_value(kind: FieldType, value: Any) -> Any:
+    """The value that a pydantic class reads; one that it rejects, and "auto", as it is written."""
+    with contextlib.suppress(ValueError):
+        return _converted(kind, value, converts_text=True)
+    return value
 
 
 def parsed_text(kind: FieldType, value: Any) -> Any:
@@ -144,17 +152,10 @@ def _has_type(kind: FieldType, value: Any) -> bool:
     return type(value) is {"bool": bool, "int": int, "str": str, "path": str, "dict": dict}.get(kind.name)
 
 
-_YES, _NO = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
-TRUTHS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
-"""Words in lower case that pydantic accepts as a truth value."""
-
-_INTEGER = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(?:\.0+)?\s*", re.ASCII)
-
-
 def _converted(kind: FieldType, value: Any, converts_text: bool) -> Any:
     """The value that pydantic converts a value of another type to. Raises ValueError if it rejects the value.
 
-    Source: pydantic-core 2 (input/shared.rs, validators/enum_.rs).
+    Source: pydantic-core 2 (validators/enum_.rs) and `conversions`.
     """
     if _has_type(kind, value):
         return value
@@ -169,23 +170,11 @@ def _converted(kind: FieldType, value: Any, converts_text: bool) -> Any:
     elif kind.is_numeric and isinstance(value, str) and not converts_text:
         raise ValueError
     elif kind.name == "choice" and not all(isinstance(choice, str) for choice in kind.choices):
-        if (number := _as_integer(value)) in kind.choices:
+        if (number := as_integer(value)) in kind.choices:
             return number
-    elif kind.name == "bool":
-        if isinstance(value, str) and value.lower() in TRUTHS:
-            return TRUTHS[value.lower()]
-        if isinstance(value, int | float) and value in (0, 1):
-            return bool(value)
-    elif kind.name == "int":
-        return _as_integer(value)
-    elif kind.name == "float" and isinstance(value, int | float | str) and str(value).isascii():
-        return float(value)
+    elif kind.name in _READERS:
+        return _READERS[kind.name](value)
     raise ValueError
 
 
-def _as_integer(value: Any) -> int:
-    if isinstance(value, str) and (match := _INTEGER.fullmatch(value)):
-        return int(match[1])
-    if isinstance(value, bool | int) or (isinstance(value, float) and abs(value) < 2**63 and not value % 1):
-        return int(value)
-    raise ValueError
+_READERS: Mapping[str, Callable[[Any], Any]] = {"bool": as_truth, "int": as_integer, "float": as_number}

@@ -72,6 +72,7 @@ def zero(**keys: Any) -> dict[str, Any]:
         (zero(cpu_offload=True, cpu_offload_param=False), zero(offload_optimizer={"device": "cpu"})),
         (zero(stage3_gather_fp16_weights_on_model_save=True), zero(gather_16bit_weights_on_model_save=True)),
         ({"zero_optimization": True}, {"zero_optimization": {"stage": 1}}),
+        (zero(overlap_comm="true", contiguous_gradients=1.0, reduce_bucket_size="500000000"), zero()),
         ({"fp16": {"enabled": False, "loss_scale": 128}}, {}),
         ({"aio": {"block_size": 1048576}, "activation_checkpointing": {"profile": False}}, {"aio": {}}),
         ({"train_micro_batch_size_per_gpu": 1, "train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 1}),
@@ -81,7 +82,7 @@ def zero(**keys: Any) -> dict[str, Any]:
 def test_equivalent_settings_are_not_differences(
     facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    """Defaults, older names of keys, numbers as floats, `auto` that DeepSpeed drops, blocks that are switched off."""
+    """Defaults, older names of keys, texts and floats that a class converts, dropped `auto`, blocks that are off."""
     assert differences(ConfigSettings(first, facts), ConfigSettings(second, facts)) == ()
     assert differences(ConfigSettings(second, facts), ConfigSettings(first, facts)) == ()
 

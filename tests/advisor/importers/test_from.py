@@ -14,6 +14,7 @@ from ds_advise.advisor.answer.facts import training_subject
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import NAMES, import_file
+from ds_advise.advisor.importers.shipped_configs import axolotl_config
 
 EXAMPLES = Path(__file__).parent / "examples"
 LORA = "examples/train_lora/qwen3_lora_sft_ds3.yaml"
@@ -316,6 +317,16 @@ BAD = {
         "$DATA, which the script gives no literal value; ds-advise --gpus 2x80GB --offline -- env A=1 OUT=out/org/model"
         " torchrun t.py --model org/model --out \"out/org/model\" --lr 1e-5 --data '$M' --n $((1 + 2)) --dir $DATA\n",
     ),
+    "its command has a pipe": (
+        "x.sh",
+        'cd a && torchrun t.py --a "x|y" --b $(echo 1; echo 2) | tee log; echo done\n',
+        'ds-advise --gpus 2x80GB --offline -- torchrun t.py --a "x|y" --b $(echo 1; echo 2)\n',
+    ),
+    "its command runs in the background": (
+        "x.sh",
+        "(torchrun t.py > log 2>&1 &)\n",
+        "ds-advise --gpus 2x80GB --offline -- torchrun t.py\n",
+    ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
     "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
     "it does not name a model": ("x.yaml", "output_dir: o\nlearning_rate: 1", "does not name a model"),
@@ -592,3 +603,71 @@ def test_a_file_has_its_changed_keys_listed(capsys: pytest.CaptureFixture[str]) 
     printed = " ".join(out.split())
     assert "unsloth/Qwen2.5-1.5B is counted as Qwen/Qwen2.5-1.5B" in printed.replace("Unsloth", "unsloth")
     assert "Change in a.json deepspeed: one.json -> a.ds_config.json" in printed and "@@" not in out
+
+
+AXOLOTL_NAMES = (
+    *("zero1.json", "zero1_torch_compile.json", "zero2.json", "zero2_torch_compile.json", "zero3.json"),
+    *("zero3_bf16.json", "zero3_bf16_cpuoffload_all.json", "zero3_bf16_cpuoffload_params.json"),
+)
+AXOLOTL_FILES = sorted((EXAMPLES / "axolotl" / "deepspeed_configs").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", AXOLOTL_FILES, ids=lambda file: file.name)
+def test_a_configuration_of_axolotl_needs_no_checkout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures are those of the file itself."""
+    name = f"deepspeed_configs/{file.name}"
+    Path("a.json").write_text(json.dumps({"base_model": "Qwen/Qwen2.5-1.5B", "bf16": True, "deepspeed": name}))
+    words = ["a.json", "--gpus", "4xA100-80GB"]
+    _, shipped, _ = _imported(capsys, *words)
+    assert f"{name} is not here: axolotl's own of 2026-07 (067b021) is counted" in shipped["remarks"]
+    Path(name).parent.mkdir()
+    Path(name).write_text(file.read_text())
+    _, own, _ = _imported(capsys, *words)
+    assert own["as_is"] == shipped["as_is"] and own["recommended"] == shipped["recommended"]
+    assert not any("067b021" in each for each in own["remarks"])
+
+
+def test_the_names_of_axolotls_configurations_say_what_they_are() -> None:
+    """In its checkout, or in a copy of the folder; elsewhere a file of the same name is another one."""
+    for name in AXOLOTL_NAMES:
+        config = axolotl_config(f"axolotl/deepspeed_configs/{name}")
+        assert config is not None and axolotl_config(f"configs/{name}") is None
+        zero = config["zero_optimization"]
+        assert f"zero{zero['stage']}" in name and ("bf16" in name) == (config["bf16"] == {"enabled": True})
+        assert ("offload_param" in zero) == ("cpuoffload" in name) and ("compile" in config) == ("compile" in name)
+    assert axolotl_config("deepspeed_configs/zero9.json") is None
+
+
+def test_the_number_of_processes_follows_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of accelerate's file; a memory size alone keeps the file's number."""
+    Path("acc.yaml").write_text(ACCELERATE)
+    words = ["acc.yaml", "--model", "Qwen2.5-1.5B", "-o", "new.yaml", "--force"]
+    for gpus, count in (("2x80GB", 2), ("80GB", 4), ("2x8xH100", 16)):
+        _, answer, _ = _imported(capsys, *words, "--gpus", gpus)
+        assert f"num_processes: {count}\n" in Path("new.yaml").read_text()
+        assert ("num_machines: 2" in Path("new.yaml").read_text()) == (count == 16)
+        assert any(f"num_processes is {count} in a changed file" in each for each in answer["remarks"]) == (count != 4)
+
+
+def test_a_configuration_that_deepspeed_refuses_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the first line; nothing to write is said."""
+    zero = {"stage": 1, "no_such_key": 3}
+    config = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    Path("ds.json").write_text(json.dumps({**config, "bf16": {"enabled": "auto"}, "zero_optimization": zero}))
+    keys = {"base_model": "gpt2", "sequence_len": 512, "bf16": True, "micro_batch_size": 1}
+    Path("a.json").write_text(json.dumps({**keys, "deepspeed": "ds.json"}))
+    code = run(["from", "a.json", "--gpus", "80GB", "--offline", "--no-run", "-o", "b.json"])
+    out, error = capsys.readouterr()
+    assert code == 1
+    assert "a.json, an axolotl configuration: DeepSpeed refuses it. Apart from that, " in " ".join(out.split())
+    assert ("b.json is not written: there is no change to write" in error) != Path("b.json").exists()
+
+
+def test_an_unknown_key_that_stays_in_the_changed_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "stage": "sft", "do_train": True, "finetuning_type": "full"}
+    more = {"num_train_epoch": 3.0, "bf16": True, "deepspeed": "examples/deepspeed/ds_z3_config.json"}
+    Path("a.json").write_text(json.dumps({**keys, **more}))
+    run(["from", "a.json", "--gpus", "4x80GB", "--offline", "--no-run", "-o", "b.json"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The changed file keeps num_train_epoch (did you mean num_train_epochs?): correct it by hand." in printed
+    assert "num_train_epoch" in json.loads(Path("b.json").read_text())

@@ -57,7 +57,7 @@ def test_a_file_has_one_precision(tmp_path: Path, config: dict[str, Any], precis
 @pytest.mark.parametrize("value", [True, False, 1, 0, "true", "True", "yes", "off", "n", "1", 1.0])
 def test_true_is_what_deepspeed_reads_as_true(value: Any) -> None:
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config
-    from ds_advise.ds_configs.read import is_true
+    from ds_advise.ds_configs.conversions import is_true
 
     assert is_true(value) is DeepSpeedBF16Config(enabled=value).enabled
 

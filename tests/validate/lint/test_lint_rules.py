@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.ds_configs.conversions import TRUTHS
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
 from ds_advise.validate.lint.rules_types import DTYPES
-from ds_advise.validate.lint.values import TRUTHS
 from pydantic import TypeAdapter
 
 from .lint_cases import MORE_BAD, codes, facts, facts_for, judged

@@ -1,0 +1,222 @@
+"""Checkpoints without DeepSpeed: of the Trainer, of FSDP and of accelerate, and folders of a model alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ds_advise.advisor.cli.main import run
+from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
+from ds_advise.validate.checkpoint_weights import read_contents
+from safetensors.torch import save_file
+
+from tests.helpers import write_checkpoint
+
+_TRAINING = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+folder, resumed, kind = sys.argv[1:]
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+if kind == "lora":
+    from peft import LoraConfig, get_peft_model
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+kept = dict(save_only_model=kind == "only", report_to=[], use_cpu=True, disable_tqdm=True)
+arguments = TrainingArguments(folder, max_steps=4 if resumed else 2, save_steps=2, **kept)
+Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=resumed or None)
+"""
+
+
+def _train(folder: Path, kind: str, resumed: str = "") -> None:
+    subprocess.run([sys.executable, "-c", _TRAINING, str(folder), resumed, kind], check=True, capture_output=True)
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str]:
+    code = run(["checkpoint", *map(str, words)])
+    printed = capsys.readouterr()
+    return code, " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "lora", "only"])
+def test_what_the_trainer_saves_and_resumes_from_is_whole(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under any name; the step is the training's own."""
+    _train(tmp_path / "out", kind)
+    shutil.copytree(tmp_path / "out" / "checkpoint-2", tmp_path / "copy9")
+    for folder in ("out", "out/checkpoint-2", "copy9"):
+        code, printed = _shown(capsys, folder)
+        assert code == 0 and "Whole: " in printed, printed
+        loads = "adapter with PeftModel.from_pretrained" if kind == "lora" else "weights with from_pretrained"
+        assert loads in printed
+        resumes = "You can resume without DeepSpeed with resume_from_checkpoint" in printed
+        assert resumes == (kind != "only")
+        assert ("Trainer checkpoint without DeepSpeed, step 2, " in printed) == resumes
+        assert ("model folder" in printed and "no states to resume from" in printed) != resumes
+    _train(tmp_path / "out", kind, str(tmp_path / "out" / "checkpoint-2"))
+    assert json.loads((tmp_path / "out" / "checkpoint-4" / "trainer_state.json").read_text())["global_step"] == 4
+
+
+def _write(folder: Path) -> Path:
+    """The files of a Trainer's checkpoint without DeepSpeed (transformers 5.24 trainer.py `_save_checkpoint`)."""
+    folder.mkdir(parents=True)
+    weights = {"weight": torch.arange(64.0)}
+    save_file(weights, folder / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "training_args.bin"):
+        torch.save(weights, folder / name)
+    (folder / "config.json").write_text("{}")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 8}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lost", "problem"),
+    [
+        ("optimizer.pt", "the optimizer states are missing"),
+        ("scheduler.pt", "scheduler.pt is missing"),
+        ("trainer_state.json", "trainer_state.json is missing"),
+        ("model.safetensors", "the weights are missing"),
+        ("rng_state_0.pth", "the random states of rank 0 are missing"),
+        ("training_args.bin", ""),
+        ("config.json", ""),
+    ],
+)
+def test_what_the_trainer_needs_is_named(tmp_path: Path, lost: str, problem: str) -> None:
+    """Of a Trainer's checkpoint without DeepSpeed, whatever its folder is called; a file that is cut off too."""
+    for name in ("checkpoint-8", "kept"):
+        folder = _write(tmp_path / name)
+        assert read_checkpoint(folder, by_deepspeed=False).is_usable
+        assert read_contents(folder).step == 8
+        path = folder / lost
+        if path.suffix != ".json":
+            content = path.read_bytes()
+            path.write_bytes(content[:-40])
+            assert read_checkpoint(folder, by_deepspeed=False).problem == f"{lost} is cut off"
+        path.unlink()
+        assert read_checkpoint(folder, by_deepspeed=False).problem == problem
+
+
+def test_deepspeed_does_not_resume_from_a_checkpoint_without_its_states(tmp_path: Path) -> None:
+    """A training under DeepSpeed takes an older one, and a listing the newest of any kind, a model last."""
+    write_checkpoint(tmp_path / "checkpoint-4", ranks=2)
+    _write(tmp_path / "checkpoint-8")
+    model = _write(tmp_path / "checkpoint-12")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (model / name).unlink()
+    for by_deepspeed, name in ((True, "checkpoint-4"), (False, "checkpoint-8")):
+        usable, _ = newest_usable(checkpoints_in(tmp_path), by_deepspeed=by_deepspeed, say=lambda _: None)
+        assert usable is not None and usable.folder.name == name
+
+
+def test_sharded_states_of_fsdp_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the places that torch's metadata name."""
+    from torch.distributed import checkpoint as distributed
+
+    folder = _write(tmp_path / "checkpoint-8")
+    for name in ("model.safetensors", "optimizer.pt", "config.json"):
+        (folder / name).unlink()
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        writer = distributed.FileSystemWriter(folder / name)
+        distributed.save({"state": {"a": torch.randn(100), "b": torch.ones(3)}}, storage_writer=writer, no_dist=True)
+    code, printed = _shown(capsys, "checkpoint-8")
+    assert code == 0 and "Trainer checkpoint of FSDP, step 8, " in printed
+    assert "You can resume under FSDP with resume_from_checkpoint." in printed
+    assert "In 2 files, the values were not examined for NaN." in printed
+    code, printed = _shown(capsys, "checkpoint-8", "--to-hf", "out")
+    assert code == 2 and "FSDP saved its weights; use accelerate merge-weights" in printed
+    part = folder / "optimizer_0" / "__0_0.distcp"
+    part.write_bytes(part.read_bytes()[:-1])
+    found = read_checkpoint(folder, by_deepspeed=False)
+    assert found.problem.startswith("optimizer_0/.metadata names __0_0.distcp, which is cut off after ")
+    part.unlink()
+    assert "names __0_0.distcp, which is missing" in read_checkpoint(folder, by_deepspeed=False).problem
+    metadata = folder / "pytorch_model_fsdp_0" / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:50])
+    assert "pytorch_model_fsdp_0/.metadata is cut off" in _shown(capsys, "checkpoint-8")[1]
+    metadata.unlink()
+    assert "pytorch_model_fsdp_0/.metadata is missing" in _shown(capsys, "checkpoint-8")[1]
+
+
+def test_a_state_of_accelerate_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`Accelerator.save_state` keeps no config.json."""
+    folder = _write(tmp_path / "state")
+    for name in ("config.json", "trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (folder / name).unlink()
+    (folder / "optimizer.pt").rename(folder / "optimizer.bin")
+    code, printed = _shown(capsys, "state")
+    assert code == 0 and "state: accelerate checkpoint without DeepSpeed, " in printed
+    assert "You can resume without DeepSpeed with Accelerator.load_state." in printed
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["model.safetensors", "config.json"], ""),
+        (["model.safetensors"], "config.json is missing"),
+        (["adapter_model.safetensors", "adapter_config.json"], ""),
+        (["adapter_model.safetensors"], "adapter_config.json is missing"),
+        (["weights.safetensors", "config.json"], "model.safetensors is missing"),
+        (
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json"],
+            "model.safetensors.index.json is missing",
+        ),
+    ],
+)
+def test_a_model_that_from_pretrained_does_not_load_is_not_whole(
+    tmp_path: Path, names: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name in names:
+        if name.endswith(".json"):
+            (tmp_path / "model" / name).write_text("{}")
+        else:
+            save_file({"weight": torch.ones(2)}, tmp_path / "model" / name)
+    code, printed = _shown(capsys, "model")
+    assert code == bool(missing) and ("from_pretrained does not load it. " + missing in printed) == bool(missing)
+    assert ("You can load its " in printed) != bool(missing)
+
+
+def test_renamed_states_are_ordered_by_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which the states say; a name without number hides none."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step1")
+    for tag, step in (("step2", None), ("kept", 3)):
+        write_checkpoint(tmp_path / tag, ranks=2, tag=tag)
+        (tmp_path / tag / tag).rename(folder / tag)
+        path = folder / tag / "mp_rank_00_model_states.pt"
+        torch.save(torch.load(path, weights_only=False) | ({"global_steps": step} if step else {}), path)
+        (folder / "latest").write_text("global_step9")
+        code, printed = _shown(capsys, "saved")
+        assert code == 1 and f"echo {tag} > saved/latest" in printed and f", step {step or 2}, " in printed
+
+
+def test_values_that_are_nan_come_before_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And are not hidden by a missing `latest`."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=1, tag="global_step2")
+    states = next(folder.glob("*/*optim_states.pt"))
+    torch.save({"zero_stage": 2, "master": torch.tensor([float("nan")])}, states)
+    code, printed = _shown(capsys, "saved")
+    assert code == 1 and printed.index("1 value is NaN") < printed.index("Its files are complete: ")
+    assert "Whole" not in printed
+    (folder / "latest").unlink()
+    code, printed = _shown(capsys, "saved")
+    assert code == 1 and "1 value is NaN" in printed and "echo" not in printed
+
+
+@pytest.mark.slow
+def test_a_tensor_under_two_names_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the model's class it is written under both."""
+    folder = write_checkpoint(tmp_path / "saved", ranks=1, tag="global_step2", stage=0)
+    (folder / "model.safetensors").unlink()
+    path = folder / "global_step2" / "mp_rank_00_model_states.pt"
+    states = torch.load(path, weights_only=False)
+    torch.save(states | {"module": {**states["module"], "lm_head.weight": states["module"]["weight"]}}, path)
+    code, printed = _shown(capsys, "saved", "--to-hf", "out")
+    assert code == 0 and "4,096 parameters" in printed
+    assert "lm_head.weight has the values of another tensor and is written too" in printed
