@@ -231,13 +231,13 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
 
 
 def _start_on(run: ImportedRun, cluster: Cluster) -> None:
-    """Put the machines into a run whose file names another number of processes, with a remark."""
+    """Put the machines into the run, with a remark if its file names another number of processes."""
     if run.processes != cluster.world_size:
         run.remarks.append(
             f"the file starts {run.processes} processes, and the run has {counted_noun(cluster.world_size, 'GPU')}: "
             f"num_processes is {cluster.world_size} in a changed file"
         )
-        run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
+    run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
 
 
 def _document(part: DeepSpeedPart) -> Document | None:
