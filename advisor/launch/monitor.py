@@ -189,6 +189,7 @@ class Monitor:
             phases=records.phases,
             predicted=self._prediction,
             engine=records.first("engine") or {},
+            plain=records.first("plain") or "",
             differences=self._differences(),
             checkpoint=checkpoint,
             warnings=tuple(self._warnings),

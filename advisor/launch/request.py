@@ -189,6 +189,8 @@ class LaunchOutcome:
     """What was predicted; null without a check."""
     engine: Mapping[str, int] = field(default_factory=dict)
     """The engine's ZeRO stage and batch, under the names of `Plan`; empty if it was not seen."""
+    plain: str = ""
+    """Torch's data parallelism by which the script trains in place of DeepSpeed; "" if none was seen."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None

@@ -164,7 +164,8 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
     elif outcome.status == "finished":
-        yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
+        why = f"it trains by torch's {outcome.plain}" if outcome.plain else "does the script use the configuration?"
+        yield doc.Sentence(f"No step of DeepSpeed's engine was seen: {ended(why)}")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
     if found is None or found.first is None:  # the place of an error names its log
@@ -217,14 +218,17 @@ def end_sentence(outcome: LaunchOutcome) -> str:
     if outcome.failure is not None:
         failure = outcome.failure
         where = "" if failure.rank is None else f", first on rank {failure.rank}"
-        return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}, {seconds(outcome.seconds)}."
+        return f"{FAILURE_TITLES[failure.kind]}{where}{_when(outcome, failure.step, ', ')}, {seconds(outcome.seconds)}."
     how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
     loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
-    return f"{how} {_when(outcome.last_step)}, {seconds(outcome.seconds)}{loss}."
+    return f"{how}{_when(outcome, outcome.last_step, ' ')}, {seconds(outcome.seconds)}{loss}."
 
 
-def _when(step: int) -> str:
-    return f"after step {step}" if step else "before the first step"
+def _when(outcome: LaunchOutcome, step: int, before: str) -> str:
+    """Return when it ended, by the steps of the engine; "" of a training whose steps are not seen."""
+    if not step and (outcome.plain or outcome.status == "finished"):
+        return ""
+    return before + (f"after step {step}" if step else "before the first step")
 
 
 def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[doc.Block]:

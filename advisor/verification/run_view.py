@@ -10,6 +10,7 @@ from itertools import islice, pairwise
 from statistics import fmean
 
 from ...estimators.hardware import Cluster
+from ...probes.real_run.output import last_line
 from ...probes.real_run.ranks import Rank, Ranks
 from ...probes.real_run.sampling import MemorySampler
 from ...probes.real_run.watch import OnProgress
@@ -131,6 +132,11 @@ def _phase(ranks: Ranks, memory: MemorySampler) -> str:
         return f"building extension {memory.extension} (first use)" if memory.extension else "compiling"
     if obstacle := ranks.obstacle:
         return obstacle
+    if (plain := ranks.first("plain")) and not ranks.step and ranks.slowest is not None:
+        printed = last_line(ranks.folder / f"rank{ranks.slowest.number}.log")
+        return f"training by torch's {plain}, whose steps are not seen" + (
+            f"; it printed: {printed}" if printed else ""
+        )
     name = ranks.phase.partition(" ")[0]
     if name == "step" and ranks.step:
         return f"waiting for step {ranks.step + 1}" if _is_late(ranks.slowest) else ""

@@ -32,7 +32,7 @@ from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patc
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
-from . import follow, launchers, limits, redirect, refused, savers
+from . import follow, launchers, limits, plain_training, redirect, savers
 from .arguments import Arguments
 from .files import native
 from .fullest_rank import FullestPartition
@@ -129,7 +129,7 @@ class Session:
             give_config(request.config_file)
         follow.install()
         self.fullest.install()
-        refused.install()
+        plain_training.follow(plain_training.refuse)
         os._exit = self.exited
         threading.excepthook = self.thread_failed
         if _HALT > 0:  # macOS has no such signals
@@ -276,6 +276,8 @@ class Session:
         }
         if isinstance(error, DsAdviseError):
             answer |= {"what": error.what, "why": error.why, "fix": error.fix}
+        if isinstance(error, plain_training.PlainTrainingError):
+            answer["takes_config"] = error.takes_config
         self.write(answer)
 
     def script_line(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:

@@ -42,6 +42,7 @@ class Rank:
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     report        the counters of the process, with the configuration: the end of a probe.
+    plain, takes_config   torch's data parallelism that takes the module in place of DeepSpeed (`plain_training.py`).
     waits_for     the lock file of an extension that another process builds; "" when it is free.
     error         {type, message, errno, details}: the exception that ended the script.
     end           0: the script ended by itself.

@@ -18,7 +18,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.check import check, check_config, memory_objections, observe, predict_run
+from ds_advise.advisor.launch.check import Check, check, check_config, memory_objections, predict_run
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
@@ -552,6 +552,15 @@ def test_options_are_replaced_behind_the_script() -> None:
     assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).arguments == ("--x", "1")
 
 
+def test_a_training_whose_steps_are_not_seen_has_no_last_step(tmp_path: Path) -> None:
+    """By torch's own data parallelism; it did not end before its first step."""
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    outcome = outcome_of(tmp_path, None, plain="DistributedDataParallel")
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert "Finished, 1.0 s." in printed and "before the first step" not in printed
+    assert "it trains by torch's DistributedDataParallel." in " ".join(printed.split())
+
+
 def test_two_launches_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
     """The folder is named by the time; the second one has a number."""
     made = [new_folder(tmp_path / "launches" / "2026-11-30T01-17-26").name for _ in range(3)]
@@ -611,18 +620,26 @@ def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
 
 
 @pytest.mark.parametrize("takes_config", [True, False])
-def test_a_training_without_deepspeed_is_offered_a_launch(
-    takes_config: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["dry-run", "probe"])
+def test_a_training_without_deepspeed_is_started_or_offered_a_launch(
+    takes_config: bool, how: Check, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What starts it comes first, and no other command than launch is named."""
+    """It is started if no configuration of DeepSpeed can have been forgotten. Else what starts it comes first, and no
+    other command than launch is named."""
     answer = {"kind": "NoEngine", "phase": "load", "error": "", "trained": True, "takes_config": takes_config}
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise command_error(answer)
 
     monkeypatch.setattr("ds_advise.advisor.launch.check.command_answer", refuse)
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder)
+    if not takes_config:
+        request = replace(request, config_path=None)
+        assert check(request, how, Output("human")) == (request, [])
+        assert "trained without DeepSpeed: it is not checked" in capsys.readouterr().err
+        request = replace(request, config_path=folder / "ds_config.json")
     with pytest.raises(NoEngineError) as raised:
-        observe(launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder), Output("quiet"))
+        check(request, how, Output("quiet"))
     fix = raised.value.fix
-    assert fix.startswith("--no-check starts it") and "dry-run" not in fix
+    assert fix.startswith("--no-check starts it without DeepSpeed; ") and "dry-run" not in fix
     assert ("ds-advise launch ds_config.json -- COMMAND" in fix) == takes_config

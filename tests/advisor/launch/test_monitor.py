@@ -26,6 +26,7 @@ from ds_advise.probes.real_run.sampling import MemorySampler
 from ds_advise.probes.run import Run
 from rich.console import Console
 
+from tests.advisor.launch.requests import write_events
 from tests.helpers import launch_request
 from tests.terminal import Screen, Terminal
 
@@ -283,6 +284,14 @@ def test_the_title_of_a_further_task_is_a_line_only_where_nothing_is_redrawn() -
         left = [row.strip() for row in screen.rows if row.strip()]
         assert ("under ddp" in stream.getvalue()) and left[: len(rows_left)] == rows_left
         assert len(left) == len(rows_left)  # the phase may follow after half a minute
+
+
+def test_a_training_without_an_engine_shows_its_last_line(tmp_path: Path) -> None:
+    """Its steps are not seen."""
+    records = write_events(tmp_path, [{"phase": "load"}, {"plain": "DistributedDataParallel", "takes_config": False}])
+    (tmp_path / "rank0.log").write_text("iter 7 loss 0.2\n")
+    view = RunView(cpu_cluster(1), None).view(records, MemorySampler(os.getpid(), gpus=False))
+    assert view.phase.endswith("DistributedDataParallel, whose steps are not seen; it printed: iter 7 loss 0.2")
 
 
 def test_a_view_without_a_phase_or_a_step_is_no_line() -> None:

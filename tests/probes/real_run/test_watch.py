@@ -159,11 +159,23 @@ def test_a_lost_rank_and_a_spent_budget_end_the_job(tmp_path: Path, body: str, k
     assert not processes_of(tmp_path)
 
 
-def test_a_command_that_ends_without_a_report_is_a_crash(tmp_path: Path) -> None:
-    """It may have trained nothing, or not have started; what it printed is kept."""
-    _, failure = watched(tmp_path, 'note(phase="load")\nprint("so long", flush=True)')
-    assert failure is not None and "without an optimizer step of a DeepSpeed engine" in failure.message
-    assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")
+@pytest.mark.parametrize(
+    ("events", "message", "fix"),
+    [
+        ('phase="load"', "it made no DeepSpeed engine, and nothing in it takes", "deepspeed.initialize"),
+        ("plain='fully_shard', takes_config=True", "it trains by torch's fully_shard, without", "name a configuration"),
+        ("initialized=True", "its DeepSpeed engine was not trained", ""),
+    ],
+)
+def test_a_command_that_ends_without_a_report_did_not_fail(tmp_path: Path, events: str, message: str, fix: str) -> None:
+    """It may have trained without DeepSpeed, or have trained nothing, or not have started; what it printed is kept."""
+    _, failure = watched(tmp_path, f'note({events})\nprint("so long", flush=True)')
+    assert failure is not None and failure.message.startswith(message)
+    assert fix in failure.fix if fix else not failure.fix
+    assert (failure.kind, failure.details.strip()) == ("no_step", "so long")
+
+
+def test_a_command_that_does_not_start_is_a_crash(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     folder.mkdir()
     environment = observed_environment(Settings(str(folder)))
