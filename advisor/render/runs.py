@@ -90,6 +90,8 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
         shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]
         yield from cause_and_fix(found, _advise(answer))
+        if failure.fix:
+            yield doc.Sentence(f"Fix: {ended(failure.fix)}")
         return
     steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
     yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")

@@ -12,9 +12,10 @@ from statistics import fmean
 from ...estimators.hardware import Cluster
 from ...probes.real_run.output import last_line
 from ...probes.real_run.ranks import Rank, Ranks
-from ...probes.real_run.sampling import MemorySampler
+from ...probes.real_run.sampling import Extension, MemorySampler
 from ...probes.real_run.watch import OnProgress
 from ..text.output import Output
+from ..text.units import shown_path
 from ..text.view import MemoryUse, View
 from .prediction import Prediction
 
@@ -129,7 +130,7 @@ def shown_probe(output: Output, cluster: Cluster, prediction: Prediction | None,
 def _phase(ranks: Ranks, memory: MemorySampler) -> str:
     """Return what the slowest rank does, or waits for; "" while it makes steps."""
     if memory.compiles:
-        return f"building extension {memory.extension} (first use)" if memory.extension else "compiling"
+        return "compiling" if memory.extension is None else _build(memory.extension)
     if obstacle := ranks.obstacle:
         return obstacle
     if (plain := ranks.first("plain")) and not ranks.step and ranks.slowest is not None:
@@ -141,6 +142,13 @@ def _phase(ranks: Ranks, memory: MemorySampler) -> str:
     if name == "step" and ranks.step:
         return f"waiting for step {ranks.step + 1}" if _is_late(ranks.slowest) else ""
     return _PHASES.get(name, "first step" if name == "step" else name)
+
+
+def _build(extension: Extension) -> str:
+    folder = extension.folder
+    if extension.is_rebuilt:
+        return f"rebuilding extension {folder.name} ({shown_path(folder)})"
+    return f"building extension {folder.name} (first use)"
 
 
 def _is_held_up(ranks: Ranks) -> bool:

@@ -174,7 +174,8 @@ class RankObserver(EngineHooks):
         self._step_of[self.iteration] = step
         losses, self._losses, self._tokens = self._losses, [], 0
         if is_first:
-            self._process.note({"engine": _settings(engine, len(losses)), "engine_ranks": _world_size()})
+            settings = {"engine": _settings(engine, len(losses)), "engine_ranks": _world_size()}
+            self._process.note({**settings, "dtype": _dtype(engine)})
         self._note_past()
         if losses:
             self._note_loss(step, losses, line)
@@ -273,6 +274,14 @@ def _settings(engine: Any, micro_batches: int) -> dict[str, int]:
         # Counted, because under the Trainer the engine's own value is 1 if the configuration lacks the key.
         "gradient_accumulation_steps": micro_batches or int(engine.gradient_accumulation_steps()),
     }
+
+
+def _dtype(engine: Any) -> str:
+    """The type in which an engine computes, such as `bfloat16`; "" of a DeepSpeed that does not tell."""
+    with contextlib.suppress(AttributeError):
+        in_autocast = engine.torch_autocast_enabled()
+        return str(engine.torch_autocast_dtype() if in_autocast else engine.get_data_types()[0]).removeprefix("torch.")
+    return ""
 
 
 def _world_size() -> int:

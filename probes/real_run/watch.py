@@ -23,7 +23,7 @@ from .output import tail
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
-from .stacks import missing_in_collective, positions
+from .stacks import missing_in_collective, positions, stall_fix
 from .supervisor import supervised
 
 _POLL_S = 0.2
@@ -77,7 +77,8 @@ class _Job:
                 stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
                 found = positions(self.records.ranks, self.records.folder)
                 where = [conclusion] if (conclusion := missing_in_collective(found)) else map(str, found)
-                return self._failure(slowest, "hang", "; ".join((stalled, *where)))
+                failure = self._failure(slowest, "hang", "; ".join((stalled, *where)))
+                return replace(failure, fix=stall_fix(found))
         return None
 
     def _first_failure(self) -> RankFailure:

@@ -609,6 +609,19 @@ def test_a_failure_shows_the_users_line(tmp_path: Path) -> None:
     assert "[rank0]" not in shown
 
 
+def test_the_step_of_a_failure_is_counted_once(tmp_path: Path) -> None:
+    """By the engine; the script's own line counts from 0."""
+    log = 'step 2 loss 1.0\nTraceback (most recent call last):\n  File "t.py", line 8, in f\n    f()\nValueError: 306\n'
+    (tmp_path / "rank0.log").write_text(log)
+    outcome = outcome_of(tmp_path, "crash", last_step=3)
+    assert outcome.failure is not None
+    outcome = replace(outcome, failure=replace(outcome.failure, step=3, message="ValueError: 306"))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert "first on rank 0, after step 3" in printed and "rank0.log:5\n" in printed
+    assert "after step 2" not in printed and "\n\n\n" not in printed
+
+
 def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
     """Its last line says why. --no-check would not help."""
     printed = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --nope\n"

@@ -22,7 +22,7 @@ from ds_advise.advisor.verification.prediction import Prediction
 from ds_advise.advisor.verification.run_view import RunView
 from ds_advise.probes.real_run.events import EventLogReader
 from ds_advise.probes.real_run.ranks import Rank, Ranks
-from ds_advise.probes.real_run.sampling import MemorySampler
+from ds_advise.probes.real_run.sampling import Extension, MemorySampler
 from ds_advise.probes.run import Run
 from rich.console import Console
 
@@ -242,8 +242,10 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     rank.latest["error"] = {"type": "ValueError", "message": "bad\nbatch"}
     assert views.view(ranks, memory).phase == "rank 0 failed: ValueError: bad"
     del rank.latest["error"]
-    memory.compiles, memory.extension = True, "cpu_adam"
+    memory.compiles, memory.extension = True, Extension(Path("/cache/cpu_adam"), is_rebuilt=False)
     assert views.view(ranks, memory).phase == "building extension cpu_adam (first use)"
+    memory.extension = Extension(Path("/cache/cpu_adam"), is_rebuilt=True)
+    assert views.view(ranks, memory).phase == "rebuilding extension cpu_adam (/cache/cpu_adam)"
 
 
 def test_a_long_step_does_not_shorten_those_after_it(tmp_path: Path) -> None:

@@ -292,6 +292,15 @@ def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
     assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
 
 
+def test_a_failed_rank_is_named_in_a_clause(tmp_path: Path) -> None:
+    """It stands in front of the figures of a step."""
+    error = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"}
+    rank = Rank(EventLogReader(tmp_path / "rank0.jsonl"), 0, latest={"error": error})
+    assert rank.obstacle == "rank 0 failed: OutOfMemoryError: CUDA out of memory"
+    error["message"] = "1.5 " * 100
+    assert rank.obstacle.endswith(" ...") and len(rank.obstacle) < 130
+
+
 def test_the_pages_of_a_fork_count_once() -> None:
     """As those of a data loader's workers. What they write is their own."""
     script = """
