@@ -387,7 +387,7 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     Path("train.py").write_text(MODULE)
     assert run(["--gpus", "2xA100-40GB", "--", sys.executable, "train.py", "--micro-batch", "8"]) == 0
     printed, progress = capsys.readouterr()
-    assert "ds-advise: dry run under ddp ...\n" in progress
+    assert "ds-advise: dry run under ddp, plan 1 of at most 3 ...\n" in progress
     lines = printed.splitlines()
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines), printed
     (gpu,) = [line for line in lines if line.startswith(" GPU ")]
