@@ -88,7 +88,7 @@ def test_a_plan_that_does_not_fit_names_the_command_for_one_that_does(
     monkeypatch.setattr(DryRunAnswer, "fit", Fit(0.0, 0.0, "needs 2 x VRAM", 2.0, "gpu"))
     words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
     assert run(words.split()) == 1
-    asked = "Find the fastest plan that fits:\n   ds-advise config.json --gpus 2x24GB --seq-len 128\n"
+    asked = "Find the fastest plan that fits:\n   ds-advise config.json --seq-len 128 --gpus 2x24GB\n"
     assert asked in capsys.readouterr().out
 
 
