@@ -44,13 +44,16 @@ class MemoryUse(NamedTuple):
     capacity_bytes: int | None = None
     is_stepping: bool = True
     """Whether a step was made: the peak is compared with the prediction from then on."""
+    most_bytes: int = 0
+    """Upper end of the prediction."""
 
     @property
     def exceeds(self) -> bool:
-        """Whether the peak is above the prediction, by the printed figures."""
+        """Whether the peak is above the interval of the prediction, by the printed figures."""
         if self.predicted_bytes is None or not self.is_stepping:
             return False
-        return self.peak_bytes > self.predicted_bytes and gib(self.peak_bytes) != gib(self.predicted_bytes)
+        most_bytes = max(self.most_bytes, self.predicted_bytes)
+        return self.peak_bytes > most_bytes and gib(self.peak_bytes) != gib(most_bytes)
 
     @property
     def style(self) -> str:

@@ -51,6 +51,7 @@ class RunView:
         shows_loss: bool = True,
     ) -> None:
         self.prediction = prediction
+        self._most_bytes = (0, 0) if prediction is None else prediction.most_bytes(cluster)
         self._cluster, self._total_steps, self._shows_loss = cluster, total_steps, shows_loss
         self._losses, self._next = list[float](), list[float]()
         self._read, self._per_mean = 0, 1
@@ -99,6 +100,7 @@ class RunView:
             predicted.host_bytes if predicted else None,
             cluster.host_memory_bytes_per_node,
             is_stepping,
+            self._most_bytes[1],
         )
         if memory.device_bytes is None or memory.device_peak_bytes is None:
             return (host,)
@@ -109,6 +111,7 @@ class RunView:
             predicted.device_bytes if predicted else None,
             cluster.gpu.memory_bytes,
             is_stepping,
+            self._most_bytes[0],
         )
         return device, host
 

@@ -20,13 +20,14 @@ from ds_advise.advisor.text.display import Display
 from ds_advise.advisor.text.view import MemoryUse, View, line, rows
 from ds_advise.advisor.verification.prediction import Prediction
 from ds_advise.advisor.verification.run_view import RunView
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.probes.real_run.events import EventLogReader
 from ds_advise.probes.real_run.ranks import Rank, Ranks
 from ds_advise.probes.real_run.sampling import Extension, MemorySampler
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from tests.advisor.launch.requests import write_events
+from tests.advisor.launch.requests import step_event, write_events
 from tests.helpers import launch_request
 from tests.terminal import Screen, Terminal
 
@@ -207,6 +208,30 @@ def test_memory_above_its_prediction_has_a_sign_and_a_colour(columns: int) -> No
         "training, 62 min 5 s: step 123456/200000, 123,000 tokens/s, 25 h 31 min left; GPU 50.0 GiB, peak 60.0 >"
         in said
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "share"), [(cpu_cluster(2), 0.26), (Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24)), 0.115)]
+)
+def test_memory_within_the_error_of_its_prediction_has_no_sign(cluster: Cluster, share: float, tmp_path: Path) -> None:
+    """The sign stands for a peak that the prediction did not allow for."""
+    prediction = Prediction(
+        evidence="dry-run",
+        engine={},
+        reserved_bytes=0,
+        step_s=None,
+        tokens_per_step=None,
+        allocated_bytes=10 * GIB,
+        device_bytes=11 * GIB,
+        host_bytes=10 * GIB,
+    )
+    memory, records = MemorySampler(os.getpid(), gpus=False), write_events(tmp_path, [step_event(1, 1.0)])
+    for peak_bytes, sign in ((10.4 * GIB, ","), (10 * (1 + share) * GIB, ","), (10 * (1.06 + share) * GIB, " >")):
+        memory.host_bytes = memory.host_peak_bytes = int(peak_bytes)
+        if not cluster.gpu.is_cpu:
+            memory.device_bytes = memory.device_peak_bytes = int(peak_bytes + 2 * GIB * (sign == " >"))
+        for use in RunView(cluster, prediction).view(records, memory).memory:
+            assert use.notes[0].endswith(sign)
 
 
 def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: Path) -> None:
