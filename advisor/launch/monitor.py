@@ -49,6 +49,11 @@ def _write_checksums(checkpoint: Path) -> None:
         write_checksums(checkpoint)
 
 
+def _samples_per_step(records: Records) -> int | None:
+    engine, size = records.first("engine"), records.first("data_parallel_size")
+    return engine["micro_batch_size"] * engine["gradient_accumulation_steps"] * size if engine and size else None
+
+
 class Monitor:
     """pid: the process whose descendants are the training."""
 
@@ -187,6 +192,7 @@ class Monitor:
             step_s=step_s,
             tokens_per_step=tokens,
             tokens_per_s=tokens / step_s if tokens and step_s else None,
+            samples_per_step=_samples_per_step(records),
             losses=losses,
             phases=records.phases,
             predicted=self._prediction,

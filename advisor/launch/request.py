@@ -181,6 +181,8 @@ class LaunchOutcome:
     included."""
     tokens_per_s: float | None = None
     """`tokens_per_step` / `step_s`."""
+    samples_per_step: int | None = None
+    """Samples of a step of the whole job, by the engine's batch; null if it was not seen."""
     losses: tuple[tuple[int, float | None], ...] = ()
     """(step, loss) of the steps that the ranks reported; a loss that is not a number is null."""
     phases: tuple[PhaseFigures, ...] = ()

@@ -315,6 +315,8 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
             rows.append(doc.Row([name, *cells, *(doc.make_figure(peak, gib) for peak in peaks)]))
 
     add("tokens/s", (outcome.tokens_per_s, rates[0]), rate)
+    if outcome.tokens_per_s is None and outcome.samples_per_step and step_s:
+        add("samples/s", (outcome.samples_per_step / step_s, rates[0]), rate)
     add("step", (step_s, rates[1]), seconds)
     for phase in measured:
         pair = (phase, by_name.get(phase.name, PhaseFigures(name="", seconds=None, peak_bytes=None)))

@@ -156,10 +156,8 @@ class RankObserver(EngineHooks):
 
     def on_forward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_forward(engine, arguments, options)
-        inputs: Any = options.get("input_ids", arguments[0] if arguments else None)
-        shape = getattr(inputs, "shape", ())
-        if engine.module.training and len(shape) >= 2 and not inputs.is_floating_point():
-            self._tokens += inputs.numel()
+        if engine.module.training:
+            self._tokens += _tokens(arguments, options)
 
     def on_backward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_backward(engine, arguments, options)
@@ -175,7 +173,7 @@ class RankObserver(EngineHooks):
         losses, self._losses, self._tokens = self._losses, [], 0
         if is_first:
             settings = {"engine": _settings(engine, len(losses)), "engine_ranks": _world_size()}
-            self._process.note({**settings, "dtype": _dtype(engine)})
+            self._process.note({**settings, "dtype": _dtype(engine), "data_parallel_size": int(engine.dp_world_size)})
         self._note_past()
         if losses:
             self._note_loss(step, losses, line)
@@ -264,6 +262,17 @@ class RankObserver(EngineHooks):
                 self.report(next(engine for engine in self.engines if id(engine) in self._trained))
             self.iteration += 1  # what follows the last step
             self._note_past()
+
+
+def _tokens(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """Positions of a batch: of `input_ids`, or of its first tensor, also within a dictionary; 0 if that holds no whole
+    numbers, as images do."""
+    from torch.utils._pytree import tree_leaves
+
+    tensors = (each for each in tree_leaves((arguments, options)) if hasattr(each, "is_floating_point"))
+    inputs = options.get("input_ids")
+    inputs = next(tensors, None) if inputs is None else inputs
+    return 0 if inputs is None or inputs.dim() < 2 or inputs.is_floating_point() else int(inputs.numel())
 
 
 def _settings(engine: Any, micro_batches: int) -> dict[str, int]:

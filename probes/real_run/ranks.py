@@ -35,6 +35,7 @@ class Rank:
     phase         the phase that begins.
     engine_ranks  the ranks that train together, with `engine`.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
+    data_parallel_size   ranks with batches of their own, with `engine`.
     dtype         in which the engine computes, such as `bfloat16`, with `engine`.
     step          the completed optimizer step, with this rank's tokens in it.
     step, loss    the loss of a step, which a GPU reports later than the step itself.

@@ -47,6 +47,7 @@ from ds_advise.probes.run_errors import NoEngineError, ScriptExitError, command_
 from ds_advise.probes.store import Store
 from rich.console import Console
 
+from tests.advisor.launch.requests import cpu_run, monitor_of, step_event, write_events
 from tests.helpers import TINY, failed_probe, launch_request, outcome_of, printed_document, ran, write_checkpoint
 
 AUTO = {
@@ -559,6 +560,20 @@ def test_a_training_whose_steps_are_not_seen_has_no_last_step(tmp_path: Path) ->
     printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
     assert "Finished, 1.0 s." in printed and "before the first step" not in printed
     assert "it trains by torch's DistributedDataParallel." in " ".join(printed.split())
+
+
+def test_a_batch_without_tokens_has_samples(tmp_path: Path) -> None:
+    """As of images: the engine knows their number."""
+    events = [{"engine": {"micro_batch_size": 3, "gradient_accumulation_steps": 4}, "data_parallel_size": 2}]
+    events += [step_event(step, 0.5 * step) | {"tokens": 0} for step in (1, 2, 3)]
+    request = launch_request(cpu_run(2), tmp_path)
+    request.folder.mkdir()
+    monitor = monitor_of(request)
+    monitor.records = write_events(request.folder, events, events)
+    outcome = monitor.outcome(0, None, stopped=False)
+    assert (outcome.samples_per_step, outcome.tokens_per_s) == (24, None)
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert re.search(r"samples/s +48", printed)
 
 
 def test_two_launches_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
