@@ -190,7 +190,7 @@ def _next(session: Session) -> Iterator[doc.Block]:
         yield doc.Heading("To continue", "next", printed=False)
         yield doc.Sentence(session.following_sentence)
         if session.following.command is not None:
-            yield doc.Code([session.following.command])
+            yield doc.Commands([session.following.command.replace(f"{Path.cwd()}/", "")])
     elif (saved := session.attempts[-1].outcome.checkpoint) is not None:
         command = shlex.join(["ds-advise", "checkpoint", shown_path(saved)])
         yield from next_command("Check the checkpoint, and export its weights:", command)

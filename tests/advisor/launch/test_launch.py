@@ -365,6 +365,26 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ")
 
 
+@pytest.mark.parametrize(("found", "is_named"), [("78.20 GiB", False), ("9.00 MiB", True)])
+def test_no_plan_follows_from_a_prediction_that_the_message_contradicts(
+    folder: Path, found: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of a plan that follows is wrapped, without the path of the working folder."""
+    monkeypatch.chdir(folder)
+    message = f"OutOfMemoryError: CUDA out of memory. Of the allocated memory {found} is allocated by PyTorch"
+    run = _run(folder, seq_len=512)
+    request = launch_request(run, folder, "--output_dir", "out", device="cpu", estimate=predict_run(run))
+    outcome = outcome_of(folder / "log", "gpu_out_of_memory")
+    assert outcome.failure is not None
+    outcome = replace(outcome, failure=replace(outcome.failure, message=message))
+    following = next_launch(request, outcome, folder / "next")
+    assert (following.request is not None) is is_named
+    attempts = (Attempt(request=request, outcome=outcome),)
+    printed = printed_document(session_document(Session(attempts=attempts, following=following)))
+    assert ("The message has 78.2 GiB of tensors on the GPU" in printed) is not is_named
+    assert str(folder) not in printed.partition("To continue")[2] and max(map(len, printed.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])
 def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -> None:
     """Also on the CPU, where the ranks' tensors are in the host's memory and the processes outweigh them. Each needs at
