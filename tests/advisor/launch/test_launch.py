@@ -373,7 +373,8 @@ def test_no_plan_follows_from_a_prediction_that_the_message_contradicts(
     monkeypatch.chdir(folder)
     message = f"OutOfMemoryError: CUDA out of memory. Of the allocated memory {found} is allocated by PyTorch"
     run = _run(folder, seq_len=512)
-    request = launch_request(run, folder, "--output_dir", "out", device="cpu", estimate=predict_run(run))
+    words = "--output_dir out --max_steps 9 --save_steps 2"
+    request = launch_request(run, folder, *words.split(), device="cpu", estimate=predict_run(run))
     outcome = outcome_of(folder / "log", "gpu_out_of_memory")
     assert outcome.failure is not None
     outcome = replace(outcome, failure=replace(outcome.failure, message=message))
