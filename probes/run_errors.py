@@ -191,12 +191,13 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         lines = [line.strip() for line in str(answer.get("printed", "")).splitlines() if line.strip()]
         said = (lines[-1] if lines else "") if code else text
         known = find_message(said)
+        fix = "see its output with --debug" if known is None else known.about(said).fix
         return ScriptExitError(
             what,
             phase=phase,
             details=details,
             why=", ".join(filter(None, (said, f"at {where}" if where else ""))),
-            fix="see its output with --debug" if known is None else known.about(said).fix,
+            fix=answer.get("misspelt") or fix,
         )
     if answer.get("what"):  # an error of this package
         said = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
@@ -212,7 +213,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         phase=phase,
         details=details,
         why=raised,
-        fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
+        fix="it needs more host memory than is free here" if kind == "MemoryError" else answer.get("misspelt", ""),
     )
     failed.script_traceback = answer.get("script_traceback", "")
     return failed

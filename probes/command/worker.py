@@ -274,6 +274,9 @@ class Session:
             "traceback": "".join(traceback.format_exception(error)),
             "script_traceback": script_traceback(error),
         }
+        refuses = isinstance(error, SystemExit) and error.code == 2  # argparse has printed the words
+        if refuses or isinstance(error, ValueError):
+            answer["misspelt"] = self.arguments.misspelt(" ".join(sys.argv) if refuses else str(error))
         if isinstance(error, DsAdviseError):
             answer |= {"what": error.what, "why": error.why, "fix": error.fix}
         if isinstance(error, plain_training.PlainTrainingError):
