@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ import pytest
 from ds_advise.advisor.launch.monitor import Monitor
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.text.display import Display
+from ds_advise.advisor.text.lines import SPARKS
 from ds_advise.advisor.text.view import MemoryUse, View, line, rows
 from ds_advise.advisor.verification.prediction import Prediction
 from ds_advise.advisor.verification.run_view import RunView
@@ -108,7 +110,7 @@ def test_a_training_is_drawn_in_place_while_it_runs(start: Start, tmp_path: Path
         r" training: [\d,]+ tokens/s +0:\d\d",
         r" step 30/40 +━{20,}─+  0 s left",
         r" loss 0\.2667 +█+[▁-█]+▁ +from 8\.000",
-        r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+",
+        r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+ GiB",
     ):
         assert re.search(f"^{row}$", shown, re.MULTILINE), shown
     terminal.resize(40)
@@ -319,6 +321,20 @@ def test_a_training_without_an_engine_shows_its_last_line(tmp_path: Path) -> Non
     (tmp_path / "rank0.log").write_text("iter 7 loss 0.2\n")
     view = RunView(cpu_cluster(1), None).view(records, MemorySampler(os.getpid(), gpus=False))
     assert view.phase.endswith("DistributedDataParallel, whose steps are not seen; it printed: iter 7 loss 0.2")
+
+
+def test_losses_take_the_columns_of_their_steps() -> None:
+    """As the bar of the steps above them; all columns where their number is not known. The step is then in the first
+    line, with the time of a step."""
+    losses = tuple(8.0 / step for step in range(1, 22))
+    known = View(step=21, total_steps=42, step_s=0.367, losses=losses, first_loss=8.0, loss=losses[-1])
+    head, step, loss = (each.plain for each in rows("training", known, (9.0, 9.0), 80, blocks=True))
+    assert head.startswith(" training: 367 ms a step ") and len(step.partition("━")[1])
+    assert abs(step.count("━") - sum(each in SPARKS for each in loss)) <= 1
+    open_end = replace(known, total_steps=None)
+    head, loss = (each.plain for each in rows("training", open_end, (9.0, 9.0), 80, blocks=True))
+    assert head.startswith(" training: step 21, 367 ms a step ")
+    assert re.fullmatch(rf" loss 0\.3810  [{SPARKS}]{{50,}}  from 8\.000", loss)
 
 
 def test_a_view_without_a_phase_or_a_step_is_no_line() -> None:
