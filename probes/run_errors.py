@@ -200,13 +200,13 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
             fix=answer.get("misspelt") or fix,
         )
     if answer.get("what"):  # an error of this package
-        said = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
+        parts = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
         if kind == "PlainTrainingError":
-            plain = NoEngineError(answer["what"], **said)
+            plain = NoEngineError(answer["what"], **parts)
             plain.takes_config = answer["takes_config"]
             return plain
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
-        return error(answer["what"], **said)
+        return error(answer["what"], **parts)
     raised = f"{kind}: {text}" if text and kind not in text else text or kind
     failed = CommandFailedError(
         f"the script failed{f' at {where}' if where else ''} (during {phase})",

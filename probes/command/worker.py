@@ -265,7 +265,7 @@ class Session:
 
     def fail(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> NoReturn:
         """Answer with the error: the script's own message and line."""
-        answer = {
+        answer: dict[str, Any] = {
             "error": str(error),
             "kind": type(error).__name__,
             "phase": self.recorder.current,

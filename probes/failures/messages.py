@@ -97,7 +97,8 @@ class Message:
 
     def computed_in(self, dtype: str) -> Message:
         """The message with cause and fix for a type such as `bfloat16`; "" for an unknown one."""
-        return replace(self, **self.outside_fp16) if dtype in ("bfloat16", "float32") else self
+        others = self.outside_fp16 if dtype in ("bfloat16", "float32") else {}
+        return replace(self, cause=others.get("cause", self.cause), fix=others.get("fix", self.fix))
 
     def about(self, text: str) -> Message:
         """The message with the names of a text in `cause` and `fix`."""
