@@ -19,7 +19,7 @@ from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
 from ds_advise.advisor.document.terminal_charts import _stretch_names, draw
-from ds_advise.advisor.render.dry_run import _by_layer, _phases
+from ds_advise.advisor.render.dry_run import _by_layer, _phases, _timeline
 from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
@@ -90,6 +90,26 @@ def test_a_plan_that_does_not_fit_names_the_command_for_one_that_does(
     assert run(words.split()) == 1
     asked = "Find the fastest plan that fits:\n   ds-advise config.json --seq-len 128 --gpus 2x24GB\n"
     assert asked in capsys.readouterr().out
+
+
+def test_the_chart_is_as_high_as_what_is_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the workspaces of cuBLAS, which no phase has; none are there while the model loads."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
+    drawn = list[Lines]()
+
+    def kept(answer: DryRunAnswer) -> Lines:
+        drawn.append(_timeline(answer))
+        return drawn[-1]
+
+    monkeypatch.setattr("ds_advise.advisor.render.dry_run._timeline", kept)
+    words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
+    assert run(words.split()) == 0
+    (panel,) = drawn[0].panels
+    heights = [sum(sizes) for sizes in zip(*panel.layers.values(), strict=True)]
+    answer = json.loads((folder / "answer.json").read_text())
+    assert max(heights) == answer["peak"]["allocated_bytes_per_gpu"]
+    assert heights[0] < answer["library_workspace_bytes"]
 
 
 def test_the_json_has_the_documented_form(folder: Path) -> None:
