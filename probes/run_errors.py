@@ -55,6 +55,9 @@ class ScriptExitError(CommandFailedError):
 class NoEngineError(CommandFailedError):
     """The script trained without DeepSpeed."""
 
+    takes_config = False
+    """Whether it would take a configuration that the command does not name (`way_to_deepspeed`)."""
+
 
 _ROOTS = (f"{Path(__file__).parents[1]}/", f"{Path(__file__).resolve().parents[1]}/")
 """This package's folder, and where a link to it leads."""
@@ -169,13 +172,16 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     if kind == "NoEngine":
         why, fix = way_to_deepspeed(takes_config=answer["takes_config"])
         missing = NoEngineError if answer["trained"] else CommandFailedError
-        return missing(
+        ended = missing(
             "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
             phase=phase,
             details=details,
             why=f"deepspeed.initialize was never called{f', and {why}' if why else ''}",
             fix=fix,
         )
+        if isinstance(ended, NoEngineError):
+            ended.takes_config = answer["takes_config"]
+        return ended
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
         return CommandFailedError(what, phase=phase, details=details, why="its DeepSpeed engine was not trained")
@@ -185,24 +191,29 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         lines = [line.strip() for line in str(answer.get("printed", "")).splitlines() if line.strip()]
         said = (lines[-1] if lines else "") if code else text
         known = find_message(said)
+        fix = "see its output with --debug" if known is None else known.about(said).fix
         return ScriptExitError(
             what,
             phase=phase,
             details=details,
             why=", ".join(filter(None, (said, f"at {where}" if where else ""))),
-            fix="see its output with --debug" if known is None else known.about(said).fix,
+            fix=answer.get("misspelt") or fix,
         )
     if answer.get("what"):  # an error of this package
+        parts = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
+        if kind == "PlainTrainingError":
+            plain = NoEngineError(answer["what"], **parts)
+            plain.takes_config = answer["takes_config"]
+            return plain
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
-        error = NoEngineError if kind == "PlainTrainingError" else error
-        return error(answer["what"], phase=phase, details=details, why=answer["why"], fix=answer["fix"])
+        return error(answer["what"], **parts)
     raised = f"{kind}: {text}" if text and kind not in text else text or kind
     failed = CommandFailedError(
         f"the script failed{f' at {where}' if where else ''} (during {phase})",
         phase=phase,
         details=details,
         why=raised,
-        fix="it needs more host memory than is free here" if kind == "MemoryError" else "",
+        fix="it needs more host memory than is free here" if kind == "MemoryError" else answer.get("misspelt", ""),
     )
     failed.script_traceback = answer.get("script_traceback", "")
     return failed

@@ -44,10 +44,14 @@ _MODEL = model_option("Model name, folder or hub id; or FILE.py:FACTORY, a funct
 
 
 class _Described(NamedTuple):
-    """A run that is described by a configuration file or by the name of a model, and the name of its configuration."""
+    """A run that is described by a configuration file or by the name of a model."""
 
     run: Run
     name: str
+    """The name of its configuration."""
+    others: str = ""
+    """The command that finds the fastest plan for its training; "" if this is the plan of that command's answer, or the
+    closed form does not know the model."""
 
 
 def _described(
@@ -59,7 +63,7 @@ def _described(
     """
     if file is None:
         return _recommended(given, output, place)
-    from ..question.file_question import read_file_question
+    from ..question.file_question import question_words, read_file_question
     from ..question.rollouts import training_cluster
     from ..question.run import read_run
     from ..search.open_batch import filled_batch
@@ -81,7 +85,8 @@ def _described(
             output.say(filled.words)
             micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
             run = replace(run, micro_batch_size=micro, gradient_accumulation_steps=steps)
-    return _Described(run, Path(question.name).name)
+    others = "" if run.shape is None else f"ds-advise {question_words(question.model, question.asked)}"
+    return _Described(run, Path(question.name).name, others)
 
 
 def _recommended(given: dict[str, Any], output: Output, place: Callable[[Mapping[str, Any]], Cluster]) -> _Described:
@@ -185,7 +190,7 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
-    cluster = None
+    cluster, others = None, ""
     if words:
         refuse_described(run)
         check_script(words, Path.cwd())  # before the machine is looked for
@@ -203,6 +208,7 @@ def dry_run(
         answer, document = _command_answer(file, words, cluster, output, **settings)
     else:
         subject = _described(file, run | machine, output, build_cluster)
+        others = subject.others
         with rejected_setting(file):
             answer, document = _described_answer(subject, output, **settings)
     if timeline is not None:
@@ -211,8 +217,9 @@ def dry_run(
     if failure is not None:
         following = [Sentence(f"A training fails there too. Fix: {ended(failure.fix)}")]
     if not answer.fit.fits:
-        asked = shlex.join(["ds-advise", *option_words(machine_options(machine)), "--", *words])
-        following = next_command("Find the fastest plan that fits:", asked) if words else []
+        if words:
+            others = shlex.join(["ds-advise", *option_words(machine_options(machine)), "--", *words])
+        following = next_command("Find the fastest plan that fits:", others) if others else []
     show_document(lambda: document(answer, explain=explain, following=following), output, html=html, plot=plot)
     return 0 if answer.fit.fits and failure is None else 1
 
@@ -272,9 +279,24 @@ def _described_answer(
     for name, value in (("longest", longest), ("rows", rows)):
         if value:
             warn_ignored(name, "without a command behind --")
+    _tell_prediction(subject.run, output)
     with output.progress("dry run") as on_progress:
         answer = compared_dry_run(subject.run, iterations=iterations or 4, on_progress=on_progress, **settings)
     return answer, partial(dry_run_document, config_name=subject.name)
+
+
+def _tell_prediction(run: Run, output: Output) -> None:
+    """Say what the closed form predicts, before a dry run that may take minutes."""
+    from ..search.candidate import fits_sentence, judge_fit
+    from ..text.labels import device_label
+    from ..text.units import gib
+
+    estimate = run.estimate()
+    if estimate is not None:
+        memory, cluster = estimate.memory, run.cluster
+        need = f"{gib(memory.device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
+        fits = fits_sentence("it", judge_fit(memory, cluster)).removesuffix(".")
+        output.say(f"predicted without the run: {need}; {fits}")
 
 
 @click.command(cls=CommandWithUsersCommand)

@@ -218,7 +218,7 @@ def _proved(
         if not proves:
             proofs.append(Proof(candidate=candidate, changed=changed, answer=None, problem=""))
             return replace(found, recommended=candidate, proofs=tuple(proofs))
-        on_task(f"dry run under {candidate.strategy}")
+        on_task(f"dry run under {candidate.strategy}, plan {len(proofs) + 1} of at most {MOST_PROOFS}")
         files = {str(request.folder / path): text for path, text in changed.files.items()}
         proving = replace(
             request,

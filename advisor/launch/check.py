@@ -93,18 +93,22 @@ def plans_that_fit(run: Run) -> list[Candidate]:
 def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchRequest, list[Objection]]:
     """(the request with what the check has shown, the reasons against starting it).
 
+    A training without DeepSpeed that would take none of its configurations has no objection against it.
+
     Raises the errors of the dry run or probe, and WorkloadError for a quick check without a model.
     """
-    if how == "quick":
-        found = _by_closed_form(request)
-    elif how == "dry-run":
-        request, found = observe(request, output)
-    else:
-        try:
-            request, _ = observe(request, output)  # it also decides the launcher, and names smaller plans
-        except DryRunError as error:
-            output.say(f"no dry run: {error.reason}")
-        found = _by_probe(request, output)
+    try:
+        if how == "quick":
+            found = _by_closed_form(request)
+        elif how == "dry-run":
+            request, found = observe(request, output)
+        else:
+            request, found = _probe(request, output)
+    except NoEngineError as error:
+        if error.takes_config or (request.config_path is not None and request.is_config_given):
+            raise  # DeepSpeed was wanted, or may have been forgotten
+        output.warn(f"{error.what}: it is not checked, no step of it is seen, and nothing is predicted")
+        found = []
     return request, [*found, *disk_objections(request, output.say), *_resumption(request, output.say)]
 
 
@@ -123,8 +127,8 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
             found = command_answer(command, timeout_s=_LIMIT_S, on_progress=on_progress)
     except DryRunError as error:
         unchecked = "--no-check starts it without a dry run"
-        if isinstance(error, NoEngineError):  # it trains as it is, and only the check needs DeepSpeed
-            error.fix = f"{unchecked}; {error.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG)}"
+        if isinstance(error, NoEngineError):
+            error.fix = f"--no-check starts it without DeepSpeed; {error.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG)}"
         elif not isinstance(error, ScriptExitError):
             error.fix = "; ".join(filter(None, (error.fix, unchecked)))
         raise
@@ -186,6 +190,17 @@ def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[
     return [Objection(what=what, fix=fix)]
 
 
+def _probe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
+    """(the request with a dry run of its command, the reasons against starting it by a probe)."""
+    try:
+        request, _ = observe(request, output)  # it also decides the launcher, and names smaller plans
+    except NoEngineError:
+        raise  # its first steps are not seen, so a probe would train to the end
+    except DryRunError as error:
+        output.say(f"no dry run: {error.reason}")
+    return request, _by_probe(request, output)
+
+
 def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
     cluster = request.run.cluster
     if cluster.nodes > 1:
@@ -206,6 +221,8 @@ def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
     failure = answer.result.failure
     if failure is None:
         return []
+    if failure.kind == "no_step":
+        return [Objection(what=f"nothing was measured: {failure.message}", fix=failure.fix or "fix this error first")]
     # The kernel's OOM killer ends a rank by SIGKILL without a message.
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"the probe failed {failure.when} on rank {failure.rank}: {failure.message}"

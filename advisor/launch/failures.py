@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import resource
 import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from ...probes.failures.diagnosis import diagnose_text
 from ...probes.failures.finding import timed_out
 from ...probes.failures.messages import MemoryPhase, Message
 from ...probes.real_run.error_kinds import is_compilers, kind_of_error, known_error, phase_of_error
+from ...probes.real_run.output import last_line, tail
 from ...probes.real_run.ranks import Rank, first_failed
 from ..text.units import gib
 from .records import Records
@@ -69,7 +68,7 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
     first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
-    shown, last = diagnose_text(tail(log)), _last_line(log)
+    shown, last = diagnose_text(tail(log)), last_line(log)
     # Python ends with 1 or 2 behind the line that says why; `os._exit` ends with any other, whatever stands there.
     says_why = bool(last) and (code in (1, 2) or shown.message is not None or who == "the launcher")
     return TrainingFailure(
@@ -156,7 +155,7 @@ def _from_signal(
         evidence = [f"exit signal {killed_by} of {who}", *cause]
     else:
         log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
-        shown, last = diagnose_text(tail(log)), _last_line(log)
+        shown, last = diagnose_text(tail(log)), last_line(log)
         kind, fix = (shown.kind, _fix(shown.message, shown.phase)) if shown.message else (kind, "")
         # What aborts says why; for any other signal, the last line has nothing to do with it.
         says_why = bool(last) and (shown.message is not None or killed_by == signal.SIGABRT)
@@ -169,29 +168,8 @@ def _from_signal(
 def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
     """The last line of output of each rank that printed anything."""
     ranks = ((f"rank {rank.number}", folder / f"rank{rank.number}.log") for rank in records.ranks)
-    return tuple(line for who, log in ranks for line in _last(who, _last_line(log)))
+    return tuple(line for who, log in ranks for line in _last(who, last_line(log)))
 
 
 def _last(who: str, line: str) -> tuple[str, ...]:
     return (f"last line of {who}: {line}",) if line else ()
-
-
-def tail(path: Path) -> str:
-    """The end of a log, "" if it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - 20_000))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-_WARNING = re.compile(r":\d+: \w*Warning: ")
-"""The line of a Python warning, which the line of code that raised it follows."""
-
-
-def _last_line(path: Path) -> str:
-    """The last line of a log that is not of a warning."""
-    lines = [line.strip() for line in tail(path).splitlines() if line.strip()]
-    kept = [line for before, line in pairwise(["", *lines]) if not (_WARNING.search(before) or _WARNING.search(line))]
-    return kept[-1][:500] if kept else ""

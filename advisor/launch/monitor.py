@@ -12,7 +12,7 @@ from ...estimators.errors import DsAdviseError
 from ...probes.failures.messages import Message, find_message
 from ...probes.machine import memory_groups, read_pairs
 from ...probes.real_run.sampling import MemorySampler
-from ...probes.real_run.stacks import missing_in_collective, positions
+from ...probes.real_run.stacks import missing_in_collective, positions, stall_fix
 from ...validate.checkpoint import checkpoint_step, write_checksums
 from ..text.display import Display
 from ..verification.prediction import ENGINE_SETTINGS
@@ -47,6 +47,11 @@ _PATIENCE_S = 1.0
 def _write_checksums(checkpoint: Path) -> None:
     with contextlib.suppress(OSError, DsAdviseError):  # the Trainer may have removed it, or the disk is full
         write_checksums(checkpoint)
+
+
+def _samples_per_step(records: Records) -> int | None:
+    engine, size = records.first("engine"), records.first("data_parallel_size")
+    return engine["micro_batch_size"] * engine["gradient_accumulation_steps"] * size if engine and size else None
 
 
 class Monitor:
@@ -106,7 +111,7 @@ class Monitor:
         records, resumed, stall_s = self.records, self._request.resumes_after, self._request.stall_s
 
         def failure(
-            kind: FailureKind, step: int, message: str, *evidence: str, known: Message | None = None
+            kind: FailureKind, step: int, message: str, *evidence: str, known: Message | None = None, fix: str = ""
         ) -> TrainingFailure:
             return TrainingFailure(
                 kind=kind,
@@ -114,7 +119,7 @@ class Monitor:
                 step=step,
                 message=message,
                 evidence=evidence,
-                fix="" if known is None else known.fix,
+                fix=fix if known is None else known.fix,
                 **known_cause(known)._asdict(),
             )
 
@@ -127,8 +132,10 @@ class Monitor:
             finite = [step for step, loss in records.losses if not math.isnan(loss)]
             since = next(step for step, _ in records.losses if not finite or step > finite[-1])
             evidence = f"the losses of the last {_NAN_STEPS} steps"
-            message = f"the loss is NaN since step {since}, so the training was ended"
-            return failure("nan_loss", records.step, message, evidence, known=find_message("{'loss': nan}"))
+            message = f"the loss is NaN since step {since}, so the training was ended after step {records.step}"
+            known = find_message("{'loss': nan}")
+            known = known and known.computed_in(records.first("dtype") or "")
+            return failure("nan_loss", records.step, message, evidence, known=known)
         if first is not None and first <= resumed:
             message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")
@@ -140,7 +147,7 @@ class Monitor:
             conclusion = missing_in_collective(where)
             if conclusion:
                 return failure("hang", records.step, f"{message}: {conclusion}", *obstacles, *map(str, where))
-            return failure("hang", records.step, message, *obstacles, *map(str, where), *lines)
+            return failure("hang", records.step, message, *obstacles, *map(str, where), *lines, fix=stall_fix(where))
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
@@ -185,10 +192,12 @@ class Monitor:
             step_s=step_s,
             tokens_per_step=tokens,
             tokens_per_s=tokens / step_s if tokens and step_s else None,
+            samples_per_step=_samples_per_step(records),
             losses=losses,
             phases=records.phases,
             predicted=self._prediction,
             engine=records.first("engine") or {},
+            plain=records.first("plain") or "",
             differences=self._differences(),
             checkpoint=checkpoint,
             warnings=tuple(self._warnings),

@@ -181,6 +181,8 @@ class LaunchOutcome:
     included."""
     tokens_per_s: float | None = None
     """`tokens_per_step` / `step_s`."""
+    samples_per_step: int | None = None
+    """Samples of a step of the whole job, by the engine's batch; null if it was not seen."""
     losses: tuple[tuple[int, float | None], ...] = ()
     """(step, loss) of the steps that the ranks reported; a loss that is not a number is null."""
     phases: tuple[PhaseFigures, ...] = ()
@@ -189,6 +191,8 @@ class LaunchOutcome:
     """What was predicted; null without a check."""
     engine: Mapping[str, int] = field(default_factory=dict)
     """The engine's ZeRO stage and batch, under the names of `Plan`; empty if it was not seen."""
+    plain: str = ""
+    """Torch's data parallelism by which the script trains in place of DeepSpeed; "" if none was seen."""
     differences: tuple[str, ...] = ()
     """Engine settings that differ from the plan that was checked and predicted."""
     checkpoint: Path | None = None

@@ -19,6 +19,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.json_form import to_json
 from ...estimators.memory.host_memory import process_terms
 from ...estimators.plan import Plan
+from ...probes.failures.out_of_memory import memory_figures
 from ...probes.run import Run
 from ...probes.store import build_record, try_store
 from ...validate.checkpoint import CHECKPOINT_LAYOUTS, checkpoint_step, checkpoints_in, newest_usable
@@ -37,6 +38,10 @@ _LESS = (0.95, 0.75, 0.5)
 """Largest memory need of the next plan as a share of the failed plan's need, by the number of earlier failures. A plan
 closer than the first share would also run out, within the accuracy of the closed form. The further shares are smaller,
 so that the last attempt needs an eighth of the first or the least possible."""
+
+
+_MISPREDICTED = 2.0
+"""Multiple of the predicted tensors from which a message contradicts the prediction: far above every error of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,13 @@ def reduce_memory(
     if failed is None:
         return Continuation(description="the model is not known, so no smaller plan can be named: pass --model")
     had = tensor_bytes(failed, failure.kind, run.cluster)
+    figures = memory_figures(failure.message)
+    found = None if figures is None else figures.allocated_bytes
+    if found is not None and found > _MISPREDICTED * had:
+        return Continuation(
+            description=f"the message has {memory_size(found)} of tensors on the GPU, and {memory_size(had)} were "
+            "predicted: the prediction is not that of this training, so no smaller plan can be named"
+        )
     needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
     smaller = [(need, estimate) for need, estimate in needs if need <= _LESS[0] * had]
     if not smaller:

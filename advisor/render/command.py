@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
-from ...ds_configs.read import offload_device_in
+from ...ds_configs.read import is_true, offload_device_in, precision_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
@@ -50,12 +50,29 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
             taken = "true" if number.number else "false"
             text = f"{place} has a condition on values of weights, which are unknown: it was taken as {taken}."
             yield doc.Sentence(text, "yellow")
+    if option := _half_precision(answer):
+        yield doc.Sentence(f"It trains in fp32, and the GPU computes in bf16: {option}.", "yellow")
     change = answer.free_change if answer.fit.fits else answer.best_change
     if change is not None:
         gpu_bytes = answer.run.cluster.gpu.memory_bytes
         suffices = answer.fit.fits or answer.required_device_bytes_per_gpu - change.saved_bytes <= gpu_bytes
         alone = "" if suffices else " Alone it does not suffice."
         yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.{alone}")
+
+
+def _half_precision(answer: CommandAnswer) -> str:
+    """Return what to write for a Trainer's training in bf16 if it is in fp32 without need; "" otherwise. Adapters in
+    fp32 leave the computation to the frozen weights."""
+    engine, arguments = answer.engine, answer.arguments
+    in_autocast = is_true((engine.config.get("torch_autocast") or {}).get("enabled"))
+    is_whole = 2 * engine.trainable_parameters > engine.parameters and set(engine.trainable_dtypes) == {"float32"}
+    gpu = answer.run.cluster.gpu
+    if not arguments.trainer or not is_whole or in_autocast or gpu.is_cpu or not gpu.has_bf16:
+        return ""
+    if precision_in(engine.config) != "fp32":
+        return ""
+    has_option = any("--bf16" in option.flags for option in arguments.options)
+    return "pass --bf16" if has_option else "set bf16=True in its TrainingArguments"
 
 
 def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:

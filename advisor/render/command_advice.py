@@ -42,8 +42,8 @@ _NUMBERED = re.compile(rf"{Path(CONFIG_NAME).stem}-\d+\.json")
 
 def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> doc.Document:
     """Return the advice, with at most `MOST_LINES` lines unless `details`: the plans that do not fit are left out
-    first, then the last command if it repeats that of the changes, then the table of plans. What would change the
-    answer is shown if nothing fits, and with `details`."""
+    first, then the last command is shortened, which repeats that of the changes, then the table of plans is left out.
+    What would change the answer is shown if nothing fits, and with `details`."""
     from ..document.terminal import line_count  # imported here: the page has no terminal library
 
     verdict = advice_verdict(answer)
@@ -70,7 +70,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
                 *_plans(answer, left_out, details=details),
                 *(change_blocks(answer, details=details, most=_CHANGES) if asks else ()),
                 *_evidence(answer),
-                *(_next(answer) if "next" not in left_out or not any(changes_to_make(answer)) else ()),
+                *_next(answer, is_short="next" in left_out and any(changes_to_make(answer))),
             ],
             data=answer.to_json,
         )
@@ -252,8 +252,9 @@ def failed_proofs(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield doc.Sentence(f"Not tried: {names}{others}.", "yellow")
 
 
-def _next(answer: CommandAdvice) -> Iterator[doc.Block]:
-    """Yield the next command: the one that starts the training, or if nothing fits, shows its memory."""
+def _next(answer: CommandAdvice, *, is_short: bool) -> Iterator[doc.Block]:
+    """Yield the next command: the one that starts the training, or if nothing fits, shows its memory. is_short: only
+    name what comes in front of the command of the changes."""
     changed, words = answer.changed, answer.words
     given = [] if answer.given_config is None else [str(answer.given_config)]
     if changed is None and not answer.is_needless:
@@ -262,7 +263,11 @@ def _next(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield from next_command("See what takes the memory:", line)
     elif changed is None or answer.is_needless:
         yield from next_command(START, shell_line(["ds-advise", "launch", *given, "--", *words]))
-    elif not changed.gives_config:  # else it is the command of the changes
+    elif changed.gives_config:
+        return  # it is the command of the changes
+    elif is_short:
+        yield doc.Sentence("`ds-advise launch -- COMMAND` checks, starts and monitors it.")
+    else:
         yield from next_command(START, shell_line(["ds-advise", "launch", "--", *changed.words]))
 
 

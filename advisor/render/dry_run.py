@@ -302,11 +302,17 @@ def _timeline(answer: DryRunAnswer) -> Lines:
     # The script goes on for a moment after the observed steps, and repeats them.
     while points[-1].iteration > answer.result.iterations and points[-1].phase in (*_PHASES, BETWEEN):
         points.pop()
-    sizes = [memory_by_family(point.by_category) for point in points]
+    # cuBLAS allocates its workspaces at the first product of matrices: what is allocated includes them from then on.
+    workspace_bytes = answer.result.library_workspace_bytes
+    held = [workspace_bytes if point.iteration else 0 for point in points]
+    sizes = [
+        memory_by_family(point.by_category | ({"library_workspace": size} if size else {}))
+        for point, size in zip(points, held, strict=True)
+    ]
     present = {family for each in sizes for family in each}
     families = [family for family in dict.fromkeys((*_FROM_THE_BOTTOM, *MEMORY_FAMILIES)) if family in present]
     begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
-    highest = max(point.gpu_bytes for point in points)
+    highest = max(point.gpu_bytes + size for point, size in zip(points, held, strict=True))
     is_near, unit = limit < _NEAR * highest, memory_unit(highest)
     panel = Panel(
         title=unit.title,

@@ -23,9 +23,10 @@ _NEXT_LINES = 2
 """Lines of a message before and after the deciding one that are printed."""
 
 
-def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
+def error_place(found: Diagnosis, log: str = "", *, says_when: bool = True) -> Iterator[doc.Block]:
     """Yield the place of the first error in a log, and there the user's own frame, the last frames, and the lines of
-    the message; nothing without an error. log: its name; "" for a text without a file, whose lines have no numbers."""
+    the message; nothing without an error. log: its name; "" for a text without a file, whose lines have no numbers.
+    says_when: whether to print the step that the log names before it: a script may count from 0, an engine does not."""
     first = found.first
     if first is None:
         return
@@ -36,7 +37,9 @@ def error_place(found: Diagnosis, log: str = "") -> Iterator[doc.Block]:
     rank = "" if first.rank is None else f", rank {first.rank}"
     step, steps = first.error.step, counted_noun(first.error.steps, "logged step")
     after = f", after {steps}" if first.error.steps else ""
-    if step is not None:
+    if not says_when:
+        after = ""
+    elif step is not None:
         after = f", after step {step}" if step else ", before the end of the first step"
     yield doc.Sentence(f"--> {printable(first.error.log or log)}:{first.deciding}{rank}{after}", "bold")
     yield from _others(found)

@@ -6,6 +6,7 @@ import io
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,8 @@ def _end(session: Session) -> Iterator[doc.Block]:
         yield doc.Heading("Measured and predicted", "figures", printed=False)
         yield from _figures(attempt)
     elif outcome.status == "finished":
-        yield doc.Sentence("No step of DeepSpeed's engine was seen: does the script use the configuration?")
+        why = f"it trains by torch's {outcome.plain}" if outcome.plain else "does the script use the configuration?"
+        yield doc.Sentence(f"No step of DeepSpeed's engine was seen: {ended(why)}")
     for warning in outcome.warnings:
         yield doc.Sentence(f"Warned: {warning}.")
     if found is None or found.first is None:  # the place of an error names its log
@@ -188,7 +190,7 @@ def _next(session: Session) -> Iterator[doc.Block]:
         yield doc.Heading("To continue", "next", printed=False)
         yield doc.Sentence(session.following_sentence)
         if session.following.command is not None:
-            yield doc.Code([session.following.command])
+            yield doc.Commands([session.following.command.replace(f"{Path.cwd()}/", "")])
     elif (saved := session.attempts[-1].outcome.checkpoint) is not None:
         command = shlex.join(["ds-advise", "checkpoint", shown_path(saved)])
         yield from next_command("Check the checkpoint, and export its weights:", command)
@@ -217,14 +219,19 @@ def end_sentence(outcome: LaunchOutcome) -> str:
     if outcome.failure is not None:
         failure = outcome.failure
         where = "" if failure.rank is None else f", first on rank {failure.rank}"
-        return f"{FAILURE_TITLES[failure.kind]}{where}, {_when(failure.step)}, {seconds(outcome.seconds)}."
+        if failure.kind == "nan_loss":  # the message has the step
+            return f"{FAILURE_TITLES[failure.kind]}, {seconds(outcome.seconds)}."
+        return f"{FAILURE_TITLES[failure.kind]}{where}{_when(outcome, failure.step, ', ')}, {seconds(outcome.seconds)}."
     how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
     loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
-    return f"{how} {_when(outcome.last_step)}, {seconds(outcome.seconds)}{loss}."
+    return f"{how}{_when(outcome, outcome.last_step, ' ')}, {seconds(outcome.seconds)}{loss}."
 
 
-def _when(step: int) -> str:
-    return f"after step {step}" if step else "before the first step"
+def _when(outcome: LaunchOutcome, step: int, before: str) -> str:
+    """Return when it ended, by the steps of the engine; "" of a training whose steps are not seen."""
+    if not step and (outcome.plain or outcome.status == "finished"):
+        return ""
+    return before + (f"after step {step}" if step else "before the first step")
 
 
 def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[doc.Block]:
@@ -238,18 +245,21 @@ def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[
     if failure.fix:
         yield doc.Sentence(f"Fix: {failure.fix}.")
     if found.first is not None:
-        yield from error_place(found, shown_path(log))
+        yield from error_place(found, shown_path(log), says_when=False)
         yield from next_command("More about it:", shlex.join(["ds-advise", "why", shown_path(log)]))
 
 
 def _error_in_log(failure: TrainingFailure, folder: Path) -> tuple[Path, Diagnosis]:
-    """Return the log of the rank that failed, or of the launcher, and what is wrong in it."""
-    log = folder / ("launcher.log" if failure.rank is None else f"rank{failure.rank}.log")
-    try:
-        with log.open("rb") as stream:
-            return log, diagnose(stream)
-    except OSError:
-        return log, diagnose(io.BytesIO())
+    """Return the log of the rank that failed, or of the launcher, and what is wrong in it. Of a loss that is NaN it is
+    that of rank 0, which prints the losses."""
+    is_nan, found = failure.kind == "nan_loss", diagnose(io.BytesIO())
+    rank = 0 if is_nan else failure.rank
+    log = folder / ("launcher.log" if rank is None else f"rank{rank}.log")
+    with suppress(OSError), log.open("rb") as stream:
+        seen = diagnose(stream)
+        if not is_nan or (seen.message is not None and seen.message.id.startswith("nan-")):
+            found = seen
+    return log, found
 
 
 def render_failure(failure: TrainingFailure, folder: Path, console: Console) -> None:
@@ -268,14 +278,16 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     outcome = attempt.outcome
     prediction = None if outcome.differences else outcome.predicted
     yield _figures_table(outcome, prediction)
-    yield doc.Gap()
+    sentences = list[doc.Block]()
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
-        yield doc.Sentence(UNTIMED, "dim")
+        sentences.append(doc.Sentence(UNTIMED, "dim"))
     if outcome.tokens_per_step is not None:
         seen = attempt.request.dry_run
         padding = "" if seen is not None and not seen.training.has_padding_mask else ", padding included"
         as_many = "; times are predicted for as many" if prediction is not None and prediction.step_s else ""
-        yield doc.Sentence(f"{outcome.tokens_per_step:,.0f} tokens in a step{padding}{as_many}.")
+        sentences.append(doc.Sentence(f"{outcome.tokens_per_step:,.0f} tokens in a step{padding}{as_many}."))
+    if sentences:
+        yield from (doc.Gap(), *sentences)
 
 
 def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.Table:
@@ -303,6 +315,8 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
             rows.append(doc.Row([name, *cells, *(doc.make_figure(peak, gib) for peak in peaks)]))
 
     add("tokens/s", (outcome.tokens_per_s, rates[0]), rate)
+    if outcome.tokens_per_s is None and outcome.samples_per_step and step_s:
+        add("samples/s", (outcome.samples_per_step / step_s, rates[0]), rate)
     add("step", (step_s, rates[1]), seconds)
     for phase in measured:
         pair = (phase, by_name.get(phase.name, PhaseFigures(name="", seconds=None, peak_bytes=None)))

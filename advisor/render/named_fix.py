@@ -243,6 +243,15 @@ def _of_container(first: Finding, fix: str) -> str:
     return f"{fix}. It was {re.sub('(?=[GMT])', ' ', limit)}" if limit else ""
 
 
+def _of_second(first: Finding, fix: str) -> str:
+    """Name the block of the configuration that the script makes, too."""
+    found = re.search(r"cannot specify an? (optimizer|scheduler) in", first.error.text)
+    if found is None:
+        return ""
+    too = " (and `scheduler` if the script makes one)" if found[1] == "optimizer" else ""
+    return f"Remove `{found[1]}`{too} from {CONFIG_NAME}, or {fix.partition(', or ')[2]}"
+
+
 def _near(name: str, *others: str) -> str:
     """Return the argument of TrainingArguments that is like a name; "" for none. others: further lists of names."""
     near = nearest(name, known_names("training-arguments", *others), cutoff=_CLOSE)
@@ -261,6 +270,7 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "zero-fraction": _of_keys,
     "batch-product": _of_batch,
     "mismatch-arguments": _of_mismatch,
+    "two-optimizers": _of_second,
     "unexpected-argument": _of_argument,
     "unused-arguments": _of_words,
     "launcher-argument": _of_launcher,

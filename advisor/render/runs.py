@@ -10,10 +10,11 @@ from typing import Any
 from ...ds_configs.files import CONFIG_NAME
 from ...probes.failures.diagnosis import diagnose_text
 from ...probes.real_run.result import ProbeResult
+from ...probes.run_errors import NAME_A_CONFIG
 from ..document import blocks as doc
 from ..question.cluster import advise_command, gpus_argument
 from ..text.labels import cluster_title, versions_label
-from ..text.units import capitalised, counted_noun, memory_size, percent, rate, seconds, times, whole_percents
+from ..text.units import capitalised, counted_noun, ended, memory_size, percent, rate, seconds, times, whole_percents
 from ..verification.prediction import UNTIMED, is_timed
 from ..verification.probe import ProbeAnswer
 from .command import remark_sentences
@@ -23,6 +24,11 @@ from .known_cause import cause_and_fix
 
 START = "Check, start and monitor it:"
 """The title of the command that trains."""
+
+_WITH_A_CONFIG = f"ds-advise probe {CONFIG_NAME} -- COMMAND"
+
+_LAST_LINES = 3
+"""Lines of the output of a command that ran to its end, which are shown if nothing was measured."""
 
 _STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "total_s")
 
@@ -34,6 +40,7 @@ _FAILURE_SENTENCES = {
     "killed": "A rank was killed.",
     "timeout": "It took too long.",
     "disk_full": "The swap folder is full.",
+    "no_step": "It ran to its end without a step of DeepSpeed: nothing was measured.",
 }
 
 
@@ -69,6 +76,12 @@ def _speed(result: ProbeResult) -> str:
 
 def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     result, failure = answer.result, answer.result.failure
+    if failure is not None and failure.kind == "no_step":
+        yield doc.Sentence(ended(capitalised(failure.message)))
+        if failure.fix:
+            yield doc.Sentence(f"Fix: {ended(failure.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG))}")
+        yield doc.Verbatim(failure.details.strip().splitlines()[-_LAST_LINES:])
+        return
     if failure is not None:
         found = diagnose_text(failure.details)
         message = "" if found.first else f": {failure.message}"  # else it is in the excerpt
@@ -77,6 +90,8 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
         shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]
         yield from cause_and_fix(found, _advise(answer))
+        if failure.fix:
+            yield doc.Sentence(f"Fix: {ended(failure.fix)}")
         return
     steps = counted_noun(len(result.ranks[0].losses), "optimizer step")
     yield doc.Sentence(f"{capitalised(_place(answer))}; {steps}.")

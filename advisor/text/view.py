@@ -44,13 +44,16 @@ class MemoryUse(NamedTuple):
     capacity_bytes: int | None = None
     is_stepping: bool = True
     """Whether a step was made: the peak is compared with the prediction from then on."""
+    most_bytes: int = 0
+    """Upper end of the prediction."""
 
     @property
     def exceeds(self) -> bool:
-        """Whether the peak is above the prediction, by the printed figures."""
+        """Whether the peak is above the interval of the prediction, by the printed figures."""
         if self.predicted_bytes is None or not self.is_stepping:
             return False
-        return self.peak_bytes > self.predicted_bytes and gib(self.peak_bytes) != gib(self.predicted_bytes)
+        most_bytes = max(self.most_bytes, self.predicted_bytes)
+        return self.peak_bytes > most_bytes and gib(self.peak_bytes) != gib(most_bytes)
 
     @property
     def style(self) -> str:
@@ -64,7 +67,7 @@ class MemoryUse(NamedTuple):
         peak = f"peak {gib(self.peak_bytes)}"
         if self.predicted_bytes is not None:
             return f"{peak}{' >' if self.exceeds else ','}", f"predicted {gib(self.predicted_bytes)}"
-        return peak, "" if self.capacity_bytes is None else f"of {gib(self.capacity_bytes)}"
+        return peak, "" if self.capacity_bytes is None else f"of {gib(self.capacity_bytes)} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,27 +174,26 @@ def _head(title: str, view: View, times: tuple[float, float], width: int) -> Tex
 
 
 def _state(view: View, elapsed_s: float, phase_s: float) -> tuple[str, str]:
-    """Return the phase and its time, or the speed and the predicted one."""
+    """Return the phase and its time, or the speed and the predicted one; with the step if it has no row."""
+    step = f"step {view.steps}" if view.step and not view.total_steps else ""
+    state = ", ".join(filter(None, (step, printable(view.phase) or view.speed)))
     if view.phase:
         is_long = phase_s >= _SHOWN_S and elapsed_s - phase_s >= 1
-        return printable(view.phase), whole_seconds(phase_s) if is_long else ""
+        return state, whole_seconds(phase_s) if is_long else ""
     predicted = view.predicted_tokens_per_s
-    return view.speed, f"predicted {rate(predicted)}" if predicted and view.tokens_per_s else ""
+    return state, f"predicted {rate(predicted)}" if predicted and view.tokens_per_s else ""
 
 
 def _rows(view: View) -> list[_Row]:
     found = []
     bar: _Bar | _Sparks
-    if view.step or view.total_steps:
-        share = view.step / view.total_steps if view.total_steps else 0.0
-        has_room = view.tokens_per_s and not view.total_steps  # without tokens, the time of a step is the speed above
-        note = view.left or (f"{seconds(view.step_s)} a step" if view.step_s and has_room else "")
-        bar = _Bar(share, share, None, "cyan") if view.total_steps else _Sparks(())
-        found.append(_Row("step", Text(view.steps, "bold"), bar, note))
+    share = view.step / view.total_steps if view.total_steps else 1.0
+    if view.total_steps:  # without their number, the step is in the first line
+        found.append(_Row("step", Text(view.steps, "bold"), _Bar(share, share, None, "cyan"), view.left))
     if view.loss is not None:
         style = "bold" if math.isfinite(view.loss) else "bold red"
         note = "" if view.first_loss is None else f"from {loss_figure(view.first_loss)}"
-        found.append(_Row("loss", Text(loss_figure(view.loss), style), _Sparks(view.losses), note))
+        found.append(_Row("loss", Text(loss_figure(view.loss), style), _Sparks(view.losses, share), note))
     for use in view.memory:
         if gib(use.peak_bytes) == gib(0):
             continue
@@ -240,12 +242,14 @@ class _Sparks(NamedTuple):
     """A line of bars, each of which is the mean of the values in its column; infinite ones are left out."""
 
     values: Sequence[float]
+    share: float = 1.0
+    """Share of its length that the values take, as the bar of the steps above it."""
 
     def draw(self, columns: int, *, blocks: bool) -> Text:
         finite = [value for value in self.values if math.isfinite(value)]
-        count = min(columns, len(finite))
+        count = max(1, round(self.share * columns)) if finite else 0
         bounds = [index * len(finite) // count for index in range(count + 1)] if count else []
-        means = [fmean(finite[a:b]) for a, b in pairwise(bounds)]
+        means = [fmean(finite[a : max(b, a + 1)]) for a, b in pairwise(bounds)]
         sparks = SPARKS if blocks else PLAIN_SPARKS
         low, high = min(means, default=0.0), _high(means)
         span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0

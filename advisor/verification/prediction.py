@@ -9,6 +9,7 @@ from typing import Any
 
 from ...estimators.estimate import Estimate, Evidence
 from ...estimators.hardware import Cluster
+from ...estimators.memory.fit_probability import most_device_bytes, most_host_bytes
 from ..answer.command_answer import CommandAnswer
 
 STEP_PHASES = ("forward", "backward", "step")
@@ -53,6 +54,12 @@ class Prediction:
     @property
     def tokens_per_s(self) -> float | None:
         return self.tokens_per_step / self.step_s if self.tokens_per_step and self.step_s else None
+
+    def most_bytes(self, cluster: Cluster) -> tuple[int, int]:
+        """Return what a GPU and a node's ranks need at most, within the error of the prediction."""
+        is_closed_form = self.evidence == "analytic"
+        device = most_device_bytes(self.device_bytes, self.allocated_bytes, cluster, is_dry_run=not is_closed_form)
+        return device, most_host_bytes(self.host_bytes, cluster)
 
     def stored(self) -> dict[str, Any]:
         """Return the figures that the store keeps."""

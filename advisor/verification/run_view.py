@@ -10,10 +10,12 @@ from itertools import islice, pairwise
 from statistics import fmean
 
 from ...estimators.hardware import Cluster
+from ...probes.real_run.output import last_line
 from ...probes.real_run.ranks import Rank, Ranks
-from ...probes.real_run.sampling import MemorySampler
+from ...probes.real_run.sampling import Extension, MemorySampler
 from ...probes.real_run.watch import OnProgress
 from ..text.output import Output
+from ..text.units import shown_path
 from ..text.view import MemoryUse, View
 from .prediction import Prediction
 
@@ -49,6 +51,7 @@ class RunView:
         shows_loss: bool = True,
     ) -> None:
         self.prediction = prediction
+        self._most_bytes = (0, 0) if prediction is None else prediction.most_bytes(cluster)
         self._cluster, self._total_steps, self._shows_loss = cluster, total_steps, shows_loss
         self._losses, self._next = list[float](), list[float]()
         self._read, self._per_mean = 0, 1
@@ -97,6 +100,7 @@ class RunView:
             predicted.host_bytes if predicted else None,
             cluster.host_memory_bytes_per_node,
             is_stepping,
+            self._most_bytes[1],
         )
         if memory.device_bytes is None or memory.device_peak_bytes is None:
             return (host,)
@@ -107,6 +111,7 @@ class RunView:
             predicted.device_bytes if predicted else None,
             cluster.gpu.memory_bytes,
             is_stepping,
+            self._most_bytes[0],
         )
         return device, host
 
@@ -128,13 +133,25 @@ def shown_probe(output: Output, cluster: Cluster, prediction: Prediction | None,
 def _phase(ranks: Ranks, memory: MemorySampler) -> str:
     """Return what the slowest rank does, or waits for; "" while it makes steps."""
     if memory.compiles:
-        return f"building extension {memory.extension} (first use)" if memory.extension else "compiling"
+        return "compiling" if memory.extension is None else _build(memory.extension)
     if obstacle := ranks.obstacle:
         return obstacle
+    if (plain := ranks.first("plain")) and not ranks.step and ranks.slowest is not None:
+        printed = last_line(ranks.folder / f"rank{ranks.slowest.number}.log")
+        return f"training by torch's {plain}, whose steps are not seen" + (
+            f"; it printed: {printed}" if printed else ""
+        )
     name = ranks.phase.partition(" ")[0]
     if name == "step" and ranks.step:
         return f"waiting for step {ranks.step + 1}" if _is_late(ranks.slowest) else ""
     return _PHASES.get(name, "first step" if name == "step" else name)
+
+
+def _build(extension: Extension) -> str:
+    folder = extension.folder
+    if extension.is_rebuilt:
+        return f"rebuilding extension {folder.name} ({shown_path(folder)})"
+    return f"building extension {folder.name} (first use)"
 
 
 def _is_held_up(ranks: Ranks) -> bool:

@@ -136,6 +136,25 @@ def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Clus
     return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
 
 
+def most_device_bytes(need_bytes: int, allocated_bytes: int, cluster: Cluster, *, is_dry_run: bool) -> int:
+    """Return the memory of a GPU that a predicted need stays below with `FIT_THRESHOLD`. allocated_bytes: its tensors.
+    is_dry_run: whether a dry run predicts it, not the closed form."""
+    error, spread = published_error(), outside_spread_bytes(outside_allocator(cluster))
+    if is_dry_run:
+        error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
+    low, high = 0, need_bytes  # twice the need is far above every interval
+    while high - low > need_bytes // 1000 + 1:
+        middle = (low + high) // 2
+        is_enough = _probability(middle, max(1, allocated_bytes), spread, error) >= FIT_THRESHOLD
+        low, high = (low, middle) if is_enough else (middle, high)
+    return need_bytes + high
+
+
+def most_host_bytes(need_bytes: int, cluster: Cluster) -> int:
+    """Return the memory of a node that a predicted need of its ranks stays below with `FIT_THRESHOLD`."""
+    return int(need_bytes * (1 + CPU_COVERED)) if cluster.gpu.is_cpu else host_bytes_to_fit(need_bytes)
+
+
 def _probability(free_bytes: int, unit_bytes: int, outside_spread_bytes: float, error: SourceSpread) -> float:
     """Return P for the predicted `free_bytes`, with the error as a share of `unit_bytes`; below one half if
     `free_bytes` is negative."""

@@ -11,9 +11,11 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +40,8 @@ class Arguments:
         self._forced = forced or ForcedSettings()
         self._user_path = user_path
         self._options: dict[tuple[str, ...], ObservedOption] = {}
+        self._unknown: dict[str, argparse.ArgumentParser] = {}
+        """Options that a parser of the script does not have."""
         self._trainer: Any = None
         self._calls: dict[str, str] = {}
         self._fields: dict[str, Any] = {}
@@ -55,6 +59,13 @@ class Arguments:
         self._patch_deepspeed()
         self._patch_loader()
 
+    def misspelt(self, error: str) -> str:
+        """Return what to write for the options that an error names and a parser of the script nearly has; "" for
+        none."""
+        named = {name: parser for name, parser in self._unknown.items() if re.search(rf"{re.escape(name)}\b", error)}
+        near = {name: get_close_matches(name, parser._option_string_actions, n=1) for name, parser in named.items()}
+        return "; ".join(f"write {found[0]} for {name}" for name, found in near.items() if found)
+
     # ------------------------------------------------------------------ hooks
 
     def _parsing_with(self, parse: Any) -> Any:
@@ -63,6 +74,7 @@ class Arguments:
             found = parse(own, *arguments, **options)
             if self.active:
                 self._options |= {option.flags: option for option in _options(own, found[0])}
+                self._unknown |= {word.partition("=")[0]: own for word in found[1] if word.startswith("--")}
             return found
 
         return parsed

@@ -32,7 +32,7 @@ from ..simulated_gpu import autocast, cuda, generation, kernels, libraries, patc
 from ..simulated_gpu.fast_fake_tensor import FastFakeTensorMode
 from ..simulated_gpu.loaders import Loaders
 from ..simulated_gpu.rank import simulate, simulated_recorder
-from . import follow, launchers, limits, redirect, refused, savers
+from . import follow, launchers, limits, plain_training, redirect, savers
 from .arguments import Arguments
 from .files import native
 from .fullest_rank import FullestPartition
@@ -129,7 +129,7 @@ class Session:
             give_config(request.config_file)
         follow.install()
         self.fullest.install()
-        refused.install()
+        plain_training.follow(plain_training.refuse)
         os._exit = self.exited
         threading.excepthook = self.thread_failed
         if _HALT > 0:  # macOS has no such signals
@@ -267,7 +267,7 @@ class Session:
 
     def fail(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> NoReturn:
         """Answer with the error: the script's own message and line."""
-        answer = {
+        answer: dict[str, Any] = {
             "error": str(error),
             "kind": type(error).__name__,
             "phase": self.recorder.current,
@@ -276,8 +276,13 @@ class Session:
             "traceback": "".join(traceback.format_exception(error)),
             "script_traceback": script_traceback(error),
         }
+        refuses = isinstance(error, SystemExit) and error.code == 2  # argparse has printed the words
+        if refuses or isinstance(error, ValueError):
+            answer["misspelt"] = self.arguments.misspelt(" ".join(sys.argv) if refuses else str(error))
         if isinstance(error, DsAdviseError):
             answer |= {"what": error.what, "why": error.why, "fix": error.fix}
+        if isinstance(error, plain_training.PlainTrainingError):
+            answer["takes_config"] = error.takes_config
         self.write(answer)
 
     def script_line(self, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:

@@ -156,10 +156,8 @@ class RankObserver(EngineHooks):
 
     def on_forward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_forward(engine, arguments, options)
-        inputs: Any = options.get("input_ids", arguments[0] if arguments else None)
-        shape = getattr(inputs, "shape", ())
-        if engine.module.training and len(shape) >= 2 and not inputs.is_floating_point():
-            self._tokens += inputs.numel()
+        if engine.module.training:
+            self._tokens += _tokens(arguments, options)
 
     def on_backward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         super().on_backward(engine, arguments, options)
@@ -174,7 +172,8 @@ class RankObserver(EngineHooks):
         self._step_of[self.iteration] = step
         losses, self._losses, self._tokens = self._losses, [], 0
         if is_first:
-            self._process.note({"engine": _settings(engine, len(losses)), "engine_ranks": _world_size()})
+            settings = {"engine": _settings(engine, len(losses)), "engine_ranks": _world_size()}
+            self._process.note({**settings, "dtype": _dtype(engine), "data_parallel_size": int(engine.dp_world_size)})
         self._note_past()
         if losses:
             self._note_loss(step, losses, line)
@@ -265,6 +264,17 @@ class RankObserver(EngineHooks):
             self._note_past()
 
 
+def _tokens(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """Positions of a batch: of `input_ids`, or of its first tensor, also within a dictionary; 0 if that holds no whole
+    numbers, as images do."""
+    from torch.utils._pytree import tree_leaves
+
+    tensors = (each for each in tree_leaves((arguments, options)) if hasattr(each, "is_floating_point"))
+    inputs = options.get("input_ids")
+    inputs = next(tensors, None) if inputs is None else inputs
+    return 0 if inputs is None or inputs.dim() < 2 or inputs.is_floating_point() else int(inputs.numel())
+
+
 def _settings(engine: Any, micro_batches: int) -> dict[str, int]:
     """Settings of an engine under the names of `Plan`."""
     return {
@@ -273,6 +283,14 @@ def _settings(engine: Any, micro_batches: int) -> dict[str, int]:
         # Counted, because under the Trainer the engine's own value is 1 if the configuration lacks the key.
         "gradient_accumulation_steps": micro_batches or int(engine.gradient_accumulation_steps()),
     }
+
+
+def _dtype(engine: Any) -> str:
+    """The type in which an engine computes, such as `bfloat16`; "" of a DeepSpeed that does not tell."""
+    with contextlib.suppress(AttributeError):
+        in_autocast = engine.torch_autocast_enabled()
+        return str(engine.torch_autocast_dtype() if in_autocast else engine.get_data_types()[0]).removeprefix("torch.")
+    return ""
 
 
 def _world_size() -> int:

@@ -17,6 +17,7 @@ from types import ModuleType
 
 from ...estimators.errors import DsAdviseError
 from ..command.imports import on_import
+from ..command.plain_training import follow
 from ..command.words import launcher_of, program_of
 from ..recording.engine_hooks import PHASES
 from . import cpu, environment, extension_lock, trainer, weights
@@ -46,6 +47,7 @@ def start() -> None:
     _change("deepspeed.runtime.pipe.engine", observer.install_pipeline)
     for name in PHASES:
         _change(name, observer.install_phases)
+    follow(lambda called, takes_config: process.note({"plain": called, "takes_config": takes_config}), _change)
     _change("torch.utils.file_baton", lambda _: extension_lock.install(process.note))
     if settings.solo is not None:
         solo = settings.solo

@@ -35,6 +35,8 @@ class Rank:
     phase         the phase that begins.
     engine_ranks  the ranks that train together, with `engine`.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
+    data_parallel_size   ranks with batches of their own, with `engine`.
+    dtype         in which the engine computes, such as `bfloat16`, with `engine`.
     step          the completed optimizer step, with this rank's tokens in it.
     step, loss    the loss of a step, which a GPU reports later than the step itself.
     step, phases  {name: {seconds, allocated_bytes, ...}} of the phases of a step, which a GPU reports later.
@@ -42,6 +44,7 @@ class Rank:
     trainer       {total_steps, output_dir}: the start of the Hugging Face Trainer.
     checkpoint    the folder of a checkpoint that the Trainer has saved.
     report        the counters of the process, with the configuration: the end of a probe.
+    plain, takes_config   torch's data parallelism that takes the module in place of DeepSpeed (`plain_training.py`).
     waits_for     the lock file of an extension that another process builds; "" when it is free.
     error         {type, message, errno, details}: the exception that ended the script.
     end           0: the script ended by itself.
@@ -143,7 +146,7 @@ class Rank:
         if lock := self.latest.get("waits_for"):
             return f"rank {self.number} waits until another process has built {Path(lock).parent.name} ({lock})"
         if self.error is not None:
-            return f"rank {self.number} failed: {self.error_text.splitlines()[0]}"
+            return f"rank {self.number} failed: {_clause(self.error_text)}"
         return f"rank {self.number} is gone" if self.is_lost else ""
 
     @property
@@ -227,6 +230,16 @@ class Ranks:
         return tokens or None, max(
             median(after - before for (before, _), (after, _) in pairwise(each)) for each in steps
         )
+
+
+_LONGEST = 100
+"""Most characters of an error among the figures of a line."""
+
+
+def _clause(error: str) -> str:
+    """The first sentence of an error, without a full stop: what follows, as of the allocator, is printed at the end."""
+    clause = error.splitlines()[0].partition(". ")[0].rstrip(".")
+    return clause if len(clause) <= _LONGEST else f"{clause[:_LONGEST].rstrip()} ..."
 
 
 _PHASES = ("start", "join", "load", "initialize", "step")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-RankFailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full"]
+RankFailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full", "no_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class RankFailure:
     """The error in one line."""
     details: str = ""
     """The traceback, or the end of the rank's output."""
+    fix: str = ""
+    """The change that avoids the failure; "" if it is not known."""
 
     @property
     def when(self) -> str:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -30,6 +30,14 @@ _RESIDENT, _OWN = ("RssAnon", "RssShmem"), ("Private_Dirty",)
 """Lines of `/proc/PID/status` of a process, and of `smaps_rollup` of a fork: pages that only it has."""
 
 
+class Extension(NamedTuple):
+    """An extension of DeepSpeed that is being compiled."""
+
+    folder: Path
+    is_rebuilt: bool
+    """Whether the folder had its library: the command of its build has changed, or its sources."""
+
+
 class MemorySampler:
     """The memory of the descendants of process `pid`, and of the GPUs with `gpus`. Bytes are those of the last sample,
     peaks those of all."""
@@ -49,8 +57,10 @@ class MemorySampler:
         """Memory of all processes on the fullest visible GPU; None without a GPU."""
         self.device_peak_bytes: int | None = None
         self.compiles = False
-        self.extension = ""
-        """Name of the extension of DeepSpeed that is being compiled; "" if it is not known."""
+        self.extension: Extension | None = None
+        """What is being compiled; None if it is not known."""
+        self._built = dict[Path, Extension]()
+        """Every extension as it was when its build was first seen: at its end the linker removes the old library."""
 
     def sample(self) -> bool:
         """Take a sample, unless the last one was taken too recently. Returns whether it was taken."""
@@ -75,18 +85,24 @@ class MemorySampler:
         return True
 
     def _read(self) -> None:
-        host_bytes, self.compiles, self.extension = 0, False, ""
+        host_bytes, self.compiles, self.extension = 0, False, None
         for process in self._processes:
             status = read_pairs(Path(f"/proc/{process}/status"))
             if status.get("Name", "").strip() in _COMPILERS:
                 self.compiles = True
-                self.extension = self.extension or _built_extension(process)
+                self.extension = self.extension or self._extension(process)
             elif process in self._forks:
                 host_bytes += self._forks[process]
             else:
                 host_bytes += _bytes(status, _RESIDENT)
         self.host_bytes = host_bytes
         self.host_peak_bytes = max(self.host_peak_bytes, host_bytes)
+
+    def _extension(self, pid: int) -> Extension | None:
+        folder = _build_folder(pid)
+        if folder is None:
+            return None
+        return self._built.setdefault(folder, Extension(folder, (folder / f"{folder.name}.so").exists()))
 
 
 def _is_fork(pid: int) -> bool:
@@ -107,13 +123,13 @@ def _next_at(began_s: float) -> float:
     return time.monotonic() + max(_EVERY_S, (time.thread_time() - began_s) / _SHARE)
 
 
-def _built_extension(pid: int) -> str:
-    """The extension that a compiler builds: torch starts ninja in the folder of its name (torch 2.13
+def _build_folder(pid: int) -> Path | None:
+    """The folder of the extension that a compiler builds: torch starts ninja in the folder of its name (torch 2.13
     utils/cpp_extension.py `_run_ninja_build`)."""
     with contextlib.suppress(OSError):
         folder = Path(f"/proc/{pid}/cwd").readlink()
-        return folder.name if (folder / "build.ninja").exists() else ""
-    return ""
+        return folder if (folder / "build.ninja").exists() else None
+    return None
 
 
 def _most_used(nvml: Any) -> int | None:

@@ -25,6 +25,9 @@ _PACKAGE = Path(__file__).parents[2]
 _COLLECTIVES = re.compile(r"torch/distributed/distributed_c10d\.py|deepspeed/comm/")
 """Modules whose functions return when the other ranks have called them too."""
 
+_PACKAGE_OF = re.compile(r"/lib/python[\d.]+/(?:(?:site|dist)-packages/)?")
+"""What is in front of a library's package in the path of its file."""
+
 _HEAD = "(most recent call first):\n"
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
@@ -57,8 +60,18 @@ class Position:
         """The innermost call of the user's code."""
         return next((frame for frame in self.frames if "/lib/python" not in frame[0]), None)
 
+    @property
+    def imports(self) -> str:
+        """The package that the user's code imports, such as `deepspeed`; "" for none. A program that is run by its
+        module's name is the outermost call, and is not imported."""
+        own = self.frames.index(self.user_frame) if self.user_frame else len(self.frames) - 1
+        loaded = [path for path, _, name in self.frames[:own] if name == "<module>"]
+        return _PACKAGE_OF.split(loaded[-1])[-1].partition("/")[0].removesuffix(".py") if loaded else ""
+
     def __str__(self) -> str:
         """`rank 0 is in all_reduce (torch/.../distributed_c10d.py, line 90), called by main (train.py, line 21)`."""
+        if self.imports:
+            return f"rank {self.rank} is still importing {self.imports}"
         shown = dict.fromkeys((self.frames[0], self.user_frame or self.frames[0]))
         return f"rank {self.rank} is in {', called by '.join(map(_place, shown))}"
 
@@ -84,6 +97,11 @@ def positions(ranks: Sequence[Rank], folder: Path) -> tuple[Position, ...]:
         dumps = {number: text for (number, log), size in asked.items() if (text := _dump(log, size))}
     found = (Position(number, _frames(text)) for number, text in dumps.items())
     return tuple(each for each in found if each.frames)
+
+
+def stall_fix(found: Sequence[Position]) -> str:
+    """What helps if all ranks that show where they are still import a library; "" if they do not."""
+    return "pass a longer --stall: it is no hang" if found and all(each.imports for each in found) else ""
 
 
 def missing_in_collective(found: Sequence[Position]) -> str:

@@ -13,14 +13,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from ..run_errors import way_to_deepspeed
 from .error_kinds import kind_of_error
 from .events import EventLogReader
+from .output import tail
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
-from .stacks import missing_in_collective, positions
+from .stacks import missing_in_collective, positions, stall_fix
 from .supervisor import supervised
 
 _POLL_S = 0.2
@@ -28,6 +31,9 @@ _GRACE_S, _LOST_GRACE_S = 2.0, 25.0
 """Times after the first failure in which the failures of other ranks are awaited (`_Job._await_others`). After 30 s
 torchrun kills ranks that ignore its SIGTERM (torch 2.13 distributed/elastic/multiprocessing/api.py)."""
 _LAUNCHER_LOG = "launcher.log"
+
+_DETAILS = 4000
+"""Most characters of the end of an output in a failure."""
 
 OnProgress = Callable[[Ranks, MemorySampler], None]
 """Function called about once a second, and when the phase of the slowest rank changes."""
@@ -71,7 +77,8 @@ class _Job:
                 stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
                 found = positions(self.records.ranks, self.records.folder)
                 where = [conclusion] if (conclusion := missing_in_collective(found)) else map(str, found)
-                return self._failure(slowest, "hang", "; ".join((stalled, *where)))
+                failure = self._failure(slowest, "hang", "; ".join((stalled, *where)))
+                return replace(failure, fix=stall_fix(found))
         return None
 
     def _first_failure(self) -> RankFailure:
@@ -83,7 +90,7 @@ class _Job:
         ranks = self.records.ranks
         first = first_failed(ranks, [rank for rank in lost if rank.exit_code is None])
         if first is None and not ranks:
-            code, log = self.supervisor.poll() or 0, _end_of(self.records.folder / _LAUNCHER_LOG)
+            code, log = self.supervisor.poll() or 0, tail(self.records.folder / _LAUNCHER_LOG)[-_DETAILS:]
             last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
             message = f"the command ended with exit code {code} before a rank started" + (f": {last}" if last else "")
             return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
@@ -109,8 +116,17 @@ class _Job:
             who = "the launcher" if first.exit_code is None else f"rank {first.number}"
             return self._failure(first, "killed", f"{who} was killed by {name}{cause}")
         if not code:
-            return self._failure(first, "crash", "the command ended without an optimizer step of a DeepSpeed engine")
+            return self._no_step(first)
         return self._failure(first, "crash", f"rank {first.number} ended with exit code {code}")
+
+    def _no_step(self, first: Rank) -> RankFailure:
+        """The result of a command that ended by itself, without an optimizer step of an engine."""
+        called, made = self.records.first("plain"), any("initialized" in rank.latest for rank in self.records.ranks)
+        why, fix = ("", "") if made else way_to_deepspeed(takes_config=bool(self.records.first("takes_config")))
+        message = f"it trains by torch's {called}, without a DeepSpeed engine" if called else ""
+        message = message or ("its DeepSpeed engine was not trained" if made else "it made no DeepSpeed engine")
+        failure = self._failure(first, "no_step", f"{message}, and {why}" if why else message)
+        return replace(failure, fix=fix)
 
     def _await_others(self) -> None:
         """Wait until every rank that has appeared has reported its end, at most `_GRACE_S`. While the only failures are
@@ -132,7 +148,7 @@ class _Job:
 
     def _failure(self, rank: Rank, kind: RankFailureKind, message: str) -> RankFailure:
         """A failure with the end of the rank's output ("" if the file is gone)."""
-        details = _end_of(self.records.folder / f"rank{rank.number}.log")
+        details = tail(self.records.folder / f"rank{rank.number}.log")[-_DETAILS:]
         return RankFailure(kind=kind, rank=rank.number, phase=rank.place, message=message, details=details)
 
 
@@ -164,9 +180,3 @@ def watch(
             if job.is_done or (failure := job.failure(stall_s, timeout_s)) is not None:
                 return job.records.ranks, None if job.is_done else failure, job.memory
             time.sleep(_POLL_S)
-
-
-def _end_of(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")[-4000:]
-    return ""

@@ -129,6 +129,8 @@ class EngineObserver(EngineHooks):
         """Whether enough steps were seen."""
         self.plain_steps = 0
         """Steps of optimizers before there is an engine."""
+        self._part = ""
+        """The micro batch of the last pass; "" of a pipeline, whose instructions have no engine."""
         self._first_phase = 0
         self._more = self._micro_batches = 0
         self._last: tuple[Call | None, list[int]] = None, []
@@ -162,7 +164,15 @@ class EngineObserver(EngineHooks):
     # ------------------------------------------------------------------ phases
 
     def begin(self, iteration: int, name: str) -> None:
-        self.recorder.begin(iteration, name)
+        self.recorder.begin(iteration, name, self._part if name in ("forward", "backward") else "")
+
+    def _micro_batch(self, engine: Any) -> str:
+        """`micro batch 5 of 16` of the optimizer step; "" of a step that is not known to have several."""
+        number = self._backward_passes[id(engine)] + 1
+        most = max(int(engine.gradient_accumulation_steps()), self.accumulation.get(id(engine), 1))
+        if number <= most:
+            return f"micro batch {number} of {most}" if most > 1 else ""
+        return f"micro batch {number}"
 
     def leave(self, name: str) -> None:
         phases = self.recorder.phases
@@ -209,6 +219,7 @@ class EngineObserver(EngineHooks):
         classifier.vocab_size = classifier.vocab_size or int(getattr(text_config, "vocab_size", 0) or 0)
 
     def on_forward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._part = self._micro_batch(engine)
         super().on_forward(engine, arguments, options)
         self._micro_batches += torch.is_grad_enabled()
         called = self._called(engine, arguments, options) if torch.is_grad_enabled() else None
@@ -236,6 +247,7 @@ class EngineObserver(EngineHooks):
             return bool((numbers == 0).any())
 
     def on_backward(self, engine: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._part = self._micro_batch(engine)
         super().on_backward(engine, arguments, options)
         self._backward_passes[id(engine)] += 1
         called, outputs = self._last

@@ -51,11 +51,11 @@ class PhaseRecorder:
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
         self._steps: list[tuple[Any, ...]] = []
 
-    def begin(self, iteration: int, name: str) -> None:
-        """Begin a phase; the one before it has ended."""
+    def begin(self, iteration: int, name: str, part: str = "") -> None:
+        """Begin a phase; the one before it has ended. part: the part of the iteration, for `current`."""
         ledger = self.ledger
         shown = "preparation" if name == BETWEEN else name
-        self.current = f"{shown} of iteration {iteration}" if iteration else shown
+        self.current = f"{shown} of iteration {iteration}{part and f', {part}'}" if iteration else shown
         self.on_phase(self.current)
         self.schedule.begin(iteration, name)
         self.classifier.begin(name)

@@ -872,6 +872,11 @@ def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.
             "transformers 5 replaced no_cuda of TrainingArguments by use_cpu. Compare",
         ),
         (
+            "ValueError: You cannot specify an optimizer in the config file and in the code at the same time. Please "
+            "remove the optimizer from the config file or create `accelerate.utils.DummyOptim` in the code.",
+            "Fix: Remove `optimizer` (and `scheduler` if the script makes one) from ds_config.json, or use",
+        ),
+        (
             "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
             "gradient_acc_step * world_size 32 != 4 * 2 * 8",
             "Fix: Set train_batch_size to 64, or keep 32 with gradient_accumulation_steps 1;",

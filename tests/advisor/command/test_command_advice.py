@@ -237,7 +237,7 @@ def test_a_configuration_is_given_in_front_only_if_the_command_names_none(names_
     assert '"wall_clock_breakdown": true' in answer.changed.files["ds_config.json"]
 
 
-def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) -> None:
+def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--deepspeed", "auto.json", "--output_dir", "out", "--bf16", "--report_to", "none"]
     given += ["--per_device_train_batch_size", "2"]
     answer = advice(TRAINER, *given, "--gradient_accumulation_steps", "2", "--gradient_checkpointing", "true")
@@ -268,6 +268,9 @@ def test_the_advice_for_a_script_is_that_for_its_model_and_runs(folder: Path) ->
     assert printed == repr(answer) and len(printed.splitlines()) <= MOST_LINES
     for text in (printed, answer._repr_html_()):
         assert "advised" in text and "Evidence: dry runs of the command as it is and as advised" in text
+    monkeypatch.setattr("ds_advise.advisor.render.command_advice.MOST_LINES", 1)
+    assert "ds-advise launch -- " in printed
+    assert "`ds-advise launch -- COMMAND` checks, starts and monitors it." in " ".join(str(answer).split())
     row = answer.today_row
     assert row is not None and row.plan == answer.today_plan and answer.today.step is not None
     assert row.plan.reduce_bucket_size != next(  # the best plan of the strategy has other buckets
@@ -387,7 +390,7 @@ def test_a_module_is_recorded_with_what_is_frozen(capsys: pytest.CaptureFixture[
     Path("train.py").write_text(MODULE)
     assert run(["--gpus", "2xA100-40GB", "--", sys.executable, "train.py", "--micro-batch", "8"]) == 0
     printed, progress = capsys.readouterr()
-    assert "ds-advise: dry run under ddp ...\n" in progress
+    assert "ds-advise: dry run under ddp, plan 1 of at most 3 ...\n" in progress
     lines = printed.splitlines()
     assert len(lines) <= 45 and all(len(line) <= 80 for line in lines), printed
     (gpu,) = [line for line in lines if line.startswith(" GPU ")]

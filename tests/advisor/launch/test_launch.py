@@ -18,7 +18,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.check import check, check_config, memory_objections, observe, predict_run
+from ds_advise.advisor.launch.check import Check, check, check_config, memory_objections, predict_run
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
@@ -47,6 +47,7 @@ from ds_advise.probes.run_errors import NoEngineError, ScriptExitError, command_
 from ds_advise.probes.store import Store
 from rich.console import Console
 
+from tests.advisor.launch.requests import cpu_run, monitor_of, step_event, write_events
 from tests.helpers import TINY, failed_probe, launch_request, outcome_of, printed_document, ran, write_checkpoint
 
 AUTO = {
@@ -364,6 +365,27 @@ def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: str, checkpo
     assert sentences[1].startswith("Memory ran out under 4 plans, so --fallback ended; the next plan is ")
 
 
+@pytest.mark.parametrize(("found", "is_named"), [("78.20 GiB", False), ("9.00 MiB", True)])
+def test_no_plan_follows_from_a_prediction_that_the_message_contradicts(
+    folder: Path, found: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of a plan that follows is wrapped, without the path of the working folder."""
+    monkeypatch.chdir(folder)
+    message = f"OutOfMemoryError: CUDA out of memory. Of the allocated memory {found} is allocated by PyTorch"
+    run = _run(folder, seq_len=512)
+    words = "--output_dir out --max_steps 9 --save_steps 2"
+    request = launch_request(run, folder, *words.split(), device="cpu", estimate=predict_run(run))
+    outcome = outcome_of(folder / "log", "gpu_out_of_memory")
+    assert outcome.failure is not None
+    outcome = replace(outcome, failure=replace(outcome.failure, message=message))
+    following = next_launch(request, outcome, folder / "next")
+    assert (following.request is not None) is is_named
+    attempts = (Attempt(request=request, outcome=outcome),)
+    printed = printed_document(session_document(Session(attempts=attempts, following=following)))
+    assert ("The message has 78.2 GiB of tensors on the GPU" in printed) is not is_named
+    assert str(folder) not in printed.partition("To continue")[2] and max(map(len, printed.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])
 def test_plans_shrink_from_attempt_to_attempt(folder: Path, kind: FailureKind) -> None:
     """Also on the CPU, where the ranks' tensors are in the host's memory and the processes outweigh them. Each needs at
@@ -552,6 +574,29 @@ def test_options_are_replaced_behind_the_script() -> None:
     assert read_command(["A=1", "python", "-u", "-m", "package.train", "--x", "1"]).arguments == ("--x", "1")
 
 
+def test_a_training_whose_steps_are_not_seen_has_no_last_step(tmp_path: Path) -> None:
+    """By torch's own data parallelism; it did not end before its first step."""
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    outcome = outcome_of(tmp_path, None, plain="DistributedDataParallel")
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert "Finished, 1.0 s." in printed and "before the first step" not in printed
+    assert "it trains by torch's DistributedDataParallel." in " ".join(printed.split())
+
+
+def test_a_batch_without_tokens_has_samples(tmp_path: Path) -> None:
+    """As of images: the engine knows their number."""
+    events = [{"engine": {"micro_batch_size": 3, "gradient_accumulation_steps": 4}, "data_parallel_size": 2}]
+    events += [step_event(step, 0.5 * step) | {"tokens": 0} for step in (1, 2, 3)]
+    request = launch_request(cpu_run(2), tmp_path)
+    request.folder.mkdir()
+    monitor = monitor_of(request)
+    monitor.records = write_events(request.folder, events, events)
+    outcome = monitor.outcome(0, None, stopped=False)
+    assert (outcome.samples_per_step, outcome.tokens_per_s) == (24, None)
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert re.search(r"samples/s +48", printed)
+
+
 def test_two_launches_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
     """The folder is named by the time; the second one has a number."""
     made = [new_folder(tmp_path / "launches" / "2026-11-30T01-17-26").name for _ in range(3)]
@@ -600,6 +645,19 @@ def test_a_failure_shows_the_users_line(tmp_path: Path) -> None:
     assert "[rank0]" not in shown
 
 
+def test_the_step_of_a_failure_is_counted_once(tmp_path: Path) -> None:
+    """By the engine; the script's own line counts from 0."""
+    log = 'step 2 loss 1.0\nTraceback (most recent call last):\n  File "t.py", line 8, in f\n    f()\nValueError: 306\n'
+    (tmp_path / "rank0.log").write_text(log)
+    outcome = outcome_of(tmp_path, "crash", last_step=3)
+    assert outcome.failure is not None
+    outcome = replace(outcome, failure=replace(outcome.failure, step=3, message="ValueError: 306"))
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), tmp_path)
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert "first on rank 0, after step 3" in printed and "rank0.log:5\n" in printed
+    assert "after step 2" not in printed and "\n\n\n" not in printed
+
+
 def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
     """Its last line says why. --no-check would not help."""
     printed = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --nope\n"
@@ -611,18 +669,26 @@ def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
 
 
 @pytest.mark.parametrize("takes_config", [True, False])
-def test_a_training_without_deepspeed_is_offered_a_launch(
-    takes_config: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["dry-run", "probe"])
+def test_a_training_without_deepspeed_is_started_or_offered_a_launch(
+    takes_config: bool, how: Check, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What starts it comes first, and no other command than launch is named."""
+    """It is started if no configuration of DeepSpeed can have been forgotten. Else what starts it comes first, and no
+    other command than launch is named."""
     answer = {"kind": "NoEngine", "phase": "load", "error": "", "trained": True, "takes_config": takes_config}
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise command_error(answer)
 
     monkeypatch.setattr("ds_advise.advisor.launch.check.command_answer", refuse)
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder)
+    if not takes_config:
+        request = replace(request, config_path=None)
+        assert check(request, how, Output("human")) == (request, [])
+        assert "trained without DeepSpeed: it is not checked" in capsys.readouterr().err
+        request = replace(request, config_path=folder / "ds_config.json")
     with pytest.raises(NoEngineError) as raised:
-        observe(launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder), Output("quiet"))
+        check(request, how, Output("quiet"))
     fix = raised.value.fix
-    assert fix.startswith("--no-check starts it") and "dry-run" not in fix
+    assert fix.startswith("--no-check starts it without DeepSpeed; ") and "dry-run" not in fix
     assert ("ds-advise launch ds_config.json -- COMMAND" in fix) == takes_config

@@ -17,7 +17,7 @@ import pytest
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest
 from ds_advise.advisor.launch.run import launch
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.probes.real_run.sampling import MemorySampler
+from ds_advise.probes.real_run.sampling import Extension, MemorySampler
 from ds_advise.probes.real_run.supervisor import free_abandoned_buffers
 from ds_advise.probes.real_run.trainer import STOP_FILE
 from ds_advise.probes.scratch import signals_collected
@@ -62,8 +62,9 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
     assert records.step == 3  # a line that a full disk cut off is skipped
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
 @pytest.mark.parametrize(("name", "counts"), [("cc1plus", False), ("python", True)])
-def test_compilers_do_not_count_as_the_training(name: str, counts: bool) -> None:
+def test_compilers_do_not_count_as_the_training(name: str, counts: bool, is_rebuilt: bool, tmp_path: Path) -> None:
     """What builds an extension at its first use may take gigabytes, once."""
     program = (
         f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
@@ -75,14 +76,22 @@ def test_compilers_do_not_count_as_the_training(name: str, counts: bool) -> None
         sampler.sample()
         return sampler
 
+    folder = tmp_path / "cpu_adam"
+    folder.mkdir()
+    (folder / "build.ninja").touch()
+    if is_rebuilt:
+        (folder / "cpu_adam.so").touch()
     before_bytes = sampled().host_bytes
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=folder) as process:
         assert process.stdout is not None
         process.stdout.readline()
         sample = sampled()
+        (folder / "cpu_adam.so").unlink(missing_ok=True)  # as the linker does
+        sample.extension and sample._read()
         process.kill()
     assert (sample.host_bytes - before_bytes > 50 << 20) == counts
     assert sample.compiles != counts
+    assert sample.extension == (None if counts else Extension(folder, is_rebuilt))
 
 
 def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,15 +18,18 @@ import pytest
 from ds_advise.advisor.launch.monitor import Monitor
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.text.display import Display
+from ds_advise.advisor.text.lines import SPARKS
 from ds_advise.advisor.text.view import MemoryUse, View, line, rows
 from ds_advise.advisor.verification.prediction import Prediction
 from ds_advise.advisor.verification.run_view import RunView
+from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.probes.real_run.events import EventLogReader
 from ds_advise.probes.real_run.ranks import Rank, Ranks
-from ds_advise.probes.real_run.sampling import MemorySampler
+from ds_advise.probes.real_run.sampling import Extension, MemorySampler
 from ds_advise.probes.run import Run
 from rich.console import Console
 
+from tests.advisor.launch.requests import step_event, write_events
 from tests.helpers import launch_request
 from tests.terminal import Screen, Terminal
 
@@ -106,7 +110,7 @@ def test_a_training_is_drawn_in_place_while_it_runs(start: Start, tmp_path: Path
         r" training: [\d,]+ tokens/s +0:\d\d",
         r" step 30/40 +━{20,}─+  0 s left",
         r" loss 0\.2667 +█+[▁-█]+▁ +from 8\.000",
-        r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+",
+        r" host 0\.2\d GiB +━*─+  peak 0\.2\d of [\d.]+ GiB",
     ):
         assert re.search(f"^{row}$", shown, re.MULTILINE), shown
     terminal.resize(40)
@@ -208,6 +212,30 @@ def test_memory_above_its_prediction_has_a_sign_and_a_colour(columns: int) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("cluster", "share"), [(cpu_cluster(2), 0.26), (Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24)), 0.115)]
+)
+def test_memory_within_the_error_of_its_prediction_has_no_sign(cluster: Cluster, share: float, tmp_path: Path) -> None:
+    """The sign stands for a peak that the prediction did not allow for."""
+    prediction = Prediction(
+        evidence="dry-run",
+        engine={},
+        reserved_bytes=0,
+        step_s=None,
+        tokens_per_step=None,
+        allocated_bytes=10 * GIB,
+        device_bytes=11 * GIB,
+        host_bytes=10 * GIB,
+    )
+    memory, records = MemorySampler(os.getpid(), gpus=False), write_events(tmp_path, [step_event(1, 1.0)])
+    for peak_bytes, sign in ((10.4 * GIB, ","), (10 * (1 + share) * GIB, ","), (10 * (1.06 + share) * GIB, " >")):
+        memory.host_bytes = memory.host_peak_bytes = int(peak_bytes)
+        if not cluster.gpu.is_cpu:
+            memory.device_bytes = memory.device_peak_bytes = int(peak_bytes + 2 * GIB * (sign == " >"))
+        for use in RunView(cluster, prediction).view(records, memory).memory:
+            assert use.notes[0].endswith(sign)
+
+
 def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: Path) -> None:
     """Losses are thinned out to means; the time left is that of the steps since the first, with what lies between."""
     prediction = Prediction(
@@ -241,8 +269,10 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     rank.latest["error"] = {"type": "ValueError", "message": "bad\nbatch"}
     assert views.view(ranks, memory).phase == "rank 0 failed: ValueError: bad"
     del rank.latest["error"]
-    memory.compiles, memory.extension = True, "cpu_adam"
+    memory.compiles, memory.extension = True, Extension(Path("/cache/cpu_adam"), is_rebuilt=False)
     assert views.view(ranks, memory).phase == "building extension cpu_adam (first use)"
+    memory.extension = Extension(Path("/cache/cpu_adam"), is_rebuilt=True)
+    assert views.view(ranks, memory).phase == "rebuilding extension cpu_adam (/cache/cpu_adam)"
 
 
 def test_a_long_step_does_not_shorten_those_after_it(tmp_path: Path) -> None:
@@ -283,6 +313,28 @@ def test_the_title_of_a_further_task_is_a_line_only_where_nothing_is_redrawn() -
         left = [row.strip() for row in screen.rows if row.strip()]
         assert ("under ddp" in stream.getvalue()) and left[: len(rows_left)] == rows_left
         assert len(left) == len(rows_left)  # the phase may follow after half a minute
+
+
+def test_a_training_without_an_engine_shows_its_last_line(tmp_path: Path) -> None:
+    """Its steps are not seen."""
+    records = write_events(tmp_path, [{"phase": "load"}, {"plain": "DistributedDataParallel", "takes_config": False}])
+    (tmp_path / "rank0.log").write_text("iter 7 loss 0.2\n")
+    view = RunView(cpu_cluster(1), None).view(records, MemorySampler(os.getpid(), gpus=False))
+    assert view.phase.endswith("DistributedDataParallel, whose steps are not seen; it printed: iter 7 loss 0.2")
+
+
+def test_losses_take_the_columns_of_their_steps() -> None:
+    """As the bar of the steps above them; all columns where their number is not known. The step is then in the first
+    line, with the time of a step."""
+    losses = tuple(8.0 / step for step in range(1, 22))
+    known = View(step=21, total_steps=42, step_s=0.367, losses=losses, first_loss=8.0, loss=losses[-1])
+    head, step, loss = (each.plain for each in rows("training", known, (9.0, 9.0), 80, blocks=True))
+    assert head.startswith(" training: 367 ms a step ") and len(step.partition("━")[1])
+    assert abs(step.count("━") - sum(each in SPARKS for each in loss)) <= 1
+    open_end = replace(known, total_steps=None)
+    head, loss = (each.plain for each in rows("training", open_end, (9.0, 9.0), 80, blocks=True))
+    assert head.startswith(" training: step 21, 367 ms a step ")
+    assert re.fullmatch(rf" loss 0\.3810  [{SPARKS}]{{50,}}  from 8\.000", loss)
 
 
 def test_a_view_without_a_phase_or_a_step_is_no_line() -> None:

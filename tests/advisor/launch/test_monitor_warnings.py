@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.launch.request import Attempt
 from ds_advise.advisor.launch.run import launch
+from ds_advise.advisor.launch.session import Session
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
-from ds_advise.probes.real_run.stacks import Position, _frames, missing_in_collective
+from ds_advise.advisor.render.launch import session_document
+from ds_advise.probes.real_run.stacks import Position, _frames, missing_in_collective, stall_fix
 from ds_advise.validate.checkpoint import CHECKSUMS
 
 from tests.advisor.launch.requests import monitor_of, request_of, step_event, write_events
-from tests.helpers import launch_request
+from tests.helpers import launch_request, printed_document
 
 
 def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
@@ -69,6 +73,27 @@ def test_a_useless_training_is_ended(
     # Losses that begin with NaN come from the checkpoint of the step before.
     assert checkpoint == (None if kind == "nan_loss" else tmp_path / "checkpoint-9")
     assert (failure.kind if failure else None) == kind and message in (failure.message if failure else "")
+
+
+@pytest.mark.parametrize(("dtype", "names_fp16"), [("", True), ("float16", True), ("bfloat16", False)])
+def test_a_loss_that_is_nan_has_the_causes_of_its_type_and_its_line(
+    tmp_path: Path, dtype: str, names_fp16: bool
+) -> None:
+    """Nothing overflows in bf16. The log has the first step in the script's own count."""
+    request = request_of(tmp_path, "")
+    request.folder.mkdir()
+    (request.folder / "rank0.log").write_text("".join(f"step {n} loss {'nan' if n > 5 else 2}\n" for n in range(11)))
+    monitor = monitor_of(request)
+    steps = [step_event(number, 1.0, math.nan if number > 6 else 2.0) for number in range(1, 12)]
+    notes = [{"engine_ranks": 2, "dtype": dtype}, *steps]
+    monitor.records = write_events(request.folder, notes, notes)
+    failure = monitor.abort_reason()
+    outcome = monitor.outcome(0, failure, stopped=False)
+    printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+    assert ("fp16" in printed) is names_fp16 and "learning rate" in printed
+    assert "since step 7, so the training was ended after step 11" in " ".join(printed.split())
+    assert re.search(r"rank0\.log:7\n +7 > step 6 loss nan", printed), printed
+    assert printed.count("step 11") == 1
 
 
 def test_every_checkpoint_that_all_ranks_saved_gets_its_checksums(tmp_path: Path) -> None:
@@ -158,6 +183,24 @@ def test_the_rank_that_is_missing_in_a_collective_is_named() -> None:
         "rank 0 is in all_reduce (torch/distributed/distributed_c10d.py, line 3252), "
         "called by main (/u/train.py, line 27)"
     )
+
+
+def test_a_rank_that_imports_does_not_hang() -> None:
+    """A library's module that the user's code imports, in whatever call; not one that is run by its name."""
+    libraries = "/v/lib/python3.11/site-packages"
+    engine, init = (
+        (f"{libraries}/deepspeed/runtime/engine.py", "89", "<module>"),
+        (f"{libraries}/deepspeed/__init__.py", "9", "<module>"),
+    )
+    called, script = (f"{libraries}/torch/_ops.py", "3", "op"), ("/u/train.py", "1", "<module>")
+    importing = [
+        Position(0, (called, engine, init, script)),
+        Position(1, (engine, init, (f"{libraries}/own/cli.py", "1", "<module>"))),
+    ]
+    assert [str(each) for each in importing] == [f"rank {rank} is still importing deepspeed" for rank in range(2)]
+    assert "--stall" in stall_fix(importing)
+    others = [Position(0, (called, script)), Position(1, (called, (f"{libraries}/own/cli.py", "1", "<module>")))]
+    assert not any(each.imports for each in others) and not stall_fix([importing[0], others[0]]) and not stall_fix([])
 
 
 @pytest.mark.slow

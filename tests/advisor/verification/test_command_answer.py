@@ -15,7 +15,7 @@ from ds_advise.advisor.search.candidate import Fit, dry_run_fit
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.command.observed import InventedNumber
+from ds_advise.probes.command.observed import InventedNumber, ObservedOption
 from ds_advise.probes.recording.result import DryRunResult, Peak, PhaseMemory, Reserved
 from ds_advise.probes.run import Run
 
@@ -172,6 +172,25 @@ def test_the_change_that_helps_most(name: str) -> None:
         assert (words in said(answer)) == expected.is_free, "what costs speed helps only where it does not fit"
         answer.__dict__["fit"] = Fit(0.0, 0.0, reason="needs 2 x VRAM", utilization=2.0, limit="gpu")
         assert words in said(answer)
+
+
+@pytest.mark.parametrize(
+    ("change", "has_option", "words"),
+    [
+        ({}, True, "It trains in fp32, and the GPU computes in bf16: pass --bf16."),
+        ({}, False, "set bf16=True in its TrainingArguments."),
+        ({"config": {"bf16": {"enabled": True}}}, True, ""),
+        ({"config": {"torch_autocast": {"enabled": True}}}, True, ""),
+        ({"trainable_parameters": 1}, True, ""),  # adapters
+    ],
+)
+def test_a_trainer_in_fp32_is_told_its_option(change: dict[str, Any], has_option: bool, words: str) -> None:
+    in_fp32 = {"config": {}, "trainable_dtypes": {"float32": 1}, "trainable_parameters": ENGINE.parameters}
+    options = (ObservedOption(flags=("--bf16",), value=False, is_switch=False),) * has_option
+    answer = answer_of(engine=in_fp32 | change)
+    answer = replace(answer, arguments=replace(ARGUMENTS, options=options, trainer={"output_dir": "out"}))
+    assert words in said(answer) if words else "trains in fp32" not in said(answer)
+    assert "trains in fp32" not in said(replace(answer, arguments=replace(ARGUMENTS, trainer={})))
 
 
 def test_the_training_is_described() -> None:

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ds_advise.advisor.answer.dry_run_answer import DryRunAnswer
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.document.blocks import Figure, Table
 from ds_advise.advisor.document.charts import Lines, Panel
 from ds_advise.advisor.document.terminal_charts import _names_below, draw
-from ds_advise.advisor.render.dry_run import _by_layer, _phases
+from ds_advise.advisor.render.dry_run import _by_layer, _phases, _timeline
+from ds_advise.advisor.search.candidate import Fit
 from ds_advise.advisor.text.labels import MEMORY_FAMILIES, global_batch_label, memory_by_family, memory_family
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.command.request import CommandRequest
@@ -68,10 +70,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
     assert len(started) == 1, "both commands make the same run, which is done once"
     assert re.search(r"^ds-advise: dry run, \d+ s: load$", meanwhile.getvalue(), re.MULTILINE)
+    assert re.search(
+        r"predicted without the run: [\d.]+ of 23.5 GiB per GPU; it fits\n.*: load\n", meanwhile.getvalue(), re.S
+    )
     (folder / "answer.json").write_text(answer.getvalue())
     printed.flush()
     (folder / "printed.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
     return folder
+
+
+def test_a_plan_that_does_not_fit_names_the_command_for_one_that_does(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file's plan. What a model alone gets is the closest one already."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
+    monkeypatch.setattr(DryRunAnswer, "fit", Fit(0.0, 0.0, "needs 2 x VRAM", 2.0, "gpu"))
+    words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
+    assert run(words.split()) == 1
+    asked = "Find the fastest plan that fits:\n   ds-advise config.json --seq-len 128 --gpus 2x24GB\n"
+    assert asked in capsys.readouterr().out
+
+
+def test_the_chart_is_as_high_as_what_is_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the workspaces of cuBLAS, which no phase has; none are there while the model loads."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
+    drawn = list[Lines]()
+
+    def kept(answer: DryRunAnswer) -> Lines:
+        drawn.append(_timeline(answer))
+        return drawn[-1]
+
+    monkeypatch.setattr("ds_advise.advisor.render.dry_run._timeline", kept)
+    words = "dry-run ds_config.json --model config.json --gpus 2x24GB --seq-len 128 --iterations 2"
+    assert run(words.split()) == 0
+    (panel,) = drawn[0].panels
+    heights = [sum(sizes) for sizes in zip(*panel.layers.values(), strict=True)]
+    answer = json.loads((folder / "answer.json").read_text())
+    assert max(heights) == answer["peak"]["allocated_bytes_per_gpu"]
+    assert heights[0] < answer["library_workspace_bytes"]
 
 
 def test_the_json_has_the_documented_form(folder: Path) -> None:

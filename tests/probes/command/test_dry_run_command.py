@@ -5,6 +5,7 @@ A script asserts by itself what it reads from tensors: a failed assertion fails 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.probes.command.arguments import Arguments
+from ds_advise.probes.run_errors import command_error
 
 from tests.helpers import SMALL_LLAMA, schema_errors, sizes
 from tests.terminal import Terminal
@@ -107,6 +111,20 @@ def test_evaluation_and_saving_of_a_trainer_are_phases(folder: Path) -> None:
     assert (engine["micro_batch_size"], engine["gradient_accumulation_steps"]) == (4, 2)
     assert answer["observed"]["batch_shapes"]["input_ids"] == [4, 128]
     assert not (folder / "saved").exists() and not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("ValueError", "not used: ['--modle', 'x']"), ("SystemExit", "2")])
+def test_a_misspelt_option_is_named_with_the_scripts_own(kind: str, error: str) -> None:
+    """As the parser has it; nothing is said of an option that it has nothing like, or that the error does not name."""
+    arguments, parser = Arguments(None, str), argparse.ArgumentParser()
+    arguments.active = True
+    parser.add_argument("--model")
+    arguments._parsing_with(argparse.ArgumentParser.parse_known_args)(parser, ["--modle", "x", "--wandb=1"])
+    misspelt = arguments.misspelt("['--modle', '--wandb']")
+    assert misspelt == "write --model for --modle" and not arguments.misspelt("['--wandb', '--modles']")
+    answer = {"kind": kind, "phase": "load", "error": error, "printed": "t.py: error: unrecognized arguments: --modle"}
+    raised = command_error(answer | {"misspelt": misspelt})
+    assert isinstance(raised, DsAdviseError) and raised.fix == misspelt
 
 
 LENGTHS = """

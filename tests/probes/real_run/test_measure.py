@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.probes.real_run.engine import Mark, Span, _sums
+import torch
+from ds_advise.probes.real_run.engine import Mark, Span, _sums, _tokens
 from ds_advise.probes.real_run.measure import GpuPeaks
 
 
@@ -73,6 +74,13 @@ class Event:
 
     def elapsed_time(self, later: Event) -> float:
         return later.at_ms - self.at_ms
+
+
+def test_the_tokens_of_a_batch_are_counted_wherever_they_are() -> None:
+    ids, images, labels = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.long)
+    assert _tokens((), {"attention_mask": ids, "input_ids": ids}) == _tokens((ids,), {}) == 16
+    assert _tokens(({"tokens": ids, "labels": ids},), {}) == _tokens((), {"batch": [ids]}) == 16
+    assert _tokens((images,), {"labels": ids}) == _tokens((labels,), {}) == _tokens((), {}) == 0
 
 
 def test_phases_are_timed_on_the_gpu_where_there_is_one() -> None:

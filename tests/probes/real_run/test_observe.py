@@ -94,6 +94,24 @@ def test_the_end_of_a_script_is_recorded(tmp_path: Path, body: str, code: int, l
     assert ("Traceback" in printed) is (code == 1 and "excepthook" not in body)
 
 
+PLAIN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", init_method="file://" + __file__ + ".store", rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+print(tuple(model(torch.zeros(1, 2)).shape))
+"""
+
+
+def test_torchs_own_data_parallelism_is_noted_and_trains_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN)
+    printed, notes = as_rank(tmp_path, "train.py")
+    assert "(1, 2)" in printed
+    assert [(note["plain"], note["takes_config"]) for note in notes if "plain" in note] == [
+        ("DistributedDataParallel", False)
+    ]
+
+
 def test_an_abort_after_the_end_of_the_script_is_ignored(tmp_path: Path) -> None:
     """Threads of gloo now and then abort the finalization of Python. One before the end is reported."""
     text = "import ctypes, os, sys\nlibc = ctypes.CDLL(None)\n"

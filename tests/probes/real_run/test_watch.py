@@ -159,11 +159,23 @@ def test_a_lost_rank_and_a_spent_budget_end_the_job(tmp_path: Path, body: str, k
     assert not processes_of(tmp_path)
 
 
-def test_a_command_that_ends_without_a_report_is_a_crash(tmp_path: Path) -> None:
-    """It may have trained nothing, or not have started; what it printed is kept."""
-    _, failure = watched(tmp_path, 'note(phase="load")\nprint("so long", flush=True)')
-    assert failure is not None and "without an optimizer step of a DeepSpeed engine" in failure.message
-    assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")
+@pytest.mark.parametrize(
+    ("events", "message", "fix"),
+    [
+        ('phase="load"', "it made no DeepSpeed engine, and nothing in it takes", "deepspeed.initialize"),
+        ("plain='fully_shard', takes_config=True", "it trains by torch's fully_shard, without", "name a configuration"),
+        ("initialized=True", "its DeepSpeed engine was not trained", ""),
+    ],
+)
+def test_a_command_that_ends_without_a_report_did_not_fail(tmp_path: Path, events: str, message: str, fix: str) -> None:
+    """It may have trained without DeepSpeed, or have trained nothing, or not have started; what it printed is kept."""
+    _, failure = watched(tmp_path, f'note({events})\nprint("so long", flush=True)')
+    assert failure is not None and failure.message.startswith(message)
+    assert fix in failure.fix if fix else not failure.fix
+    assert (failure.kind, failure.details.strip()) == ("no_step", "so long")
+
+
+def test_a_command_that_does_not_start_is_a_crash(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     folder.mkdir()
     environment = observed_environment(Settings(str(folder)))
@@ -278,6 +290,15 @@ def test_the_error_of_a_loaders_worker_is_named_in_one_line() -> None:
     original = 'Original Traceback (most recent call last):\n  File "x"\nValueError: bad row 306\n'
     event = description(ValueError(f"{caught}\n{original}"))
     assert event["message"] == "Caught ValueError in DataLoader worker process 0: ValueError: bad row 306"
+
+
+def test_a_failed_rank_is_named_in_a_clause(tmp_path: Path) -> None:
+    """It stands in front of the figures of a step."""
+    error = {"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"}
+    rank = Rank(EventLogReader(tmp_path / "rank0.jsonl"), 0, latest={"error": error})
+    assert rank.obstacle == "rank 0 failed: OutOfMemoryError: CUDA out of memory"
+    error["message"] = "1.5 " * 100
+    assert rank.obstacle.endswith(" ...") and len(rank.obstacle) < 130
 
 
 def test_the_pages_of_a_fork_count_once() -> None:

@@ -17,12 +17,14 @@ class Recorder:
     def __init__(self, traces: Callable[[int], int]) -> None:
         self.traces, self.steps, self.joined = traces, list[int](), list[int]()
         self.phases: list[Any] = []
+        self.parts = list[str]()
         self.live_bytes = 0
         self.begun: tuple[int, str] = (0, "")
         self.schedule = SimpleNamespace(complete_iteration=lambda: None, stop=lambda: self.joined.append(-1))
 
-    def begin(self, iteration: int, name: str) -> None:
+    def begin(self, iteration: int, name: str, part: str = "") -> None:
         self.begun = iteration, name
+        self.parts.append(f"{name} {part}".strip())
 
     def end(self) -> None:
         iteration, name = self.begun
@@ -45,11 +47,12 @@ class Recorder:
 
 
 class Engine:
-    def __init__(self, observer: EngineObserver, accumulation: int = 1) -> None:
+    def __init__(self, observer: EngineObserver, accumulation: int = 1, configured: int = 0) -> None:
         self.module = torch.nn.Linear(1, 1)
         self.optimizer = None
         self.accumulation, self.micro_steps, self.global_steps = accumulation, 0, 0
         observer.engines.append(self)
+        self.gradient_accumulation_steps = lambda: configured or accumulation
         self.forward = lambda: observer._forward(lambda _: None)(self)
         self.backward = lambda: observer._backward(lambda _: None)(self)
         self.step = lambda: observer._step(Engine.end_micro_step)(self)
@@ -82,6 +85,21 @@ def steps_until_seen(observer: EngineObserver, *engines: Engine) -> int:
         if observer.finished:
             return number
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize(
+    ("configured", "first"), [(2, ["micro batch 1 of 2", "micro batch 2 of 2"]), (1, ["", "micro batch 2"])]
+)
+def test_a_micro_batch_is_named_in_its_step(configured: int, first: list[str]) -> None:
+    """Of a Trainer that accumulates, and whose configuration lacks the key, their number is known after a step."""
+    observer = observer_of()
+    engine = Engine(observer, accumulation=2, configured=configured)
+    for _ in range(4):
+        engine.train()
+    recorder: Any = observer.recorder
+    named = [part.removeprefix("forward").strip() for part in recorder.parts if part.startswith("forward")]
+    assert named == [*first, "micro batch 1 of 2", "micro batch 2 of 2"]
+    assert "backward micro batch 2 of 2" in recorder.parts and "step" in recorder.parts
 
 
 @pytest.mark.parametrize(
