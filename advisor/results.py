@@ -76,8 +76,7 @@ class Answer(Recommendation):
 
     @cached_property
     def _best(self) -> PlanEstimate | None:
-        best = self.recommended or (self.fitting_pytorch if self.fits else None)
-        return PlanEstimate.of(best, self.question) if best else None
+        return PlanEstimate.of(self.taken, self.question) if self.taken else None
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch | None:

@@ -273,6 +273,16 @@ def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_pa
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
+def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """The script's TrainingArguments for a plan of plain PyTorch. Without `sync_each_batch`, accumulated gradients stay
+    unsharded on every GPU under FSDP (accelerate 1.15 accelerator.py `no_sync`)."""
+    arguments = script_arguments(workload, plan, cluster, "")
+    arguments.pop("deepspeed", None)
+    if plan.is_fsdp and plan.gradient_accumulation_steps > 1:
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return arguments
+
+
 _AUTO_CLASSES = {"classification": "AutoModelForSequenceClassification", "embedding": "AutoModel"}
 """transformers' class of an objective whose trainer does not load the model."""
 
@@ -292,6 +302,9 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
             "        bnb_4bit_use_double_quant=True,",
             f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
         ]
+        if plan.is_fsdp:
+            # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
+            arguments.insert(-1, f"        bnb_4bit_quant_storage=torch.{TORCH_DTYPES[workload.precision]},")
     if OBJECTIVES[workload.objective].value_model:
         return _ppo_model_lines(workload, plan, [line.strip(" ,") for line in arguments])
     auto = _AUTO_CLASSES.get(workload.objective, "")
@@ -313,7 +326,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         if workload.framework == "trl" or OBJECTIVES[workload.objective].trainer:
             return lines + _call("peft_config = LoraConfig", fields)
         arguments = ["model", f"LoraConfig({', '.join(fields)})"]
-        initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
+        is_sharded_first = plan.zero_stage == 3 and plan.sharding == "zero"
+        initialized = workload.framework == "hf" and is_sharded_first and workload.method == "lora"
         if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts one type for all trained tensors, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32

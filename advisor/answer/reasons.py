@@ -200,19 +200,29 @@ NEEDS_TRANSFORMERS = (
 )
 
 
+def positions_note(question: Question) -> str:
+    """Return a sentence on sequences that are longer than the model's configuration states; "" for others."""
+    limit = question.model.max_positions
+    if limit is None or question.workload.seq_len <= limit:
+        return ""
+    return f"The model's configuration states {limit:,} positions; longer sequences need RoPE scaling."
+
+
 OVERFLOWS = "fp16 may overflow: the model was trained in bf16. Train with {precision}."
 
 
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """Return cautions and doubts: fp16 for a model that was trained in bf16, the accuracy cost of bf16 states and
-    quantized collectives, the requirements of AutoEP, and plans that are close.
+    """Return cautions and doubts: a sequence beyond the model's positions, fp16 for a model that was trained in bf16,
+    the accuracy cost of bf16 states and quantized collectives, the requirements of AutoEP, and plans that are close.
+    Without a chosen plan only the first applies.
 
     Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
     interval, in logarithms), so their order is open. On one GPU, ZeRO partitions nothing, so only plans that all
     offload are compared.
     """
+    beyond = [note] if (note := positions_note(question)) else []
     if chosen is None:
-        return ()
+        return tuple(beyond)
     cluster, plan, others = question.cluster, chosen.plan, other_taken_plans(ladder, chosen)
     safer = "--precision bf16" if cluster.gpu.has_bf16 else "--precision fp32, or on a GPU with bf16"
     cautions = (
@@ -229,6 +239,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
     return (
+        *beyond,
         *(caution for applies, caution in cautions if applies),
         *_close(close, chosen, question.model.unit),
     )

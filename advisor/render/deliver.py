@@ -118,6 +118,10 @@ def deliver(
         output.show(form, render)
     if failure is not None:
         raise failure
+    if answer.recommended is None:
+        kinds = ",".join(kind for kind in emit if kind != "accelerate" or not answer.job_files)
+        for option in filter(None, (f"--emit {kinds}" if kinds else "", f"--script {script}" if script else "")):
+            output.say(f"{option} writes nothing: no DeepSpeed plan fits")
     return 0 if answer.fits else 1
 
 

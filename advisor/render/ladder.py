@@ -149,5 +149,5 @@ def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_
         verdict += f" ({mark})"
     look: Look = "" if plan.fit.fits else "faded"
     if is_chosen:
-        look = "closest" if answer.recommended is None else "chosen"
+        look = "closest" if answer.taken is None else "chosen"
     return Row([plan.strategy, *figures, f" {verdict}"], look)

@@ -50,11 +50,15 @@ def test_plain_pytorch_that_alone_fits_is_named_first(gpus: str) -> None:
     first = next(iter(found.changes))
     assert first.flags == "--sharding fsdp" and first.outcome.startswith(f"fits: fsdp, {rate(plain.tokens_per_s)} ")
     verdict = "No DeepSpeed plan fits; PyTorch's FSDP does."
-    assert verdict in str(found) and "bnb_4bit_quant_storage" in str(found)
+    assert verdict in str(found) and "--emit accelerate writes" in " ".join(str(found).split())
 
     wanted = ds_advise.advise("Llama-3.1-70B", sharding="fsdp", **asked)
     assert wanted.fits and wanted.strategy == "fsdp" and wanted.ds_config is None
-    assert wanted.tokens_per_second == plain.tokens_per_s and verdict in str(wanted)
+    text = str(wanted)
+    assert wanted.tokens_per_second == plain.tokens_per_s and verdict in text
+    assert f"\n speed     {rate(plain.tokens_per_s)} tokens/s" in text and "\n> fsdp  " in text
+    assert "bnb_4bit_quant_storage" in text and "--emit accelerate writes the file that starts it" in text
+    assert "What would make DeepSpeed fit" in text and "--verify" not in text and wanted.deepspeed_estimate is None
     assert all(change.flags != "--sharding fsdp" for change in wanted.changes)
     words = f"Llama-3.1-70B --gpus {gpus} --method qlora --offline --no-write --quiet".split()
     codes = [CliRunner().invoke(advise, [*words, *more], standalone_mode=False) for more in ([], ["--sharding=fsdp"])]
