@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from ...ds_configs.job import Job, JobKind
 from ...ds_configs.job_files import JobFile, fsdp2_config, fsdp_config, job_files, start_accelerate
@@ -19,8 +20,8 @@ from .start import has_fsdp_file, plan_config, rank_variables
 
 def build_jobs(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
     """Return the job files of the recommended plan, placed in the folder of the configuration. With "accelerate", the
-    file of the FSDP plan is added if the answer has such a plan, it fits, and `has_fsdp_file`. Raises ClusterError for a vLLM server,
-    and as `job_files` does."""
+    file of the FSDP plan is added if the answer has such a plan, it fits, and `has_fsdp_file`. Raises ClusterError for
+    a vLLM server, and as `job_files` does."""
     rollouts = answer.question.workload.rollouts
     if rollouts is not None and rollouts.server_gpus:
         raise ClusterError(
@@ -42,12 +43,16 @@ def build_jobs(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: 
 
 
 def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
-    workload = answer.question.workload
+    workload, script = answer.question.workload, answer.script
+    config_words = tuple(config_arguments(workload.framework, config_path))
+    own: dict[str, Any] = {"config_words": config_words}
+    if script is not None:
+        own = {"script": script.path, "arguments": script.arguments, "config_words": script.config_words}
     return Job(
+        **own,
         cluster=answer.question.cluster,
         config=plan_config(answer, chosen) if chosen.plan.sharding == "zero" else {},
         config_path=config_path,
-        config_words=tuple(config_arguments(workload.framework, config_path)),
         packages=tuple(packages(workload)),
         variables=rank_variables(answer),
         host_bytes_per_node=chosen.memory.host_bytes_per_node,

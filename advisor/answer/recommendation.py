@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
@@ -70,6 +70,17 @@ class Change:
     """The answer after the change."""
     assumed: bool = False
     """Whether it changes a value that the answer assumes: the network between nodes, or the global batch."""
+
+
+class OwnScript(NamedTuple):
+    """A script that was written for an answer (`--script`)."""
+
+    path: str
+    arguments: tuple[str, ...]
+    """Its arguments, without those that pass the configuration."""
+    config_words: tuple[str, ...]
+    start: str
+    """The shell line that starts it, on every node."""
 
 
 class Changes:
@@ -144,6 +155,8 @@ class Recommendation:
     """Files that were written for the answer."""
     job_files: tuple[JobFile, ...] = ()
     """The job files among `files`."""
+    script: OwnScript | None = None
+    """The script that was written for the answer."""
     kept_config: str = ""
     """The default file, if it is another configuration and this answer's has a numbered name; "" otherwise."""
 

@@ -40,7 +40,7 @@ from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
-from .recommendation import Recommendation, try_first_path
+from .recommendation import OwnScript, Recommendation, try_first_path
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
@@ -148,8 +148,11 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
     if chosen is not None:
-        yield from (_in_full if details else _in_short)(answer, chosen, config_path)
-        if not _only_by_accelerate(answer):
+        if answer.script is not None:
+            yield from _own_script(answer, chosen, answer.script)
+        else:
+            yield from (_in_full if details else _in_short)(answer, chosen, config_path)
+        if answer.script is None and not _only_by_accelerate(answer):
             launch, cluster = _launch(answer, config_path), answer.question.cluster
             if cluster.gpu.is_cpu or not dry_run:
                 yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
@@ -165,6 +168,15 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
         yield from (Sentence(f"{how} with {file.path}:"), Commands(file.start))
 
 
+def _own_script(answer: Recommendation, chosen: Candidate, script: OwnScript) -> Iterator[Block]:
+    where = " on every node" if answer.question.cluster.nodes > 1 else ""
+    if server := server_commands(answer.question.workload, answer.question.cluster, answer.question.model.name):
+        yield from (Sentence(_SERVER), Commands(server))
+    yield Sentence(f"Start {script.path}{where}; it trains on random rows until it gets your data:")
+    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
+    yield Commands([*exports, script.start])
+
+
 def _pytorch_steps(answer: Recommendation, plain: Candidate) -> Iterator[Block]:
     """Yield the script's part of a plan of plain PyTorch, and what starts it if no file does."""
     question, workload = answer.question, answer.question.workload
@@ -173,7 +185,7 @@ def _pytorch_steps(answer: Recommendation, plain: Candidate) -> Iterator[Block]:
         arguments.pop("output_dir", None)
         yield from _arguments_sentence(workload, arguments)
         if lines := model_lines(question.model, workload, plain.plan):
-            yield from (Sentence("The script also needs:"), Commands(lines))
+            yield from (Sentence("The script also needs:"), Commands(lines, is_python=True))
     if answer.job_files:
         return
     if has_fsdp_file(question, plain):
@@ -219,7 +231,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
             del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; either works here
         yield from _arguments_sentence(workload, arguments, " before the model," if plan.zero_stage == 3 else "")
         if lines := model_lines(question.model, workload, plan) + pageable_inputs(plan, workload):
-            yield from (Sentence("The script also needs:"), Commands(lines))
+            yield from (Sentence("The script also needs:"), Commands(lines, is_python=True))
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
@@ -261,7 +273,7 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield from (Sentence("In the training script:"), Commands(lines))
+        yield from (Sentence("In the training script:"), Commands(lines, is_python=True))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)
             early = f"Create the {kind} before the model: it is then sharded while it loads."
@@ -273,16 +285,15 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
-        yield from (Sentence("After the Trainer is created, before trainer.train():"), Commands(lines))
+        yield from (Sentence("After the Trainer is created, before trainer.train():"), Commands(lines, is_python=True))
     if chosen.plan.sequence_parallel_size > 1:
         # deepspeed `UlyssesSPDataLoaderAdapter`
         yield Sentence(
             "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the "
             f"data collator, pad the batch to a multiple of {chosen.plan.sequence_parallel_size}, and add:"
         )
-        yield Commands(
-            ['batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])']
-        )
+        line = 'batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])'
+        yield Commands([line], is_python=True)
 
 
 def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> str:

@@ -153,7 +153,7 @@ def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Bl
     absent = set() if answer.taken is not None else {"time", "phases", "changes"}
     absent |= set() if answer.recommended is not None else {"dry run"}
     absent |= set() if answer.question.workload.rollouts else {"phases"}
-    absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu else set()
+    absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu or answer.script else set()
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
     names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
     if names:
