@@ -77,7 +77,9 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
     storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
-    if chosen is None:  # the smallest and the fastest plan with more RAM or NVMe, then more GPUs
+    if chosen is None:
+        yield from _grown(question, chosen, _optimizers_on_the_host(question))
+        # The smallest and the fastest plan with more RAM or NVMe, then more GPUs.
         yield from islice(storage, 2)
         yield from _grown(question, chosen, _gpus(question))
     if chosen is not None and chosen.fit.assumed_host_bytes:
@@ -241,6 +243,12 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
         is_smaller = _too_small(answer.best) < _too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
             yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
+
+
+def _optimizers_on_the_host(question: Question) -> Iterator[Asked]:
+    """Yield AdamW in place of an optimizer that cannot be offloaded."""
+    if optimizer(question.workload.optimizer).cpu_state_bytes is None:
+        yield "--optimizer adamw", _altered(question, optimizer="adamw")
 
 
 def _too_small(candidate: Candidate) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ..answer.recommendation import Recommendation
 from ..document.blocks import HIDDEN, Cell, Figure, Look, Row, Table
-from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, Candidate
+from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, NEEDS_RAM_AND_NVME, Candidate
 from ..text.labels import batch_label, checkpointing_label, device_label, shape_label
 from ..text.units import gib, rate, whole_gib
 
@@ -126,6 +126,11 @@ def _notes(
     if IF_RAM_ALLOWS in reasons:
         assumed = whole_gib(cluster.usual_host_bytes_per_node)
         yield "strategy", f"if RAM allows: more than the assumed {assumed:,} GiB (--ram)"
+    if any(reason.endswith(" RAM") or reason == NEEDS_RAM_AND_NVME for reason in reasons) and (
+        cluster.host_memory_bytes_per_node is None
+    ):
+        # The largest amount that the processors of such a machine are sold with.
+        yield "strategy", f"RAM: {gib(cluster.most_host_bytes_per_node)} GiB, the most of a host of {cluster.gpu.name}"
     if any(reason.startswith(NEEDS_RAM) for reason in reasons):
         most = gib(cluster.most_host_bytes_per_node)
         yield "strategy", f"needs --ram: pass it if a host has more than {most} GiB"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import ds_advise
 import pytest
-from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.answer.default_script import script_files
+from ds_advise.advisor.cli.main import run
 from ds_advise.probes.default_script import trainer, words
 
 
