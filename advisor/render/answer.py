@@ -13,9 +13,10 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.facts import answer_subject
 from ..answer.phases import phase_facts
+from ..answer.reasons import close_plans
 from ..answer.recommendation import Change, Recommendation
 from ..answer.start import has_fsdp_file, next_steps, written_config
-from ..answer.verdict import answer_verdict
+from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
 from ..search.candidate import candidate_duration
@@ -42,11 +43,13 @@ _GIVE_WAY = {
     "most changes": "",
     "dry run": "the dry run",
     "changes": "what would change the answer",
+    "close": "notes on plans that are close",
+    "others": "plans that are not chosen",
 }
 """Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that
-it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit. The dry run
-is the command for it. The changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those
-of what is assumed, then all but those, or all but one."""
+it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit, at last all
+but the chosen one. The dry run is the command for it. The changes, whose title says that there are more, first lose all
+but `_FEWER_CHANGES` and those of what is assumed, then all but those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
@@ -77,7 +80,7 @@ def answer_document(
         subject=" · ".join(answer_subject(answer.question)),
         verdict=verdict.headline,
         tone=verdict.tone,
-        blocks=[*verdict.sentences, doc.Facts([*verdict.figures, *verdict.facts])],
+        blocks=[],
         data=partial(_advice, answer, all_candidates=all_candidates),
     )
     whole = document
@@ -86,8 +89,9 @@ def answer_document(
         most = 0 if "most changes" in left_out else _FEWER_CHANGES if "some changes" in left_out else _FEW_CHANGES
         shows_changes = changes and not (answer.taken and "changes" in left_out)
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
+        facts = _facts(answer, verdict, left_out)
         parts = (
-            document.blocks,
+            [*verdict.sentences, doc.Facts(facts)],
             () if answer.taken else change_section,
             _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
             _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
@@ -103,6 +107,12 @@ def answer_document(
         if details or _fits_screen(whole, columns):
             break
     return whole
+
+
+def _facts(answer: Recommendation, verdict: Verdict, left_out: Collection[str]) -> list[doc.Fact]:
+    close = close_plans(answer.question, answer.ladder, answer.recommended) if "close" in left_out else ()
+    words = {sentence.removesuffix(".") for sentence in close}
+    return [*verdict.figures, *(fact for fact in verdict.facts if fact.words not in words)]
 
 
 def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
@@ -143,7 +153,8 @@ def _start(
 def _ladder(
     answer: Recommendation, *, details: bool, all_candidates: bool, left_out: Collection[str]
 ) -> Iterator[doc.Block]:
-    shown: Shown = "fits" if "unsure" in left_out else "fits the GPU" if "ladder" in left_out else "all"
+    by_part: dict[str, Shown] = {"others": "taken", "unsure": "fits", "ladder": "fits the GPU"}
+    shown = next((shown for part, shown in by_part.items() if part in left_out), "all")
     yield Heading("Every strategy", "ladder", printed=False)
     yield ladder_table(answer, all_candidates=all_candidates, shown=shown, details=details)
 
@@ -155,6 +166,8 @@ def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Bl
     absent |= set() if answer.question.workload.rollouts else {"phases"}
     absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu or answer.script else set()
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
+    absent |= {"unsure"} if "others" in parts else set()
+    absent |= set() if close_plans(answer.question, answer.ladder, answer.recommended) else {"close"}
     names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
     if names:
         yield Sentence(f"Left out: {', '.join(names)} (--details).", "dim")

@@ -38,8 +38,9 @@ def _columns(answer: Recommendation) -> list[_Column]:
     ]
 
 
-Shown = Literal["all", "fits the GPU", "fits"]
-"""Which plans the table shows: all, those that likely fit the GPU, or those that surely fit."""
+Shown = Literal["all", "fits the GPU", "fits", "taken"]
+"""Which plans the table shows: all, those that likely fit the GPU, those that surely fit, or the one that is taken; if
+none is, those that surely fit."""
 
 
 def ladder_table(
@@ -96,7 +97,9 @@ def _steps(
         steps.append((plain.strategy, plain, plain.fit.reason))
     if shown == "all":
         return steps
-    is_sure = shown == "fits"
+    if shown == "taken" and answer.taken is not None:
+        return [step for step in steps if step[1] is answer.taken]
+    is_sure = shown in ("fits", "taken")
     return [
         step
         for step in steps
