@@ -100,7 +100,7 @@ def evidence_sentences(answer: Recommendation) -> Iterator[str]:
     elif answer.taken is not chosen:  # plain PyTorch's plan: neither a dry run nor a probe is of it
         yield "Evidence: analytic."
     elif unknown_kernels(answer.question.workload):
-        yield "Evidence: analytic. --probe runs the real engine, on this machine's GPUs."
+        yield "Evidence: analytic. --probe runs the real engine on this machine's GPUs."
     else:
         yield "Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU."
     if cluster.measured:

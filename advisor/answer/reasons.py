@@ -90,7 +90,7 @@ def _obstacle(candidate: Candidate, device: str) -> str:
     if fit.probability >= LIKELY:
         return f"{strategy} needs {need} GiB per {device}: it fits with a probability of {chance(fit.probability)}."
     name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-    return f"{strategy} needs at least {need} GiB per {device}, {gib(size_bytes)} of it for {component_title(name)}."
+    return f"{strategy} needs at least {need} GiB per {device} ({component_title(name)}: {gib(size_bytes)})."
 
 
 _FEATURES: Mapping[str, Callable[[Plan], bool]] = {
