@@ -89,9 +89,9 @@ def answer_document(
         most = 0 if "most changes" in left_out else _FEWER_CHANGES if "some changes" in left_out else _FEW_CHANGES
         shows_changes = changes and not (answer.taken and "changes" in left_out)
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
-        facts = _facts(answer, verdict, left_out)
+        head: list[doc.Block] = [*verdict.sentences, doc.Facts(_facts(answer, verdict, left_out))]
         parts = (
-            [*verdict.sentences, doc.Facts(facts)],
+            head,
             () if answer.taken else change_section,
             _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
             _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
@@ -154,7 +154,7 @@ def _ladder(
     answer: Recommendation, *, details: bool, all_candidates: bool, left_out: Collection[str]
 ) -> Iterator[doc.Block]:
     by_part: dict[str, Shown] = {"others": "taken", "unsure": "fits", "ladder": "fits the GPU"}
-    shown = next((shown for part, shown in by_part.items() if part in left_out), "all")
+    shown: Shown = next((shown for part, shown in by_part.items() if part in left_out), "all")
     yield Heading("Every strategy", "ladder", printed=False)
     yield ladder_table(answer, all_candidates=all_candidates, shown=shown, details=details)
 

@@ -175,7 +175,7 @@ def _continued_in_parentheses(source: str, columns: int, depth: int) -> list[str
     """Return the lines of Python source, broken at a space or behind an opening parenthesis, as far out as possible;
     where nothing is open, after a backslash. depth: the parentheses that are open before the source."""
     margin, step = 3, len(source) - len(source.lstrip()) + 4
-    parts, indent, rest = [], 0, source
+    parts, indent, rest = list[str](), 0, source
     while margin + indent + len(rest) > columns:
         shown, depths, room = _without_strings(rest), _depths(rest, depth), columns - margin - indent
         start = len(rest) - len(rest.lstrip())
