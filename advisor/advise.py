@@ -187,7 +187,7 @@ def documented(function: _Function) -> _Function:
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
-        check_names(given, names)
+        check_names(given, names, function.__name__)
         try:
             return function(*args, **given)
         except DsAdviseError as error:

@@ -54,6 +54,8 @@ class Answer(Recommendation):
     def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:
         """Return the answer as the object that `--json` prints.
 
+        `deepspeed_estimate` is None unless `advise()` was asked for it.
+
         all_candidates: include every predicted plan, as `--all` does, for example for a table:
         `pandas.DataFrame(answer.to_dict(all_candidates=True)["candidates"])`.
         """
@@ -76,8 +78,7 @@ class Answer(Recommendation):
 
     @cached_property
     def _best(self) -> PlanEstimate | None:
-        best = self.recommended or (self.fitting_pytorch if self.fits else None)
-        return PlanEstimate.of(best, self.question) if best else None
+        return PlanEstimate.of(self.taken, self.question) if self.taken else None
 
     @property
     def strategy(self) -> Strategy | PlainPyTorch | None:

@@ -36,8 +36,29 @@ def fsdp2_config(job: Job, precision: str, *comments: str) -> str:
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
+    return _fsdp_config(job, fsdp, precision, *comments)
+
+
+def fsdp_config(job: Job, precision: str, *comments: str) -> str:
+    """The configuration of `accelerate launch` for FSDP 1 with adapters on NF4 weights, one unit per layer. The units
+    keep no original parameters; transformers gives each trained tensor a unit of its own, and gathers in the storage's
+    type (peft docs/source/accelerate/fsdp.md, transformers 5.24 distributed/fsdp.py `update_fsdp_plugin_peft`)."""
+    fsdp = {
+        "fsdp_version": 1,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_sharding_strategy": "FULL_SHARD",
+        "fsdp_use_orig_params": False,
+        "fsdp_sync_module_states": True,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    return _fsdp_config(job, fsdp, precision, *comments)
+
+
+def _fsdp_config(job: Job, fsdp: Mapping[str, Any], precision: str, *comments: str) -> str:
     mixed = "no" if precision == "fp32" else precision
-    backend = {"distributed_type": "FSDP", "fsdp_config": fsdp, "mixed_precision": mixed}
+    backend = {"distributed_type": "FSDP", "fsdp_config": dict(fsdp), "mixed_precision": mixed}
     return _accelerate_config(job, backend, *comments)
 
 

@@ -273,31 +273,36 @@ def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_pa
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
+def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """The script's TrainingArguments for a plan of plain PyTorch. Without `sync_each_batch`, accumulated gradients stay
+    unsharded on every GPU under FSDP (accelerate 1.15 accelerator.py `no_sync`)."""
+    arguments = script_arguments(workload, plan, cluster, "")
+    arguments.pop("deepspeed", None)
+    if plan.is_fsdp and plan.gradient_accumulation_steps > 1:
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return arguments
+
+
 _AUTO_CLASSES = {"classification": "AutoModelForSequenceClassification", "embedding": "AutoModel"}
 """transformers' class of an objective whose trainer does not load the model."""
 
 
 def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """Lines that load and adapt the model, if this differs from transformers' default."""
-    arguments = []
+    arguments, auto = list[str](), _AUTO_CLASSES.get(workload.objective, "")
     if workload.attention in ATTENTION and workload.attention != "sdpa":
-        arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
-    if workload.method == "qlora" and workload.quantization == "int8":
-        arguments.append("    quantization_config=BitsAndBytesConfig(load_in_8bit=True),")
-    elif workload.method == "qlora" and workload.quantization == "nf4":
-        # A GPTQ checkpoint has its own quantization_config.
-        arguments += [
-            "    quantization_config=BitsAndBytesConfig(",
-            '        load_in_4bit=True, bnb_4bit_quant_type="nf4",',
-            "        bnb_4bit_use_double_quant=True,",
-            f"        bnb_4bit_compute_dtype=torch.{TORCH_DTYPES[workload.precision]}),",
-        ]
+        arguments.append(f"attn_implementation={json.dumps(ATTENTION[workload.attention])}")
+    quantized = _quantization(workload, plan)
     if OBJECTIVES[workload.objective].value_model:
-        return _ppo_model_lines(workload, plan, [line.strip(" ,") for line in arguments])
-    auto = _AUTO_CLASSES.get(workload.objective, "")
-    lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
-    if auto:
-        lines = [f"model = {auto}.{'from_pretrained(...)' if not lines else lines[0]}", *lines[1:]]
+        return _ppo_model_lines(workload, plan, [*arguments, " ".join(map(str.strip, quantized)).replace("( ", "(")])
+    loads = f"model = {auto}.from_pretrained" if auto else "from_pretrained"
+    lines = [f"{loads}({', '.join(['...', *arguments])})"] if arguments or auto else []
+    if quantized:
+        head = f"{loads}({', '.join(['...', *arguments, quantized[0]])}"
+        lines = [head, *quantized[1:]]
+        if len(head) > _COLUMNS:
+            lines = [f"{loads}({', '.join(['...', *arguments])},", *(f"    {line}" for line in quantized)]
+        lines[-1] += ")"
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]
@@ -313,7 +318,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         if workload.framework == "trl" or OBJECTIVES[workload.objective].trainer:
             return lines + _call("peft_config = LoraConfig", fields)
         arguments = ["model", f"LoraConfig({', '.join(fields)})"]
-        initialized = workload.framework == "hf" and plan.zero_stage == 3 and workload.method == "lora"
+        is_sharded_first = plan.zero_stage == 3 and plan.sharding == "zero"
+        initialized = workload.framework == "hf" and is_sharded_first and workload.method == "lora"
         if workload.modules_to_save or (initialized and not workload.software.fp32_adapters):
             # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts one type for all trained tensors, and the
             # engine casts nothing of a model that zero.Init built; copies keep their originals' type. In peft's fp32
@@ -329,9 +335,24 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     return lines
 
 
+def _quantization(workload: Workload, plan: Plan) -> list[str]:
+    """Source of the argument that quantizes the weights; empty for others, and for a GPTQ checkpoint, which has its own
+    quantization_config."""
+    if workload.method != "qlora" or workload.quantization == "gptq":
+        return []
+    fields = ["load_in_8bit=True"]
+    if workload.quantization == "nf4":
+        dtype = f"torch.{TORCH_DTYPES[workload.precision]}"
+        fields = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', "bnb_4bit_use_double_quant=True"]
+        fields.append(f"bnb_4bit_compute_dtype={dtype}")
+        # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
+        fields += [f"bnb_4bit_quant_storage={dtype}"] * plan.is_fsdp
+    return _call("quantization_config=BitsAndBytesConfig", fields)
+
+
 def _ppo_model_lines(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
     """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
-    options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
+    options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *filter(None, arguments)))
     reward = workload.rollouts and workload.rollouts.reward_model
     lines = [f"options = dict({options})"]
     source = json.dumps(reward.name) if reward else "..."

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..estimators.hardware import Cluster
+from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
+from ..estimators.optimizers import optimizer
 from ..estimators.plan import Plan
+from ..estimators.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +28,20 @@ class DeepSpeedEstimate:
     gpu_bytes: int | None = None
     """This and the next: bytes per GPU and per node; None if the function could not be called."""
     host_bytes: int | None = None
+    counts: tuple[str, ...] = ()
+    """What the function counts that the plan has not, or has smaller."""
     leaves_out: tuple[str, ...] = ()
     """Parts of the plan that the function does not count."""
     problem: str = ""
     """Why the function could not be called; "" if it was."""
 
 
-def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
+def deepspeed_estimate(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
     """Call the installed DeepSpeed's estimator for a plan's model states.
 
     DeepSpeed has one for ZeRO-2 and one for ZeRO-3; stages 0 and 1 use that of ZeRO-2, and `leaves_out` states it. Both
-    assume that every parameter is trained in 16 bits with Adam. ZeRO-3's model is built in shards (zero_init), as by
-    the Trainer.
+    assume that every parameter is trained in 16 bits with Adam; `counts` states where the training has less. ZeRO-3's
+    model is built in shards (zero_init), as by the Trainer.
 
     Importing DeepSpeed imports torch, 1.5 s of a fresh process. DeepSpeed's log messages on stdout are suppressed. An
     installation that cannot be imported is a `problem`, not an error.
@@ -64,7 +69,11 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
         }
     host_bytes, gpu_bytes, *_ = estimator(total_params=model.parameters, **sizes)
     return DeepSpeedEstimate(
-        function=function, gpu_bytes=gpu_bytes, host_bytes=host_bytes, leaves_out=_leaves_out(plan)
+        function=function,
+        gpu_bytes=gpu_bytes,
+        host_bytes=host_bytes,
+        counts=tuple(_counts(model, workload, plan)),
+        leaves_out=_leaves_out(plan),
     )
 
 
@@ -77,6 +86,25 @@ def largest_module_parameters(model: ModelShape) -> int:
             modules[tensor.name.rpartition(".")[0]] += tensor.numel
         largest = max(largest, *modules.values(), 0)
     return largest
+
+
+def _counts(model: ModelShape, workload: Workload, plan: Plan) -> Iterator[str]:
+    """Yield what the functions count too much: per parameter 2 bytes of weight and 18 of training states, which are 2 +
+    4 of gradients, 4 of master weight, and 8 of Adam's states (DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py
+    `estimate_zero2_model_states_mem_needs`)."""
+    trained = tensor_set(model, workload).trainable_numel
+    spec = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
+    state_bytes = spec.state_bytes if plan.offload_optimizer == "none" else spec.cpu_state_bytes
+    if trained < model.parameters:
+        yield f"every weight as trained ({100 * trained / model.parameters:.2g} % of them are)"
+    if workload.method == "qlora":
+        yield f"16-bit weights in place of {workload.quantization.upper()}"
+    if plan.master_bytes < 4:
+        yield "fp32 master weights in place of bf16"
+    if state_bytes is not None and state_bytes < 8:
+        yield f"8 bytes of optimizer states per trained weight in place of {state_bytes:.2g}"
+    if plan.offload_optimizer == "none":
+        yield "gradients in 16 bits and in fp32 at once"
 
 
 def _leaves_out(plan: Plan) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ...probes.dry_run.supported import unknown_kernels
 from ..document.blocks import Block, Figure, Heading, Row, Sentence, Table
 from ..text.labels import batch_label, checkpointing_label
 from ..text.units import age, gib, rate, seconds
@@ -96,6 +97,10 @@ def evidence_sentences(answer: Recommendation) -> Iterator[str]:
     elif cluster.gpu.is_cpu:
         advice = " Add --probe to confirm it with a few real runs on this machine." if chosen is not None else ""
         yield f"Evidence: analytic.{advice}"
+    elif answer.taken is not chosen:  # plain PyTorch's plan: neither a dry run nor a probe is of it
+        yield "Evidence: analytic."
+    elif unknown_kernels(answer.question.workload):
+        yield "Evidence: analytic. --probe runs the real engine on this machine's GPUs."
     else:
         yield "Evidence: analytic. --verify dry-runs the real DeepSpeed engine, without a GPU."
     if cluster.measured:
@@ -106,7 +111,8 @@ def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
     """Return DeepSpeed's own figures compared with ours. device_bytes: our prediction for one GPU."""
     if estimate.gpu_bytes is None or estimate.host_bytes is None:
         return f"DeepSpeed's {estimate.function} could not be called: {estimate.problem}."
+    counts = f"counts {'; '.join(estimate.counts)}. It " if estimate.counts else ""
     return (
         f"DeepSpeed's {estimate.function} gives {gib(estimate.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
-        f"{gib(estimate.host_bytes)} GiB of RAM per node. It leaves out {', '.join(estimate.leaves_out)}."
+        f"{gib(estimate.host_bytes)} GiB of RAM per node. It {counts}leaves out {', '.join(estimate.leaves_out)}."
     )

@@ -28,8 +28,9 @@ def plan_facts(question: Question, chosen: Candidate) -> list[Fact]:
 
 
 def further_facts(answer: Recommendation) -> Iterator[Fact]:
-    """Yield what else belongs to the recommended or closest plan, what its speed assumes, and the question."""
-    question, chosen, shown = answer.question, answer.recommended, answer.shown
+    """Yield what else belongs to the plan that is taken or the closest one, what its speed assumes, and the
+    question."""
+    question, chosen, shown = answer.question, answer.taken, answer.shown
     if chosen is not None:
         if rollouts := generators(question, answer.other_rollouts):
             yield Fact("rollouts", "", rollouts)
@@ -41,23 +42,14 @@ def further_facts(answer: Recommendation) -> Iterator[Fact]:
         duration = candidate_duration(question, chosen)
         if duration is not None:
             yield Fact("whole job", *whole_job(duration, question.price))
-        if note := positions_note(question):
-            yield Fact("note", "", note)
-        for doubt in answer.doubts:
-            yield Fact("note", "", doubt.removesuffix("."))
+    for doubt in answer.doubts:
+        yield Fact("note", "", doubt.removesuffix("."))
+    if chosen is not None:
         assumed = [", ".join(speed_assumptions(question, chosen)), _cards_of_this_size(question, chosen)]
         if any(assumed):
             yield Fact("assumed", "", "; ".join(filter(None, assumed)))
     for title, words in zip(("model", "training"), answer_subject(question), strict=True):
         yield Fact(title, "", words, is_subject=True)
-
-
-def positions_note(question: Question) -> str:
-    """Return a note on sequences that are longer than the model's configuration states; "" for others."""
-    limit = question.model.max_positions
-    if limit is None or question.workload.seq_len <= limit:
-        return ""
-    return f"the model's configuration states {limit:,} positions; longer sequences need RoPE scaling"
 
 
 def speed_fact(question: Question, chosen: Candidate) -> Fact:

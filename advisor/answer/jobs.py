@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 from ...ds_configs.job import Job, JobKind
-from ...ds_configs.job_files import JobFile, fsdp2_config, job_files, start_accelerate
+from ...ds_configs.job_files import JobFile, fsdp2_config, fsdp_config, job_files, start_accelerate
 from ...ds_configs.launch_commands import config_arguments
-from ...ds_configs.training_script import arguments_class, packages, python_source, script_arguments
+from ...ds_configs.training_script import arguments_class, fsdp_arguments, packages, python_source
 from ...estimators.errors import ClusterError
 from ...estimators.objectives import OBJECTIVES
 from ..question.prices import offers
 from ..search.candidate import Candidate
 from .recommendation import Recommendation
-from .start import plan_config, rank_variables
-
-FSDP2_FILE = "accelerate_fsdp2.yaml"
+from .start import has_fsdp_file, plan_config, rank_variables
 
 
 def build_jobs(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: str) -> tuple[JobFile, ...]:
     """Return the job files of the recommended plan, placed in the folder of the configuration. With "accelerate", the
-    file of the FSDP2 plan is added if the answer has such a plan and it fits. Raises ClusterError for a vLLM server,
-    and as `job_files` does."""
+    file of the FSDP plan is added if the answer has such a plan, it fits, and `has_fsdp_file`. Raises ClusterError for
+    a vLLM server, and as `job_files` does."""
     rollouts = answer.question.workload.rollouts
     if rollouts is not None and rollouts.server_gpus:
         raise ClusterError(
@@ -38,18 +37,22 @@ def build_jobs(answer: Recommendation, kinds: tuple[JobKind, ...], config_path: 
         )
     chosen, plain, folder = answer.recommended, answer.pytorch_baseline, Path(config_path).parent
     files = () if chosen is None else job_files(_job(answer, chosen, config_path), kinds, folder)
-    if "accelerate" in kinds and plain is not None and plain.plan.sharding == "fsdp2" and plain.fit.fits:
-        files += (_fsdp2_file(answer, plain, folder / FSDP2_FILE),)
+    if "accelerate" in kinds and plain is not None and plain.fit.fits and has_fsdp_file(answer.question, plain):
+        files += (_fsdp_file(answer, plain, folder / f"accelerate_{plain.strategy}.yaml"),)
     return files
 
 
 def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
-    workload = answer.question.workload
+    workload, script = answer.question.workload, answer.script
+    config_words = tuple(config_arguments(workload.framework, config_path))
+    own: dict[str, Any] = {"config_words": config_words}
+    if script is not None:
+        own = {"script": script.path, "arguments": script.arguments, "config_words": script.config_words}
     return Job(
+        **own,
         cluster=answer.question.cluster,
         config=plan_config(answer, chosen) if chosen.plan.sharding == "zero" else {},
         config_path=config_path,
-        config_words=tuple(config_arguments(workload.framework, config_path)),
         packages=tuple(packages(workload)),
         variables=rank_variables(answer),
         host_bytes_per_node=chosen.memory.host_bytes_per_node,
@@ -58,17 +61,17 @@ def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
     )
 
 
-def _fsdp2_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile:
-    """Return the FSDP2 file, with the script's arguments as comments. Without `sync_each_batch`, accumulated gradients
-    stay unsharded on every GPU (accelerate 1.15 accelerator.py `no_sync`)."""
-    question, plan = answer.question, plain.plan
-    arguments = script_arguments(question.workload, plan, question.cluster, "")
-    arguments.pop("deepspeed", None)
-    if plan.gradient_accumulation_steps > 1:
-        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+def _fsdp_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile:
+    """Return the FSDP file, with the script's arguments as comments."""
+    question, workload = answer.question, answer.question.workload
+    arguments = fsdp_arguments(workload, plain.plan, question.cluster)
     source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
     job = _job(answer, plain, str(path))
-    text = fsdp2_config(job, question.workload.precision, f"{arguments_class(question.workload)}({source})")
+    config = fsdp2_config if plain.plan.sharding == "fsdp2" else fsdp_config
+    text = config(job, workload.precision, f"{arguments_class(workload)}({source})")
     return JobFile(
-        title="FSDP2 under accelerate", path=path, text=text, start=start_accelerate(job, shlex.quote(str(path)))
+        title=f"{plain.strategy.upper()} under accelerate",
+        path=path,
+        text=text,
+        start=start_accelerate(job, shlex.quote(str(path))),
     )

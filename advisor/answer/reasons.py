@@ -90,7 +90,7 @@ def _obstacle(candidate: Candidate, device: str) -> str:
     if fit.probability >= LIKELY:
         return f"{strategy} needs {need} GiB per {device}: it fits with a probability of {chance(fit.probability)}."
     name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-    return f"{strategy} needs at least {need} GiB per {device}, {gib(size_bytes)} of it for {component_title(name)}."
+    return f"{strategy} needs at least {need} GiB per {device} ({component_title(name)}: {gib(size_bytes)})."
 
 
 _FEATURES: Mapping[str, Callable[[Plan], bool]] = {
@@ -200,20 +200,26 @@ NEEDS_TRANSFORMERS = (
 )
 
 
+def positions_note(question: Question) -> str:
+    """Return a sentence on sequences that are longer than the model's configuration states; "" for others."""
+    limit = question.model.max_positions
+    if limit is None or question.workload.seq_len <= limit:
+        return ""
+    return f"The model's configuration states {limit:,} positions; longer sequences need RoPE scaling."
+
+
 OVERFLOWS = "fp16 may overflow: the model was trained in bf16. Train with {precision}."
 
 
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """Return cautions and doubts: fp16 for a model that was trained in bf16, the accuracy cost of bf16 states and
-    quantized collectives, the requirements of AutoEP, and plans that are close.
-
-    Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
-    interval, in logarithms), so their order is open. On one GPU, ZeRO partitions nothing, so only plans that all
-    offload are compared.
+    """Return cautions and doubts: a sequence beyond the model's positions, fp16 for a model that was trained in bf16,
+    the accuracy cost of bf16 states and quantized collectives, the requirements of AutoEP, and plans that are close
+    (`close_plans`). Without a chosen plan only the first applies.
     """
+    beyond = [note] if (note := positions_note(question)) else []
     if chosen is None:
-        return ()
-    cluster, plan, others = question.cluster, chosen.plan, other_taken_plans(ladder, chosen)
+        return tuple(beyond)
+    cluster, plan = question.cluster, chosen.plan
     safer = "--precision bf16" if cluster.gpu.has_bf16 else "--precision fp32, or on a GPU with bf16"
     cautions = (
         (question.workload.precision == "fp16" and trained_in_bf16(question.model), OVERFLOWS.format(precision=safer)),
@@ -221,17 +227,31 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
         (plan.autoep_size > 1, NEEDS_TRANSFORMERS),
     )
+    return (
+        *beyond,
+        *(caution for applies, caution in cautions if applies),
+        *close_plans(question, ladder, chosen),
+    )
+
+
+def close_plans(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
+    """Return sentences on the plans that are close to the chosen one; none without it.
+
+    Two plans are close if the predicted gap is less than the median error of a predicted speed ratio (half of its
+    interval, in logarithms), so their order is open. On one GPU, ZeRO partitions nothing, so only plans that all
+    offload are compared.
+    """
+    if chosen is None:
+        return ()
+    cluster, plan = question.cluster, chosen.plan
     close = [
         other
-        for other in others
+        for other in other_taken_plans(ladder, chosen)
         if (cluster.world_size > 1 or (other.plan.offloads and plan.offloads))
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
         and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
-    return (
-        *(caution for applies, caution in cautions if applies),
-        *_close(close, chosen, question.model.unit),
-    )
+    return tuple(_close(close, chosen, question.model.unit))
 
 
 def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator[str]:

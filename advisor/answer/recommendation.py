@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
@@ -70,6 +70,17 @@ class Change:
     """The answer after the change."""
     assumed: bool = False
     """Whether it changes a value that the answer assumes: the network between nodes, or the global batch."""
+
+
+class OwnScript(NamedTuple):
+    """A script that was written for an answer (`--script`)."""
+
+    path: str
+    arguments: tuple[str, ...]
+    """Its arguments, without those that pass the configuration."""
+    config_words: tuple[str, ...]
+    start: str
+    """The shell line that starts it, on every node."""
 
 
 class Changes:
@@ -144,6 +155,8 @@ class Recommendation:
     """Files that were written for the answer."""
     job_files: tuple[JobFile, ...] = ()
     """The job files among `files`."""
+    script: OwnScript | None = None
+    """The script that was written for the answer."""
     kept_config: str = ""
     """The default file, if it is another configuration and this answer's has a numbered name; "" otherwise."""
 
@@ -151,9 +164,15 @@ class Recommendation:
         return f"<{type(self).__name__} for {self.question.model.name}: {self.recommended or 'nothing fits'}>"
 
     @property
+    def taken(self) -> Candidate | None:
+        """The plan that the answer is about: the recommended one, or plain PyTorch's if `sharding` asks for it and it
+        alone fits; None if nothing fits."""
+        return self.recommended or (self.fitting_pytorch if self.sharding == "fsdp" else None)
+
+    @property
     def shown(self) -> Candidate | None:
-        """The plan that tables and charts mark: the recommended one, or the closest if nothing fits."""
-        return self.recommended or self.closest
+        """The plan that tables and charts mark: the one that is taken, or the closest if nothing fits."""
+        return self.taken or self.closest
 
     @property
     def fitting_pytorch(self) -> Candidate | None:
@@ -164,7 +183,7 @@ class Recommendation:
     @property
     def fits(self) -> bool:
         """Whether a plan of the asked sharding fits with the probability that the question's risk requires."""
-        return self.recommended is not None or (self.sharding == "fsdp" and self.fitting_pytorch is not None)
+        return self.taken is not None
 
     @property
     def closest(self) -> Candidate | None:
@@ -177,13 +196,14 @@ class Recommendation:
 
     @cached_property
     def deepspeed_estimate(self) -> DeepSpeedEstimate | None:
-        """DeepSpeed's own estimate for the plan `shown`; None if there is no plan. The first access loads torch and
-        deepspeed."""
+        """DeepSpeed's own estimate for the plan `shown`; None if there is no plan of DeepSpeed. The first access loads
+        torch and deepspeed."""
         from ...validate.deepspeed_estimate import deepspeed_estimate  # imported here: it loads torch and deepspeed
 
-        if self.shown is None:
+        if self.shown is None or self.shown.plan.sharding != "zero":
             return None
-        return deepspeed_estimate(self.question.model, self.question.cluster, self.shown.plan)
+        question = self.question
+        return deepspeed_estimate(question.model, question.workload, question.cluster, self.shown.plan)
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:

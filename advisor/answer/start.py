@@ -20,6 +20,7 @@ from ...ds_configs.launch_commands import (
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import (
     arguments_class,
+    fsdp_arguments,
     model_lines,
     pageable_inputs,
     python_source,
@@ -31,13 +32,15 @@ from ...ds_configs.training_script import (
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
+from ...estimators.workload import Workload
 from ..document.blocks import Block, Commands, Sentence
 from ..question.cluster import gpus_argument
 from ..question.file_question import record
+from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
 from ..text.units import gib, times
-from .recommendation import Recommendation, try_first_path
+from .recommendation import OwnScript, Recommendation, try_first_path
 
 _SERVER = "Start the generation server before the training:"
 _LAUNCHED_BY_DS_ADVISE = "Or let ds-advise check, start and watch it:"
@@ -128,6 +131,15 @@ def _only_by_accelerate(answer: Recommendation) -> bool:
     return OBJECTIVES[answer.question.workload.objective].value_model
 
 
+def has_fsdp_file(question: Question, plain: Candidate) -> bool:
+    """Whether a file for accelerate starts a plan of plain PyTorch: FSDP2, or FSDP 1 with NF4 weights. accelerate
+    trains the other weights of FSDP 1 as fp32 copies, which the predicted plan does not have (accelerate 1.15
+    accelerator.py `prepare_model`), and FSDP 1 flattens no integers (torch 2.13 distributed/fsdp/_flat_param.py)."""
+    workload = question.workload
+    is_nf4 = workload.method == "qlora" and workload.quantization == "nf4" and workload.uses_trainer
+    return plain.plan.sharding == "fsdp2" or (plain.plan.sharding == "fsdp" and is_nf4)
+
+
 def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool = True) -> Iterator[Block]:
     """Yield the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
@@ -136,8 +148,11 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
     if chosen is not None:
-        yield from (_in_full if details else _in_short)(answer, chosen, config_path)
-        if not _only_by_accelerate(answer):
+        if answer.script is not None:
+            yield from _own_script(answer, chosen, answer.script)
+        else:
+            yield from (_in_full if details else _in_short)(answer, chosen, config_path)
+        if answer.script is None and not _only_by_accelerate(answer):
             launch, cluster = _launch(answer, config_path), answer.question.cluster
             if cluster.gpu.is_cpu or not dry_run:
                 yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
@@ -146,8 +161,42 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
                 gpus = "" if recorded else f" --gpus {shlex.quote(gpus_argument(cluster))}"
                 simulated = f"ds-advise dry-run {shlex.quote(config_path)}{gpus} -- train.py"
                 yield from (Sentence(_OR_DRY_RUN), Commands([launch, simulated]))
+    elif answer.taken is not None:
+        yield from _pytorch_steps(answer, answer.taken)
     for file in answer.job_files:
-        yield from (Sentence(f"Or with {file.path}:"), Commands(file.start))
+        how = "Or" if chosen is not None or answer.taken is None else "Start it"
+        yield from (Sentence(f"{how} with {file.path}:"), Commands(file.start))
+
+
+def _own_script(answer: Recommendation, chosen: Candidate, script: OwnScript) -> Iterator[Block]:
+    where = " on every node" if answer.question.cluster.nodes > 1 else ""
+    if server := server_commands(answer.question.workload, answer.question.cluster, answer.question.model.name):
+        yield from (Sentence(_SERVER), Commands(server))
+    yield Sentence(f"Start {script.path}{where}; it trains on random rows until it gets your data:")
+    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
+    yield Commands([*exports, script.start])
+
+
+def _pytorch_steps(answer: Recommendation, plain: Candidate) -> Iterator[Block]:
+    """Yield the script's part of a plan of plain PyTorch, and what starts it if no file does."""
+    question, workload = answer.question, answer.question.workload
+    if workload.uses_trainer:
+        arguments = fsdp_arguments(workload, plain.plan, question.cluster)
+        arguments.pop("output_dir", None)
+        yield from _arguments_sentence(workload, arguments)
+        if lines := model_lines(question.model, workload, plain.plan):
+            yield from (Sentence("The script also needs:"), Commands(lines, is_python=True))
+    if answer.job_files:
+        return
+    if has_fsdp_file(question, plain):
+        yield Sentence("--emit accelerate writes the file that starts it.")
+    else:
+        yield Sentence("It has no fp32 master weights, and no configuration is written for it.")
+
+
+def _arguments_sentence(workload: Workload, arguments: dict[str, Any], early: str = "") -> Iterator[Block]:
+    source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
+    yield Sentence(f"In the script, create {arguments_class(workload)}{early} with {source}.")
 
 
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str) -> Iterator[Block]:
@@ -180,12 +229,9 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
             arguments.pop(elsewhere, None)
         if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
             del arguments["gradient_checkpointing_kwargs"]  # transformers 5's default; either works here
-        source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
-        kind = arguments_class(workload)
-        early = " before the model," if plan.zero_stage == 3 else ""
-        yield Sentence(f"In the script, create {kind}{early} with {source}.")
+        yield from _arguments_sentence(workload, arguments, " before the model," if plan.zero_stage == 3 else "")
         if lines := model_lines(question.model, workload, plan) + pageable_inputs(plan, workload):
-            yield from (Sentence("The script also needs:"), Commands(lines))
+            yield from (Sentence("The script also needs:"), Commands(lines, is_python=True))
         yield from _after_trainer(answer, chosen)
     else:
         yield from _script_blocks(answer, chosen, config_path)
@@ -227,7 +273,7 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
     if lines := script_lines(question.model, workload, plan, cluster, config_path):
-        yield from (Sentence("In the training script:"), Commands(lines))
+        yield from (Sentence("In the training script:"), Commands(lines, is_python=True))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)
             early = f"Create the {kind} before the model: it is then sharded while it loads."
@@ -239,16 +285,15 @@ def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) 
 
 def _after_trainer(answer: Recommendation, chosen: Candidate) -> Iterator[Block]:
     if lines := trainer_lines(answer.question.model, answer.question.workload, chosen.plan):
-        yield from (Sentence("After the Trainer is created, before trainer.train():"), Commands(lines))
+        yield from (Sentence("After the Trainer is created, before trainer.train():"), Commands(lines, is_python=True))
     if chosen.plan.sequence_parallel_size > 1:
         # deepspeed `UlyssesSPDataLoaderAdapter`
         yield Sentence(
             "DeepSpeed's Ulysses data loader is empty in every second epoch: repeat the data instead. In the "
             f"data collator, pad the batch to a multiple of {chosen.plan.sequence_parallel_size}, and add:"
         )
-        yield Commands(
-            ['batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])']
-        )
+        line = 'batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])'
+        yield Commands([line], is_python=True)
 
 
 def _checkpoints(answer: Recommendation, chosen: Candidate, config_path: str) -> str:

@@ -26,7 +26,7 @@ class Verdict:
     sentences: tuple[Sentence, ...] = ()
     """What follows the headline: the largest value that fits, a plan to try first, what the closest plan lacks."""
     figures: Sequence[Fact] = ()
-    """Speed, memory and batch of the recommended plan."""
+    """Speed, memory and batch of the plan that is taken."""
     facts: Sequence[Fact]
     """What else belongs to it, what its speed assumes, and the question."""
 
@@ -41,6 +41,7 @@ def fit_tone(fit: Fit) -> Tone:
 def answer_verdict(answer: Recommendation) -> Verdict:
     """Return the verdict on the recommended plan, or on the closest one."""
     question, chosen, risky, missed = answer.question, answer.recommended, answer.try_first, answer.closest
+    plain = answer.fitting_pytorch
     tone: Tone = "bad"
     sentences = [*map(Sentence, _largest_found(question.largest, chosen))]
     risk = [] if risky is None else [Sentence(_gain_of_risk(question, risky, chosen), "unsure")]
@@ -51,26 +52,28 @@ def answer_verdict(answer: Recommendation) -> Verdict:
     elif failed := _first_failure(answer):
         headline = short = "No plan ran."
         sentences.insert(0, Sentence(f"The first failure: {failed}"))
-    elif risk:
+    elif risk and answer.taken is None:
         tone = "unsure"
         headline = short = "No plan is sure to fit."
         sentences += risk
     else:
         headline = short = "Nothing fits."
-        if (plain := answer.fitting_pytorch) is not None:
-            tone = "unsure"
+        if plain is not None:
+            tone = "unsure" if answer.taken is None else fit_tone(plain.fit)
             headline = short = f"No DeepSpeed plan fits; {plan_title(plain.plan).replace('Plain', 'plain')} does."
         lacks = list[str]()
-        if missed is not None:
+        if missed is not None and answer.taken is None:
             lacks += [what_lacks(question, missed), *_accepted(missed), *loading_peak(missed)]
             lacks += _margin(question, missed)
-        sentences[:0] = map(Sentence, [*lacks, *_once_loaded(answer)])
+            lacks += _once_loaded(answer)
+        sentences[:0] = map(Sentence, lacks)
+        sentences += risk
     return Verdict(
         tone=tone,
         headline=headline,
         short=short.removesuffix("."),
         sentences=tuple(sentences),
-        figures=[] if chosen is None else plan_facts(question, chosen),
+        figures=[] if answer.taken is None else plan_facts(question, answer.taken),
         facts=[*further_facts(answer)],
     )
 

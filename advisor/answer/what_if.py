@@ -77,14 +77,16 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
     storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
-    if chosen is None:  # the smallest and the fastest plan with more RAM or NVMe, then more GPUs
+    if chosen is None:
+        yield from _grown(question, chosen, _optimizers_on_the_host(question))
+        # The smallest and the fastest plan with more RAM or NVMe, then more GPUs.
         yield from islice(storage, 2)
         yield from _grown(question, chosen, _gpus(question))
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        # The answer depends on the RAM, so plans with less of it come first.
+        # The answer depends on the RAM, so plans with less of it come first: adapters, which need the least.
+        yield from _grown(question, chosen, next(kinds))
         yield from _smaller_hosts(question, chosen)
         yield next(storage, None)
-        yield from _grown(question, chosen, next(kinds))
     yield from storage
     for series in kinds:
         yield from _grown(question, chosen, series)
@@ -173,14 +175,22 @@ class _Answer(NamedTuple):
         need = best.fit.assumed_host_bytes
         if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
             text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
+        elif chosen is not None and self._suits_smaller_host(chosen):
+            text = f"{text}, {whole_gib(best.ram_to_fit):,} GiB of RAM"
         if (loss := self.question.workload.loss) != question.workload.loss:
             return f"{text}, {loss} loss"
         return ", ".join((text, *notes))
 
-    def job_outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
+    def _suits_smaller_host(self, chosen: Candidate) -> bool:
+        """Whether the answer that is changed depends on the RAM, and a smaller size of it suffices for this one. An
+        answer to a question with an amount of RAM has it in its flags."""
+        asks = chosen.fit.assumed_host_bytes and self.question.cluster.host_memory_bytes_per_node is None
+        return bool(asks) and _too_small(self.best) < _too_small(chosen)
+
+    def job_outcome(self, question: Question, chosen: Candidate | None) -> str:
         """Return the outcome with the job's duration, and with its cost if the price still applies to these
         machines."""
-        text, price = self.outcome(question, chosen, *notes), self.question.price
+        text, price = self.outcome(question, chosen), self.question.price
         duration = candidate_duration(self.question, self.best)
         if duration is None or self.question.workload.seq_len != question.workload.seq_len:
             return text
@@ -220,11 +230,6 @@ def _without_autoep(question: Question) -> Iterator[Asked]:
 
 def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | None]:
     """Yield optimizers with smaller states if a smaller size of `RAM_AS_SOLD` suffices, or if they are faster."""
-    sizes = [parse_ram(size)[0] for size in RAM_AS_SOLD]
-
-    def too_small(candidate: Candidate) -> int:
-        return sum(size < host_bytes_to_fit(candidate.memory.host_bytes_per_node) for size in sizes)
-
     for flags, altered in _smaller_states(question):
         enough = chosen.tokens_per_s / WORTH_LISTING
         for asked in filter(None, (altered, altered.offered_loss_question)):
@@ -235,11 +240,20 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
             yield None
             continue
         answer = _Answer(*best_over_losses(asked, best))
-        is_smaller = too_small(answer.best) < too_small(chosen)
+        is_smaller = _too_small(answer.best) < _too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
-            needed = host_bytes_to_fit(answer.best.memory.host_bytes_per_node)
-            ram = f"{whole_gib(needed):,} GiB of RAM"
-            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen, *([ram] if is_smaller else ())))
+            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
+
+
+def _optimizers_on_the_host(question: Question) -> Iterator[Asked]:
+    """Yield AdamW in place of an optimizer that cannot be offloaded."""
+    if optimizer(question.workload.optimizer).cpu_state_bytes is None:
+        yield "--optimizer adamw", _altered(question, optimizer="adamw")
+
+
+def _too_small(candidate: Candidate) -> int:
+    """Return how many of `RAM_AS_SOLD` are too small for a plan."""
+    return sum(parse_ram(size)[0] < candidate.ram_to_fit for size in RAM_AS_SOLD)
 
 
 def _smaller_states(question: Question) -> Iterator[Asked]:

@@ -40,7 +40,15 @@ class _Advise(CommandWithUsersCommand):
 @click.command(cls=_Advise)
 @click.argument("model", metavar="MODEL", required=False, shell_complete=complete_model)
 @question_options(tuple(OPTIONS), searches=True)
-@click.option("-o", "--output", "destination", default=CONFIG_NAME, metavar="FILE", help="Output file; - is stdout.")
+@click.option(
+    "-o",
+    "--output",
+    "destination",
+    default=CONFIG_NAME,
+    show_default=False,
+    metavar="FILE",
+    help=f"Output file; - is stdout.  [default: {CONFIG_NAME}; if that is another configuration, ds_config-2.json ...]",
+)
 @click.option("--no-write", is_flag=True, help="Do not write the configuration.")
 @click.option("--script", type=PATH, metavar="FILE.py", help="Also write a script that trains the plan.")
 @EMIT

@@ -120,6 +120,7 @@ class AdviseByDefault(click.Group):
         # Without the program's context the usage is that of "ds-advise", not of "ds-advise advise".
         with HelpContext(main_command, info_name=context.info_name, show_default=True) as inner:
             main_command.format_usage(inner, formatter)
+            formatter.write_usage(inner.command_path, "SUBCOMMAND [OPTIONS] ...", prefix="       ")
             records = help_records(main_command, inner)
         formatter.write_paragraph()
         claim, _, examples, *_ = inspect.cleandoc(main_command.help or "").split("\n\n")
@@ -140,7 +141,7 @@ class AdviseByDefault(click.Group):
         formatter.write_text(
             "\b\n"
             "To share it   --html FILE, --plot FILE.svg, --markdown, --json, --emit, --lang\n"
-            "All options   ds-advise --help-all, ds-advise COMMAND --help\n"
+            "All options   ds-advise --help-all, ds-advise SUBCOMMAND --help\n"
             'Completion    eval "$(_DS_ADVISE_COMPLETE=bash_source ds-advise)"'
         )
 

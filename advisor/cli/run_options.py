@@ -29,7 +29,6 @@ def run_options(model: Decorator) -> Decorator:
         extra=[file, model, ACCUMULATION],
         only_passed=True,
         micro_batch={"help": "Value for an `auto` micro batch.", "default_text": "the recommended value, else 1"},
-        method={"help": "Train all weights, or LoRA adapters (peft).", "choices": ("full", "lora")},
         precision={"help": "Value for an `auto` in bf16 or fp16."},
         gradient_checkpointing={"choices": ("on", "off", "offload"), "default": "on"},
     )

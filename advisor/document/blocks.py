@@ -166,9 +166,11 @@ class Code(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """Shell commands or Python to copy. A terminal continues a long line after a backslash."""
+    """Shell commands or Python to copy. A terminal continues a long line: of Python inside its parentheses, otherwise
+    after a backslash."""
 
     lines: Sequence[str]
+    is_python: bool = False
 
 
 class Verbatim(NamedTuple):

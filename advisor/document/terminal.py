@@ -142,8 +142,8 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 _print_table(block.without(block.optional) if block.alike in narrow else block, console)
             case Code(lines):
                 copyable(console, lines)
-            case Commands(lines):
-                commands(console, lines)
+            case Commands(lines, is_python):
+                commands(console, lines, is_python=is_python)
             case Excerpt(level=level):
                 styles = {"carets": _STYLES[level], ">": _STYLES[level], "context": "dim", **_DIFF_STYLES}
                 for gutter, text, role in block.rows(max(NARROWEST, min(console.width, LONGEST)) - 3):

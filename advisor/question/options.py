@@ -10,6 +10,7 @@ is in `Question.options`, an option of the workload is a field of the same name 
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
@@ -110,7 +111,7 @@ class Option(NamedTuple):
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count"):
             if not (isinstance(value, Integral) and is_number):
-                raise WorkloadError(what, why="it must be a whole number", fix=f"pass {self.name}={self._count(value)}")
+                raise WorkloadError(what, why="it must be a whole number", fix=f"pass {self.name}={self.default or 1}")
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
                     f"{self.name} is {value}",
@@ -131,12 +132,14 @@ class Option(NamedTuple):
         if isinstance(value, str) and value in self.former:
             raise WorkloadError(f"{self.flag} has no value {value} any more", fix=self.former[value])
 
-    def _count(self, value: Any) -> int:
-        """The number that a text means, for an example."""
-        try:
-            return parse_count(str(value), kilo=self.kilo)
-        except ValueError:
-            return self.default or 1
+    def typed(self, value: Any) -> Any:
+        """A value of Python in the type that the option has: a count as the text of the command line (`8k`), and a
+        number where the option is text (`ram=128`)."""
+        if self.kind.startswith("count") and isinstance(value, str):
+            with suppress(ValueError):  # a word, or a mistake, which `check` names
+                return parse_count(value, kilo=self.kilo)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return str(value) if is_number and self.kind == "text" else value
 
 
 def _declared(name: str, annotation: Any) -> Option:
@@ -414,7 +417,7 @@ class BatchOptions(TypedDict, total=False):
     global_batch: Annotated[
         int | Literal["no-accumulation"] | None,
         Option(
-            "Samples per optimizer step, kept exactly; no-accumulation: the fastest micro batch.",
+            "Samples per step, kept exactly; no-accumulation: the fastest micro batch.",
             default_text=f"about {GLOBAL_BATCH}; less for few samples",
             former={
                 "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "
@@ -636,8 +639,9 @@ def names_in(*groups: type, without: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for group in groups for name in group.__annotations__ if name not in without)
 
 
-def check_names(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise UnknownOptionError for a name that is not known, with the nearest one."""
+def check_names(given: Iterable[str], known: Collection[str], function: str = "advise") -> None:
+    """Raise UnknownOptionError for a name that is not known, with the nearest one. function: of `ds_advise`, whose help
+    lists the names."""
     for name in given:
         if name not in known:
             from ...validate.lint.values import nearest  # imported here: difflib is slow to import
@@ -646,12 +650,12 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
             other = other_name(name).split(" ")[0].lstrip("-").replace("-", "_")
             near = other if other in known else nearest(name, known, cutoff=0.65)
             advice = filled_advice(name, "", meant_strategy({name: ""}))
-            fix = f"did you mean {near}?" if near else advice or "help(ds_advise.advise) lists the options"
+            fix = f"did you mean {near}?" if near else advice or f"help(ds_advise.{function}) lists the options"
             raise UnknownOptionError(f"there is no option {name[:40]!r}", fix=fix)
 
 
 def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
-    """All options, with defaults for the omitted ones, and numbers as text where an option is text (`ram=128`). Raises
+    """All options, with defaults for the omitted ones, and values in their types (`Option.typed`). Raises
     UnknownOptionError for an unknown name, and WorkloadError for a value that is not a choice or a number of its
     option, or a count outside 1 to `LARGEST_COUNT`. None stands for the default."""
     check_names(options, OPTIONS)
@@ -661,9 +665,8 @@ def fill_defaults(options: Mapping[str, Any]) -> QuestionOptions:
             continue
         if name == "gradient_checkpointing" and isinstance(value, bool):
             value = "on" if value else "off"
-        OPTIONS[name].check(value)
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        filled[name] = str(value) if is_number and OPTIONS[name].kind == "text" else value
+        filled[name] = OPTIONS[name].typed(value)
+        OPTIONS[name].check(value if OPTIONS[name].kind == "text" else filled[name])
     return filled  # type: ignore[return-value]  # its keys are those of the declarations
 
 

@@ -13,9 +13,10 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.facts import answer_subject
 from ..answer.phases import phase_facts
+from ..answer.reasons import close_plans
 from ..answer.recommendation import Change, Recommendation
-from ..answer.start import next_steps, written_config
-from ..answer.verdict import answer_verdict
+from ..answer.start import has_fsdp_file, next_steps, written_config
+from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
 from ..search.candidate import candidate_duration
@@ -42,11 +43,13 @@ _GIVE_WAY = {
     "most changes": "",
     "dry run": "the dry run",
     "changes": "what would change the answer",
+    "close": "notes on plans that are close",
+    "others": "plans that are not chosen",
 }
 """Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that
-it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit. The dry run
-is the command for it. The changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those
-of what is assumed, then all but those, or all but one."""
+it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit, at last all
+but the chosen one. The dry run is the command for it. The changes, whose title says that there are more, first lose all
+but `_FEWER_CHANGES` and those of what is assumed, then all but those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
@@ -77,25 +80,26 @@ def answer_document(
         subject=" · ".join(answer_subject(answer.question)),
         verdict=verdict.headline,
         tone=verdict.tone,
-        blocks=[*verdict.sentences, doc.Facts([*verdict.figures, *verdict.facts])],
+        blocks=[],
         data=partial(_advice, answer, all_candidates=all_candidates),
     )
     whole = document
     for count in range(len(_GIVE_WAY) + 1):
         left_out = [*_GIVE_WAY][:count]
         most = 0 if "most changes" in left_out else _FEWER_CHANGES if "some changes" in left_out else _FEW_CHANGES
-        shows_changes = changes and not (answer.recommended and "changes" in left_out)
+        shows_changes = changes and not (answer.taken and "changes" in left_out)
         change_section = [*change_blocks(answer, details=details, most=most)] if shows_changes else []
+        head: list[doc.Block] = [*verdict.sentences, doc.Facts(_facts(answer, verdict, left_out))]
         parts = (
-            document.blocks,
-            () if answer.recommended else change_section,
+            head,
+            () if answer.taken else change_section,
             _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
             _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
             memory_and_time_blocks(answer, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
             _reasons(answer, details=details),
             _runs(answer, details=details),
-            change_section if answer.recommended else (),
+            change_section if answer.taken else (),
             _evidence(answer, config_path, details=details),
             _left_out(answer, left_out),
         )
@@ -103,6 +107,12 @@ def answer_document(
         if details or _fits_screen(whole, columns):
             break
     return whole
+
+
+def _facts(answer: Recommendation, verdict: Verdict, left_out: Collection[str]) -> list[doc.Fact]:
+    close = close_plans(answer.question, answer.ladder, answer.recommended) if "close" in left_out else ()
+    words = {sentence.removesuffix(".") for sentence in close}
+    return [*verdict.figures, *(fact for fact in verdict.facts if fact.words not in words)]
 
 
 def _advice(answer: Recommendation, *, all_candidates: bool) -> Advice:
@@ -133,7 +143,7 @@ def _start(
     if isinstance(first, Sentence):
         kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
-        if not is_written:
+        if not is_written and (answer.recommended or answer.try_first):
             written = f"{config_path} is not written. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
@@ -143,17 +153,21 @@ def _start(
 def _ladder(
     answer: Recommendation, *, details: bool, all_candidates: bool, left_out: Collection[str]
 ) -> Iterator[doc.Block]:
-    shown: Shown = "fits" if "unsure" in left_out else "fits the GPU" if "ladder" in left_out else "all"
+    by_part: dict[str, Shown] = {"others": "taken", "unsure": "fits", "ladder": "fits the GPU"}
+    shown: Shown = next((shown for part, shown in by_part.items() if part in left_out), "all")
     yield Heading("Every strategy", "ladder", printed=False)
     yield ladder_table(answer, all_candidates=all_candidates, shown=shown, details=details)
 
 
 def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Block]:
     """Yield a sentence that names the parts that gave way."""
-    absent = set() if answer.recommended is not None else {"time", "phases", "dry run", "changes"}
+    absent = set() if answer.taken is not None else {"time", "phases", "changes"}
+    absent |= set() if answer.recommended is not None else {"dry run"}
     absent |= set() if answer.question.workload.rollouts else {"phases"}
-    absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu else set()
+    absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu or answer.script else set()
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
+    absent |= {"unsure"} if "others" in parts else set()
+    absent |= set() if close_plans(answer.question, answer.ladder, answer.recommended) else {"close"}
     names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
     if names:
         yield Sentence(f"Left out: {', '.join(names)} (--details).", "dim")
@@ -163,7 +177,7 @@ def memory_and_time_blocks(
     answer: Recommendation, *, charts: bool, left_out: Collection[str] = ()
 ) -> Iterator[doc.Block]:
     """Yield what the plan's memory and time consist of; charts: the memory of every plan."""
-    shown, chosen, cluster = answer.shown, answer.recommended, answer.question.cluster
+    shown, chosen, cluster = answer.shown, answer.taken, answer.question.cluster
     if shown is not None and "memory" not in left_out:
         title, device = "Memory" if shown.measured_bytes is None else "Predicted memory", device_label(cluster)
         need, moment = gib(shown.memory.device_bytes_per_gpu), phase_title(shown.memory.peak.name)
@@ -191,7 +205,7 @@ def memory_and_time_blocks(
 
 def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
     """Yield the whole job, and the reasons for the plan or against all plans."""
-    question, chosen = answer.question, answer.recommended
+    question, chosen = answer.question, answer.taken
     duration = None if chosen is None or not details else candidate_duration(question, chosen)
     if duration is not None:
         yield Heading("The whole job", "job")
@@ -200,7 +214,7 @@ def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
         yield from map(Sentence, parts_sentences(duration, packing_helps=packing_helps))
     sentences = [
         utilization_sentence(answer) if details else "",
-        *(answer.reasons if details or chosen is None else ()),
+        *(answer.reasons if details or answer.recommended is None else ()),
         _baseline(answer),
     ]
     if any(sentences):
@@ -211,7 +225,7 @@ def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
 def utilization_sentence(answer: Recommendation) -> str:
     """Return the model FLOPs utilization (MFU); "" if no peak is published."""
     model, workload, cluster = answer.question.model, answer.question.workload, answer.question.cluster
-    chosen, peak = answer.recommended, peak_flops_per_s(cluster.gpu, workload.matmul_precision)
+    chosen, peak = answer.taken, peak_flops_per_s(cluster.gpu, workload.matmul_precision)
     if chosen is None or peak is None or cluster.gpu.is_cpu:
         return ""
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
@@ -226,19 +240,15 @@ def utilization_sentence(answer: Recommendation) -> str:
 def _baseline(answer: Recommendation) -> str:
     """Return what plain PyTorch needs; "" without a baseline."""
     plain, chosen = answer.pytorch_baseline, answer.recommended
-    if plain is None:
+    if plain is None or plain is answer.taken:  # the answer is about it
         return ""
     text = f"{plan_title(plain.plan)} needs {gib(plain.device_bytes)} GiB per GPU"
     if plain.fit.fits:
         share = "" if chosen is None else percent(plain.tokens_per_s / chosen.tokens_per_s)
         text = f"{text} and would run at {share} of the speed" if share else f"{text} and fits"
-    if plain.plan.sharding == "fsdp2":
-        return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
-    text = f"{text}. It has no fp32 master weights, and no configuration is written for it."
-    if plain.fit.fits and plain.plan.sharding == "fsdp" and answer.question.workload.method == "qlora":
-        # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
-        text = f"{text} FSDP shards quantized weights only if bnb_4bit_quant_storage is the type of the others."
-    return text
+    if not has_fsdp_file(answer.question, plain):
+        return f"{text}. It has no fp32 master weights, and no configuration is written for it."
+    return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
 
 
 def _runs(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
@@ -263,7 +273,7 @@ def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHA
             shown.append(change)
         if not details and others >= max(1, most):
             break
-    if not shown and answer.recommended is None:
+    if not shown and answer.taken is None:
         yield Gap()
         yield Sentence(
             "Other methods and a shorter sequence do not make it fit."
@@ -273,6 +283,8 @@ def change_blocks(answer: Recommendation, *, details: bool, most: int = _FEW_CHA
     if not shown:
         return
     title = "What would change the answer" if answer.recommended else "What would make it fit"
+    if answer.recommended is None and answer.taken is not None:
+        title = "What would make DeepSpeed fit"
     if answer.probe_series or answer.past_probes:
         title = f"{title} (predicted, not corrected by probes)"
     if not answer.changes.are_all_tried or len(shown) < len([*answer.changes]):

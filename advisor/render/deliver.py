@@ -57,11 +57,11 @@ def deliver(
     Raises ConfigFileError as `check_write` does, after the answer is shown: a file that cannot be written leaves the
     others unwritten, too, if that is known before.
     """
-    files, line, failure = list[tuple[Path, str]](), "", None
+    files, failure = list[tuple[Path, str]](), None
     if isinstance(destination, Path):
         if numbered and not force:
             answer, destination = _free(answer, destination)
-        answer, files, line = _files(answer, destination, emit, script)
+        answer, files = _files(answer, destination, emit, script)
         try:
             for file, text in files:
                 check_write(text, file, force=force)
@@ -77,7 +77,7 @@ def deliver(
     except DsAdviseError as error:
         failure = error
     if failure is not None:
-        line = ""
+        answer = replace(answer, script=None)
         answer = replace(answer, job_files=tuple(job for job in answer.job_files if str(job.path) in answer.files))
     if destination == "-" and answer.recommended is not None:
         print(config_text(written_config(answer, answer.recommended)), end="")
@@ -109,8 +109,6 @@ def deliver(
             print(encodable(markdown_text(document), console), end="")
         else:
             print_document(document, console)
-        if line:
-            console.print(f"\n{script} trains it, on random rows until it gets your data:\n{line}", soft_wrap=True)
 
     if destination == "-" and output.mode == "human":
         render(output.console(on_stderr=True))
@@ -118,6 +116,10 @@ def deliver(
         output.show(form, render)
     if failure is not None:
         raise failure
+    if answer.recommended is None:
+        kinds = ",".join(kind for kind in emit if kind != "accelerate" or not answer.job_files)
+        for option in filter(None, (f"--emit {kinds}" if kinds else "", f"--script {script}" if script else "")):
+            output.say(f"{option} writes nothing: no DeepSpeed plan fits")
     return 0 if answer.fits else 1
 
 
@@ -166,20 +168,21 @@ def _free(answer: Recommendation, destination: Path) -> tuple[Recommendation, Pa
 
 def _files(
     answer: Recommendation, destination: Path, emit: tuple[JobKind, ...], script: Path | None
-) -> tuple[Recommendation, list[tuple[Path, str]], str]:
-    """Return the answer with its job files, the paths and texts of all files, and the script's command."""
-    files, line = _configs(answer, destination), ""
+) -> tuple[Recommendation, list[tuple[Path, str]]]:
+    """Return the answer with its script and job files, and the paths and texts of all files."""
+    files = _configs(answer, destination)
+    if script is not None and answer.recommended is not None:
+        from ..answer.default_script import script_files  # imported here: few answers write one
+
+        more, own = script_files(answer, script, str(destination))
+        answer = replace(answer, script=own)
+        files += more
     if emit:
         from ..answer.jobs import build_jobs  # imported here: few answers write them
 
         answer = replace(answer, job_files=build_jobs(answer, emit, str(destination)))
         files += [(job.path, job.text) for job in answer.job_files]
-    if script is not None and answer.recommended is not None:
-        from ..answer.default_script import script_files  # imported here: few answers write one
-
-        more, line = script_files(answer, script, str(destination))
-        files += more
-    return answer, files, line
+    return answer, files
 
 
 def show_document(

@@ -17,8 +17,8 @@ from ..answer.explanation import (
     substituted_formula,
     term_size,
 )
-from ..answer.facts import positions_note
 from ..answer.rate_origins import RateOrigin
+from ..answer.reasons import positions_note
 from ..answer.verdict import fit_tone, what_lacks
 from ..document.blocks import (
     Block,
@@ -52,7 +52,6 @@ from ..text.units import (
     amount,
     capitalised,
     counted_noun,
-    ended,
     fine_seconds,
     gib,
     rate,
@@ -86,7 +85,7 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         if explanation.assumed:
             yield Sentence(assumed_line(explanation.assumed))
         if note := positions_note(question):
-            yield Sentence(ended(capitalised(note)))
+            yield Sentence(note)
     yield Sentence(f"Evidence: {candidate.estimate.evidence}; the probability that it fits is {likely}.", "dim")
     for section in explanation.sections:
         is_less = section.name == "host_loading" and section.total <= memory.host_training_bytes_per_node

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ..answer.recommendation import Recommendation
 from ..document.blocks import HIDDEN, Cell, Figure, Look, Row, Table
-from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, Candidate
+from ..search.candidate import IF_RAM_ALLOWS, NEEDS_RAM, NEEDS_RAM_AND_NVME, Candidate
 from ..text.labels import batch_label, checkpointing_label, device_label, shape_label
 from ..text.units import gib, rate, whole_gib
 
@@ -38,8 +38,9 @@ def _columns(answer: Recommendation) -> list[_Column]:
     ]
 
 
-Shown = Literal["all", "fits the GPU", "fits"]
-"""Which plans the table shows: all, those that likely fit the GPU, or those that surely fit."""
+Shown = Literal["all", "fits the GPU", "fits", "taken"]
+"""Which plans the table shows: all, those that likely fit the GPU, those that surely fit, or the one that is taken; if
+none is, those that surely fit."""
 
 
 def ladder_table(
@@ -96,7 +97,9 @@ def _steps(
         steps.append((plain.strategy, plain, plain.fit.reason))
     if shown == "all":
         return steps
-    is_sure = shown == "fits"
+    if shown == "taken" and answer.taken is not None:
+        return [step for step in steps if step[1] is answer.taken]
+    is_sure = shown in ("fits", "taken")
     return [
         step
         for step in steps
@@ -126,6 +129,11 @@ def _notes(
     if IF_RAM_ALLOWS in reasons:
         assumed = whole_gib(cluster.usual_host_bytes_per_node)
         yield "strategy", f"if RAM allows: more than the assumed {assumed:,} GiB (--ram)"
+    if any(reason.endswith(" RAM") or reason == NEEDS_RAM_AND_NVME for reason in reasons) and (
+        cluster.host_memory_bytes_per_node is None
+    ):
+        # The largest amount that the processors of such a machine are sold with.
+        yield "strategy", f"RAM: {gib(cluster.most_host_bytes_per_node)} GiB, the most of a host of {cluster.gpu.name}"
     if any(reason.startswith(NEEDS_RAM) for reason in reasons):
         most = gib(cluster.most_host_bytes_per_node)
         yield "strategy", f"needs --ram: pass it if a host has more than {most} GiB"
@@ -149,5 +157,5 @@ def _row(answer: Recommendation, plan: Candidate, columns: list[_Column], *, is_
         verdict += f" ({mark})"
     look: Look = "" if plan.fit.fits else "faded"
     if is_chosen:
-        look = "closest" if answer.recommended is None else "chosen"
+        look = "closest" if answer.taken is None else "chosen"
     return Row([plan.strategy, *figures, f" {verdict}"], look)

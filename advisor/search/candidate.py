@@ -47,6 +47,10 @@ NEEDS_RAM = "needs --ram"
 """Reason for a plan that needs more than `MOST_HOST_BYTES` if no limit of the RAM is known."""
 
 
+NEEDS_RAM_AND_NVME = "needs RAM, --nvme"
+"""Reason for a plan that needs a drive, and more RAM than the known limit."""
+
+
 class Fit(NamedTuple):
     """The verdict on one plan."""
 
@@ -106,8 +110,8 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
         return on_gpu
     fit, is_unnamed = _on_host(on_gpu, host_bytes, cluster), bool(memory.nvme_bytes_per_node and not nvme)
     if not fit.probability:
-        lacks = NEEDS_RAM if cluster.ram_limit_bytes is None else "needs RAM"
-        return fit._replace(reason=f"{lacks}, --nvme") if is_unnamed else fit
+        lacks = f"{NEEDS_RAM}, --nvme" if cluster.ram_limit_bytes is None else NEEDS_RAM_AND_NVME
+        return fit._replace(reason=lacks) if is_unnamed else fit
     refused = on_gpu._replace(probability=0.0, limit="nvme")
     if is_unnamed:
         return refused._replace(reason="needs --nvme", utilization=max(on_gpu.utilization, 1.0))

@@ -122,9 +122,24 @@ def is_passed_for_room(rival: Candidate, chosen: Candidate) -> bool:
 
 
 def costly_features(plan: Plan) -> frozenset[str]:
-    """Return the costly features of a plan: offloading, sample sharing and weight gathering (stage 3)."""
-    used = {"offload": plan.offloads, "share": plan.ranks_per_sample > 1, "gather": plan.zero_stage == 3}
+    """Return the costly features of a plan: sample sharing, weight gathering (stage 3), and offloading of states or of
+    layer inputs. A plan that offloads transfers more, over a slower link, than one that only gathers, so it has all
+    features of the latter."""
+    gathers = plan.zero_stage == 3
+    used = {
+        "share": plan.ranks_per_sample > 1,
+        "transfer": gathers or offloads(plan),
+        "offload": offloads(plan),
+        "offload states": plan.offloads,
+        "offload inputs": plan.cpu_checkpointing,
+        "gather and offload": gathers and offloads(plan),
+    }
     return frozenset(feature for feature, is_used in used.items() if is_used)
+
+
+def offloads(plan: Plan) -> bool:
+    """Whether a plan keeps states, weights or layer inputs outside the GPU."""
+    return plan.offloads or plan.cpu_checkpointing
 
 
 def worth_trying_first(

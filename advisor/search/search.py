@@ -17,7 +17,16 @@ from ...probes.gc_pause import gc_paused
 from ..question.question import Question
 from .batch_sweep import BatchSweep
 from .candidate import LEAST, Candidate, LadderStep
-from .choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, best_of_strategy, costly_features, fastest_that_fits, tolerance
+from .choice import (
+    COMFORTABLE,
+    LEAST_GAIN,
+    SAME_SPEED,
+    best_of_strategy,
+    costly_features,
+    fastest_that_fits,
+    offloads,
+    tolerance,
+)
 from .search_space import NO_SETTINGS, PlanFields, Stage, search_stages
 
 _LEAST_OF_STAGES = 0.96
@@ -119,19 +128,26 @@ def best_over_losses(question: Question, best: Candidate) -> tuple[Question, Can
     """Return the answer's plan if the loss is free, with the question about its loss, for a question whose `fastest` is
     `best`.
 
-    The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, else the one without.
+    The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, or if it makes offloading
+    needless and is not slower; else the one without.
     """
     offered = question.offered_loss_question
     if offered is not None:
-        enough = best.tokens_per_s * (1 + LEAST_GAIN)
+        enough = best.tokens_per_s * (1.0 if offloads(best.plan) else 1 + LEAST_GAIN)
         other = fastest(offered, enough=enough)
-        return (question, best) if other is None or other.tokens_per_s < enough else (offered, other)
+        return (question, best) if other is None or not _is_worth_a_loss(other, best) else (offered, other)
     own = question.default_loss_question
     if own is question:
         return question, best
     enough = best.tokens_per_s / (1 + LEAST_GAIN)
     other = fastest(own, enough=enough)
-    return (question, best) if other is None or other.tokens_per_s <= enough else (own, other)
+    return (question, best) if other is None or _is_worth_a_loss(best, other) else (own, other)
+
+
+def _is_worth_a_loss(offered: Candidate, own: Candidate) -> bool:
+    """Whether the plan with the loss that one argument enables is taken in place of the one without."""
+    saves_offload = offloads(own.plan) and not offloads(offered.plan)
+    return offered.tokens_per_s >= own.tokens_per_s * (1.0 if saves_offload else 1 + LEAST_GAIN)
 
 
 class _BranchAndBound:

@@ -139,9 +139,10 @@ def copyable(console: Console, lines: Sequence[str]) -> None:
         row(console, Text(f"{'   ' if has_room else ' '}{line}", style="bold"))
 
 
-def commands(console: Console, lines: Sequence[str]) -> None:
-    """Print shell commands or Python; on a narrow terminal, a line continues after a backslash, which is valid in both
-    languages."""
+def commands(console: Console, lines: Sequence[str], *, is_python: bool = False) -> None:
+    """Print shell commands or Python; on a narrow terminal, a line continues after a backslash, or inside the
+    parentheses of Python."""
+    depth = 0
     for command in lines:
         columns = max(console.width, NARROWEST)
         if command.startswith("#"):  # a comment ends with its line
@@ -150,8 +151,42 @@ def commands(console: Console, lines: Sequence[str]) -> None:
             words = textwrap.wrap(command, columns - 3, subsequent_indent="# ", break_long_words=False)
             copyable(console, words)
             continue
-        for part in continued(command, columns):
+        parts = _continued_in_parentheses(command, columns, depth) if is_python else continued(command, columns)
+        depth = _depths(command, depth)[-1]
+        for part in parts:
             row(console, Text(part, style="bold"))
+
+
+def _depths(source: str, depth: int) -> list[int]:
+    """Return the number of open parentheses before each character of Python source, and after the last one. depth:
+    their number before the source."""
+    depths = [depth]
+    for character in _without_strings(source):
+        depths.append(depths[-1] + (character in "([{") - (character in ")]}"))
+    return depths
+
+
+def _without_strings(source: str) -> str:
+    """Return the source with strings and comments of the same length without spaces and parentheses."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|#.*", lambda found: "_" * len(found[0]), source)
+
+
+def _continued_in_parentheses(source: str, columns: int, depth: int) -> list[str]:
+    """Return the lines of Python source, broken at a space or behind an opening parenthesis, as far out as possible;
+    where nothing is open, after a backslash. depth: the parentheses that are open before the source."""
+    margin, step = 3, len(source) - len(source.lstrip()) + 4
+    parts, indent, rest = list[str](), 0, source
+    while margin + indent + len(rest) > columns:
+        shown, depths, room = _without_strings(rest), _depths(rest, depth), columns - margin - indent
+        start = len(rest) - len(rest.lstrip())
+        ends = [at + (shown[at] == "(") for at in range(start, len(rest)) if shown[at] in " ("]
+        ends = [end for end in ends if 0 < end <= room and end < len(rest) and depths[end] > 0]
+        if not ends:
+            return parts + [f"{' ' * indent}{part}" for part in continued(rest, columns - indent)]
+        at = max(ends, key=lambda end: (end > room // 2, -depths[end], end))
+        parts.append(f"{' ' * (margin + indent)}{rest[:at].rstrip()}")
+        rest, indent, depth = rest[at:].lstrip(), step, depths[at]
+    return [*parts, f"{' ' * (margin + indent)}{rest}"]
 
 
 _WITH_VALUE = r"(?<=\s)--?\w[\w-]* [^\s-]\S*"

@@ -15,7 +15,6 @@ from ...ds_configs.training_script import trl_requirement
 from ...estimators.hardware import Cluster
 from ...estimators.memory.trainable import shard_plan
 from ...estimators.schedule.simulate import SimulatedStep, simulate
-from ...estimators.workload import Workload
 from ..command.request import CommandRequest
 from ..command.run import dry_run_command
 from ..default_script.folder import write_folder
@@ -27,6 +26,7 @@ from ..run_errors import NeedsValuesError as NeedsValuesError
 from ..run_errors import worker_error
 from ..scratch import scratch
 from ..worker_process import OnProgress
+from .supported import unknown_kernels
 
 
 def dry_run(
@@ -69,17 +69,6 @@ def dry_run(
         return replace(found.result, iterations=iterations)
 
 
-def _unknown_kernels(workload: Workload) -> str:
-    """Description of the kernels that fake tensors cannot run; "" if they can run all."""
-    if workload.method == "qlora":
-        return "the kernels of quantized weights"
-    if workload.loss in ("in-place", "chunked", "value-head"):
-        return f"the {workload.loss} loss"
-    if workload.kernels != "torch":
-        return f"{workload.kernels}'s kernels"
-    return "the Triton kernel of 2023" if workload.attention == "triton" else ""
-
-
 def _require(requirement: str) -> None:
     """Raises DryRunError for a package that is missing, or has another version."""
     needed = Requirement(requirement)
@@ -96,7 +85,7 @@ def _require(requirement: str) -> None:
 def _refuse_unknown_features(run: Run) -> None:
     """Raises DryRunError for a feature that fails with the installed transformers, NeedsValuesError for a feature that
     no dry run supports."""
-    if unknown := _unknown_kernels(run.workload):
+    if unknown := unknown_kernels(run.workload):
         raise DryRunError(
             f"a dry run does not support {unknown}", phase="load", fix="probe it on a GPU, or use the closed form"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import resource
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -233,6 +235,26 @@ def test_narrow_lines_break_at_the_marks_of_paths_and_never_in_a_url_or_between_
     print_blocks([doc.Table(["", "as it is", "better"], rows)], console)
     head, *others = console.file.getvalue().splitlines()
     assert [head.index(title) for title in ("as it is", "better")] == [others[-1].index(f) for f in ("19.9", "53.8")]
+
+
+@pytest.mark.parametrize("columns", [80, 64, 40])
+def test_python_is_continued_inside_its_parentheses(columns: int) -> None:
+    """It has the same meaning at any width, and no backslash where something is open and has a space."""
+    source = [
+        "model = get_peft_model(",
+        "    model,",
+        '    LoraConfig(r=8, target_modules="all-linear", modules_to_save=["embed_tokens", "lm_head"]),',
+        "    autocast_adapter_dtype=False)",
+        "engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())",
+        'batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])',
+        "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter",
+    ]
+    console = Console(file=(printed := io.StringIO()), width=columns)
+    commands(console, source, is_python=True)
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) <= max(columns, 64)
+    assert ast.dump(ast.parse(textwrap.dedent(printed.getvalue()))) == ast.dump(ast.parse("\n".join(source)))
+    assert columns < 64 or not any(line.endswith("\\") for line in lines if "from " not in line)
 
 
 def test_an_error_is_one_line_and_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

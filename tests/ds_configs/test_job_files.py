@@ -146,6 +146,28 @@ def test_accelerate_gets_fsdp2_where_the_answer_compares_it(tmp_path: Path) -> N
     assert ("sync_each_batch" in comment) == ("gradient_accumulation_steps=1," not in comment)
 
 
+def test_accelerate_gets_fsdp_where_it_alone_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP 1 with NF4 weights, as peft documents it; a job file of DeepSpeed is named as not written."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    asked = ["Qwen2.5-72B", "--gpus", "4x4090", "--method", "qlora", "--offline", "--sharding", "fsdp"]
+    assert run([*asked, "--emit", "accelerate,slurm", "-o", str(tmp_path / "ds_config.json")]) == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["accelerate_fsdp.yaml"]
+    file = tmp_path / "accelerate_fsdp.yaml"
+    read = load_config_from_file(str(file))
+    assert (read.distributed_type, read.num_processes, read.mixed_precision) == ("FSDP", 4, "bf16")
+    settings = {name.removeprefix("fsdp_"): value for name, value in read.fsdp_config.items()}
+    settings["fsdp_version"] = settings.pop("version")
+    settings["auto_wrap_policy"] = settings["auto_wrap_policy"].lower()
+    assert settings.pop("sync_module_states") is True  # it needs a device
+    plugin = FullyShardedDataParallelPlugin(**settings | {"cpu_ram_efficient_loading": False})
+    assert plugin.fsdp_version == 1 and plugin.use_orig_params is False
+    told = capsys.readouterr()
+    assert "bnb_4bit_quant_storage=torch.bfloat16" in told.out and "accelerate launch --config_file" in told.out
+    assert "--emit slurm writes nothing: no DeepSpeed plan fits" in told.err
+
+
 def test_accelerate_reads_its_file(tmp_path: Path) -> None:
     """accelerate's own reader takes it, and has the processes of all nodes; no ssh."""
     from accelerate.commands.config.config_args import load_config_from_file

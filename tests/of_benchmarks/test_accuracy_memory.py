@@ -15,6 +15,7 @@ from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
 
 from benchmarks.accuracy import between_sources, memory_spread, peer_runs, peers, questions, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, all_questions, sections
@@ -141,4 +142,4 @@ def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
 
     model, cluster = find("Llama-2-7b-hf"), parse_cluster("2x8xA100-80GB", interconnect="400Gb/s")
     ours = deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)
-    assert deepspeed_estimate(model, cluster, plan).gpu_bytes == ours
+    assert deepspeed_estimate(model, Workload(), cluster, plan).gpu_bytes == ours

@@ -13,6 +13,7 @@ from ds_advise.estimators.hardware import Cluster, gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.workload import Workload
 from ds_advise.validate.deepspeed_estimate import deepspeed_estimate, largest_module_parameters
 
 from tests.helpers import sizes
@@ -42,7 +43,7 @@ def test_the_function_gets_the_plans_arguments(
         offload_optimizer=optimizer,  # type: ignore[arg-type]
         offload_param=param,
     )
-    estimate = deepspeed_estimate(MODEL, CLUSTER, plan)
+    estimate = deepspeed_estimate(MODEL, Workload(), CLUSTER, plan)
     assert (estimate.gpu_bytes, estimate.host_bytes) == (gpu_bytes, int(host_bytes))
     assert f"zero{stage}" in estimate.function
 
@@ -51,7 +52,24 @@ def test_the_function_gets_the_plans_arguments(
 def test_a_stage_without_an_estimator_has_a_reason(stage: int) -> None:
     """ZeRO-2's figure is shown instead, with the reason why it is too low."""
     plan = Plan(zero_stage=stage, micro_batch_size=1)  # type: ignore[arg-type]
-    assert f"ZeRO-{stage} shards less" in deepspeed_sentence(deepspeed_estimate(MODEL, CLUSTER, plan), 2**30)
+    assert f"ZeRO-{stage} shards less" in deepspeed_sentence(
+        deepspeed_estimate(MODEL, Workload(), CLUSTER, plan), 2**30
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (Workload(method="lora"), "counts every weight as trained (0.27 % of them are); gradients"),
+        (Workload(method="qlora"), "; 16-bit weights in place of NF4; "),
+        (Workload(optimizer="adamw_8bit"), "counts 8 bytes of optimizer states per trained weight in place of 2"),
+        (Workload(), "It counts gradients in 16 bits and in fp32 at once. It leaves out activations"),
+    ],
+)
+def test_what_it_counts_too_much_is_named(workload: Workload, reason: str) -> None:
+    """What a figure leaves out cannot make it larger than ours."""
+    estimate = deepspeed_estimate(MODEL, workload, CLUSTER, Plan(zero_stage=2, micro_batch_size=1))
+    assert reason in deepspeed_sentence(estimate, 2**30)
 
 
 def test_the_largest_module_is_deepspeeds_largest_layer() -> None:
@@ -76,8 +94,9 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
 cluster = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
-estimate = deepspeed_estimate(find("Qwen2.5-7B"), cluster, Plan(zero_stage=2, micro_batch_size=1))
+estimate = deepspeed_estimate(find("Qwen2.5-7B"), Workload(), cluster, Plan(zero_stage=2, micro_batch_size=1))
 assert logging.root.manager.disable == {logging.NOTSET}
 assert logging.getLogger("DeepSpeed").handlers[0].stream is sys.stdout
 print(estimate.gpu_bytes)
@@ -96,6 +115,6 @@ def test_an_installation_that_does_not_import_is_a_reason(monkeypatch: pytest.Mo
         raise error
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    estimate = deepspeed_estimate(MODEL, CLUSTER, Plan(zero_stage=3, micro_batch_size=1))
+    estimate = deepspeed_estimate(MODEL, Workload(), CLUSTER, Plan(zero_stage=3, micro_batch_size=1))
     assert estimate.gpu_bytes is None
     assert str(error) in deepspeed_sentence(estimate, 2**30)

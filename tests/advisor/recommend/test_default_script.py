@@ -6,7 +6,9 @@ import shlex
 from pathlib import Path
 
 import ds_advise
+import pytest
 from ds_advise.advisor.answer.default_script import script_files
+from ds_advise.advisor.cli.main import run
 from ds_advise.probes.default_script import trainer, words
 
 
@@ -16,9 +18,9 @@ def test_the_script_is_given_with_a_command_that_it_understands() -> None:
 
     answer = ds_advise.advise("Qwen2.5-0.5B", gpus="2xRTX4090", method="lora", deepspeed_estimate=False)
     path = Path("train.py")
-    files, line = script_files(answer, path, "zero.json")
+    files, script = script_files(answer, path, "zero.json")
     assert files == [(path, words.TRAINER.read_text())]
-    launcher, *rest = shlex.split(line)
+    launcher, *rest = shlex.split(script.start)
     arguments = rest[rest.index(str(path)) + 1 :]
     assert (launcher, arguments[arguments.index("--deepspeed") + 1]) == ("torchrun", "zero.json")
     options, _, unknown = HfArgumentParser([trainer.ScriptArguments, TrainingArguments]).parse_args_into_dataclasses(
@@ -29,6 +31,23 @@ def test_the_script_is_given_with_a_command_that_it_understands() -> None:
 
 def test_a_model_under_plain_deepspeed_is_loaded_by_a_second_file() -> None:
     answer = ds_advise.advise("Qwen2.5-0.5B", gpus="2xRTX4090", framework="deepspeed", deepspeed_estimate=False)
-    files, line = script_files(answer, Path("train.py"), "zero.json")
+    files, script = script_files(answer, Path("train.py"), "zero.json")
     assert [str(path) for path, _ in files] == ["train.py", "trainer.py"]
-    assert "--deepspeed_config zero.json" in line
+    assert "--deepspeed_config zero.json" in script.start
+
+
+def test_the_only_start_command_is_the_one_that_the_script_understands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command without the script's arguments, and nothing about what the user should write into it."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["Qwen2.5-0.5B", "--gpus", "2x12GB", "--offline", "--script", "train.py", "--emit", "slurm,accelerate"]
+    assert run([*asked, "--no-deepspeed-estimate"]) == 0
+    told = capsys.readouterr()
+    text = told.out.replace("\\\n", " ")
+    starts = [line for line in text.splitlines() if " train.py" in line and "--" in line]
+    assert len(starts) == 2 and all("--model_name_or_path Qwen/Qwen2.5-0.5B" in line for line in starts), starts
+    assert "In the script" not in text and "ds-advise launch" not in text and "torchrun" not in told.err
+    assert max(map(len, told.out.splitlines())) <= 80
+    job = (tmp_path / "job.sbatch").read_text()
+    assert "--model_name_or_path Qwen/Qwen2.5-0.5B" in job and "--deepspeed ds_config.json" in job

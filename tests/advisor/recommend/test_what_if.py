@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 import ds_advise
@@ -10,8 +11,11 @@ import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import answer, build_question
 from ds_advise.advisor.cli.advise import advise
+from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.units import rate, whole_gib
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
+
+from tests.helpers import printed_document
 
 
 @pytest.mark.parametrize(
@@ -50,11 +54,15 @@ def test_plain_pytorch_that_alone_fits_is_named_first(gpus: str) -> None:
     first = next(iter(found.changes))
     assert first.flags == "--sharding fsdp" and first.outcome.startswith(f"fits: fsdp, {rate(plain.tokens_per_s)} ")
     verdict = "No DeepSpeed plan fits; PyTorch's FSDP does."
-    assert verdict in str(found) and "bnb_4bit_quant_storage" in str(found)
+    assert verdict in str(found) and "--emit accelerate writes" in " ".join(str(found).split())
 
     wanted = ds_advise.advise("Llama-3.1-70B", sharding="fsdp", **asked)
     assert wanted.fits and wanted.strategy == "fsdp" and wanted.ds_config is None
-    assert wanted.tokens_per_second == plain.tokens_per_s and verdict in str(wanted)
+    text = str(wanted)
+    assert wanted.tokens_per_second == plain.tokens_per_s and verdict in text
+    assert f"\n speed     {rate(plain.tokens_per_s)} tokens/s" in text and "\n> fsdp  " in text
+    assert "bnb_4bit_quant_storage" in text and "--emit accelerate writes the file that starts it" in text
+    assert "What would make DeepSpeed fit" in text and "--verify" not in text and wanted.deepspeed_estimate is None
     assert all(change.flags != "--sharding fsdp" for change in wanted.changes)
     words = f"Llama-3.1-70B --gpus {gpus} --method qlora --offline --no-write --quiet".split()
     codes = [CliRunner().invoke(advise, [*words, *more], standalone_mode=False) for more in ([], ["--sharding=fsdp"])]
@@ -86,8 +94,9 @@ def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram(
     found = answer(build_question("Qwen2.5-7B", **asked))
     chosen, offered = found.recommended, {each.flags: each.outcome for each in found.changes if not each.assumed}
     assert chosen is not None and chosen.fit.assumed_host_bytes
-    first = [*offered][:2]
-    assert first == ["--optimizer adamw_8bit", "--optimizer-dtype bf16"]
+    adapters, *rest = [*offered]
+    first = [flags for flags in rest if not flags.startswith("--method")][:2]
+    assert adapters == "--method lora" and first == ["--optimizer adamw_8bit", "--optimizer-dtype bf16"]
     for flags in first:
         name, value = flags[2:].replace("-", "_").split(" ")
         best = answer(build_question("Qwen2.5-7B", **asked, **{name: value})).recommended
@@ -97,3 +106,42 @@ def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram(
         assert offered[flags].endswith(f"{need} GiB of RAM") and rate(best.tokens_per_s) in offered[flags]
     alone = answer(build_question("Qwen2.5-7B", gpus="8xH100"))
     assert not any("optimizer" in change.flags for change in alone.changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("Llama-3.1-8B", "1xRTX4090"), ("Llama-3.1-8B", "2x24GB"), ("Qwen2.5-14B", "2x32GB")]
+)
+def test_adapters_come_first_with_their_ram_where_the_answer_hangs_on_the_ram(model: str, gpus: str) -> None:
+    found = answer(build_question(model, gpus=gpus, offline=True))
+    first = next(change for change in found.changes if not change.assumed)
+    again = answer(build_question(model, gpus=gpus, method="lora", offline=True)).recommended
+    assert first.flags == "--method lora" and again is not None
+    assert f"{whole_gib(again.ram_to_fit)} GiB of RAM" in first.outcome and "needs" not in first.outcome
+    printed = " ".join(" ".join(printed_document(answer_document(found), 80).split()).split())
+    assert "--method lora" in printed.partition("What would change the answer")[2]
+
+
+def test_an_optimizer_that_runs_on_the_host_is_offered_where_the_asked_one_does_not() -> None:
+    found = answer(build_question("Llama-3.1-8B", gpus="1xRTX4090", optimizer="adamw_8bit", offline=True))
+    first = next(iter(found.changes))
+    assert found.recommended is None
+    assert first.flags == "--optimizer adamw" and first.outcome.startswith("fits: zero3-offload, ")
+    usual = answer(build_question("Llama-3.1-8B", gpus="1xRTX4090", seq_len=10**6, offline=True))
+    assert not any(change.flags == "--optimizer adamw" for change in islice(usual.changes, 3))
+
+
+def test_a_limit_of_the_ram_that_no_option_states_is_named() -> None:
+    """Grace's: the ratio in the table would be of an unnamed amount."""
+    found = answer(build_question("Qwen2.5-32B", gpus="1xGH200", offline=True))
+    printed = " ".join(printed_document(answer_document(found), 80).split())
+    assert "x RAM" in printed and "RAM: 480.0 GiB, the most of a host of GH200-96GB" in printed
+    asked = answer(build_question("Qwen2.5-32B", gpus="1xGH200", ram="400GiB", offline=True))
+    assert "the most of a host" not in " ".join(printed_document(answer_document(asked), 80).split())
+
+
+def test_a_length_beyond_the_models_positions_is_noted_whether_or_not_it_fits() -> None:
+    for length in (1_048_576, 262_144):
+        found = ds_advise.advise("Qwen2.5-7B", gpus="1xH100" if length > 10**6 else "8xH100", seq_len=length)
+        assert found.fits == (length < 10**6)
+        note = "The model's configuration states 131,072 positions; longer sequences need RoPE scaling."
+        assert note in found.to_dict()["doubts"] and note.removesuffix(".") in " ".join(str(found).split())

@@ -469,6 +469,8 @@ def test_nothing_fits_is_said_as_by_the_answer(capsys: pytest.CaptureFixture[str
 def test_the_headline_has_the_gpus_that_share_a_sample() -> None:
     question = ["explain", "Qwen2.5-14B", "--gpus", "8xH100", "--seq-len", "200000", "--offline"]
     page = " ".join(CliRunner().invoke(program, question).output.split())
+    assert " x 2 groups of 4 GPUs = 16 samples, each sample shared by 4 GPUs (Ulysses), " in page
+    page = " ".join(CliRunner().invoke(program, [*question, "--sequence-parallel-size", "8"]).output.split())
     assert "= 16 samples, each sample shared by 8 GPUs (Ulysses), " in page
     question = [
         "explain",

@@ -91,9 +91,37 @@ def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
     assert drop_dominated([replicated, sharded, gathered, offloaded]) == [replicated, sharded, offloaded]
     fast = gathered._replace(tokens_per_s=112)
     assert drop_dominated([sharded, fast]) == [sharded, fast]
+    # A plan that offloads, without stage 3 too, does more than one that gathers over the links of the GPUs.
+    offloaded = Timed(replace(plan, zero_stage=2, offload_optimizer="cpu"), 110)
+    assert drop_dominated([offloaded, gathered]) == [gathered]
+    stored = Timed(replace(plan, zero_stage=1, gradient_checkpointing=True, cpu_checkpointing=True), 107)
+    assert drop_dominated([stored, gathered]) == [gathered]
     # Plans with different costly features do not dominate each other.
-    offloaded = Timed(replace(plan, zero_stage=2, offload_optimizer="cpu"), 100)
-    assert drop_dominated([offloaded, gathered]) == [offloaded, gathered]
+    shared = Timed(replace(plan, zero_stage=1, sequence_parallel_size=4), 100)
+    assert drop_dominated([shared, gathered]) == [shared, gathered]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "strategy"),
+    [
+        # zero1 is equally fast with the layers' inputs in host RAM
+        ("Qwen2.5-7B", {"gpus": "8xH100", "seq_len": 262_144}, "zero2"),
+        # zero2-offload is equally fast, with another loss or the same one, and needs a condition on the host's RAM
+        ("Qwen2.5-1.5B", {"gpus": "1xV100-32GB"}, "zero3"),
+        (
+            "Qwen2.5-7B",
+            {"gpus": "4x16GB", "method": "qlora", "modules_to_save": "embed_tokens,lm_head"},
+            "zero3",
+        ),
+    ],
+)
+def test_a_plan_that_offloads_is_not_chosen_over_one_of_equal_speed_that_does_not(
+    model: str, options: dict[str, Any], strategy: str
+) -> None:
+    chosen = predicted(build_question(model, offline=True, **options)).recommended
+    assert chosen is not None
+    assert (chosen.strategy, chosen.plan.offloads, chosen.plan.cpu_checkpointing) == (strategy, False, False)
+    assert not chosen.fit.assumed_host_bytes
 
 
 def test_the_time_of_a_plan_that_does_not_fit_is_worked_out_when_it_is_asked_for() -> None:
