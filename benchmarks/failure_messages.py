@@ -14,7 +14,7 @@ _WHERE: dict[Sign, str] = {
     "deepspeed": "With DeepSpeed",
     "zero3": "Under ZeRO-3",
     "fsdp": "Under FSDP",
-    "bf16": "In bf16",
+    "outside_fp16": "In bf16",
     "prediction_loop": "With transformers 3",
 }
 

@@ -193,7 +193,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     # As many as those that wait are on a node whose output is not in the log.
     silent = there | absent if len(absent) < len(waiting) else there
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
-    told = chosen.message if chosen else None
+    told, signs = chosen.message if chosen else None, _signs(found, scans)
     # Effects are noise beside a cause, and all that there is without one.
     is_told = chosen and chosen.role != "effect"
     telling = [each for each in named if not (chosen and is_told and _is_effect(each, chosen))]
@@ -208,12 +208,12 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         survived=_first_of_each(each for each in survived if each.role != "effect"),
         command=found.command,
         started=started,
-        signs=_signs(found, scans),
+        signs=signs,
         devices=_other_devices(chosen, findings),
         begin=found.begin,
         lines=found.lines,
         steps=found.steps,
-        course=course_message(found.course) if chosen is None and found.course is not None else None,
+        course=under(course_message(found.course), signs) if chosen is None and found.course is not None else None,
         place=found.place,
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),

@@ -26,10 +26,10 @@ TRIGGERS = tuple(
     for word in (
         *("rror", "xception", "raceback", "illed", "oom-kill", "atchdog", "ailed", "return code", "xitcode", "denied"),
         *("annot", "an't open", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
-        *("Segmentation", "Interrupt", "Xid (", '", line ', "waitForInput"),
+        *("Segmentation", "Interrupt", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
-        *("'train_runtime'", "exits successfully"),
+        *("'train_runtime'", "exits successfully", "waitForInput"),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, get_args
 
-Sign = Literal["deepspeed", "zero3", "fsdp", "bf16", "prediction_loop"]
-"""zero3: DeepSpeed's ZeRO stage 3. bf16: what it computes in. prediction_loop: that of transformers 3, which joins the
-logits on the GPU and has no argument against it."""
+Sign = Literal["deepspeed", "zero3", "fsdp", "outside_fp16", "prediction_loop"]
+"""zero3: DeepSpeed's ZeRO stage 3. outside_fp16: it computes in bf16. prediction_loop: that of transformers 3, which
+joins the logits on the GPU and has no argument against it."""
 
 SIGNS: tuple[Sign, ...] = get_args(Sign)
 """Texts of a later one replace those of an earlier one."""
@@ -32,7 +32,7 @@ _FORMS: dict[Sign, re.Pattern[str]] = {
         r"accelerate/utils/fsdp_utils\.py:|\bFSDP\(|\bfsdp_workers\.py\b"
     ),
     # Not the configuration of a model, which names the type of its files: it may be trained in another one.
-    "bf16": re.compile(
+    "outside_fp16": re.compile(
         r"--bf16\b(?![ =](?:[Ff]alse|0))|\bbf16['\"]?\s?[:=]\s?['\"]?[Tt]rue|"
         r"--(?:torch_)?dtype[ =](?:torch\.)?(?:bfloat16|bf16)\b|"
         r"\btorch_dtype=torch\.bfloat16\b|mixed_precision['\"]?\s?[:= ]\s?['\"]?bf16|"

@@ -404,6 +404,9 @@ def test_bf16_is_not_advised_to_a_training_in_bf16(before: str, is_in_16: bool) 
     message = diagnose_text(f"{before}{LOADING}{{'loss': nan, 'grad_norm': nan}}\n").message
     assert message is not None and message.id == "nan-loss"
     assert ("16" not in message.cause + message.fix) == is_in_16
+    steps = (f"{{'loss': {loss}, 'epoch': 0.1}}\n" for loss in (1.2, 9.1, 9.2, 9.3))
+    course = diagnose_text(f"{before}{LOADING}{''.join(steps)}").course
+    assert course is not None and ("16" not in course.cause + course.fix) == is_in_16
 
 
 def test_a_full_gpu_in_another_library_has_its_own_fix() -> None:
