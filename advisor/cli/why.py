@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def why(
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
     _check_machine(question)
     files = _files(logs)
-    found = _diagnosed(files)
+    found = _with_given(_diagnosed(files), words, config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
     note, problem = "", None
@@ -181,6 +182,22 @@ def _diagnosed(files: Sequence[str]) -> Diagnosis:
         return diagnose_logs(opened())
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(last, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _with_given(found: Diagnosis, words: Sequence[str], config: Path | None) -> Diagnosis:
+    """The diagnosis with what the training's command and DeepSpeed configuration show of its engine. A configuration
+    that cannot be read is refused after the cause."""
+    from ...probes.failures.signs import Sign, signs_in
+
+    given = signs_in(shell_line(words))
+    if config is not None:
+        from ...ds_configs.read import zero_stage_in
+        from ..question.run import read_ds_config
+
+        given |= frozenset[Sign](("deepspeed",))
+        with suppress(DsAdviseError):
+            given |= frozenset[Sign](("zero3",) if zero_stage_in(read_ds_config(config)) == 3 else ())
+    return replace(found, signs=found.signs | given)
 
 
 def _unreadable(log: str, why: str) -> ConfigFileError:

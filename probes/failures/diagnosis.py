@@ -23,10 +23,12 @@ from .messages import (
     loading_bar,
     loading_phase,
     memory_phase,
+    under,
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
 from .scan import GAP, LogOfRank, Scan, joined, scan
+from .signs import Sign, signs_in, signs_of
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 """Messages about the host's memory of which the phase says more than they do."""
@@ -48,11 +50,6 @@ _IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
 
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
-
-_STAGE_3 = re.compile(
-    r"deepspeed/runtime/zero/(?:stage3|partition_parameters|parameter_offload|partitioned_param\w+)\.py"
-)
-"""Files of DeepSpeed that only ZeRO-3 runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +74,8 @@ class Diagnosis:
     """Words of the command that started the training; none if the log does not show it."""
     started: Ranks
     """The number of ranks, as far as the log shows it."""
+    signs: frozenset[Sign]
+    """What the log shows of the training, on which fixes depend."""
     devices: tuple[int, ...]
     """The other GPUs whose allocators report the same, where lines do not name the rank."""
     begin: int
@@ -99,7 +98,7 @@ class Diagnosis:
         """The known cause with what the log names; None for an unknown one, and for a log that shows only effects."""
         if self.first is None or self.first.role == "effect" or self.first.message is None:
             return None
-        return self.first.message.filled(self.first.named)
+        return under(self.first.message, self.signs).filled(self.first.named)
 
     @property
     def kind(self) -> ErrorKind:
@@ -125,8 +124,9 @@ class Diagnosis:
             return None
         error = self.first.error
         if self.kind == "host_out_of_memory" and not error.has_place and loading_bar(error.before):
-            return loading_phase()
-        return memory_phase([*map(str, error.frames)])
+            return under(loading_phase(), self.signs)
+        found = memory_phase([*map(str, error.frames)])
+        return found and under(found, self.signs)
 
     @property
     def explanation(self) -> Message | MemoryPhase | None:
@@ -137,10 +137,7 @@ class Diagnosis:
         if message.kind == "host_out_of_memory":
             of_host = replace(phase, cause=phase.host_cause, fix=phase.host_fix)
             return of_host if phase.host_cause and message.id in _OF_THE_HOST else message
-        if message.id != "gpu-memory":
-            return message
-        files = [frame.file for frame in self.first.error.frames] if self.first is not None else []
-        return replace(phase, fix=phase.stage3_fix) if phase.stage3_fix and any(map(_STAGE_3.search, files)) else phase
+        return phase if message.id == "gpu-memory" else message
 
     @property
     def is_certain(self) -> bool:
@@ -202,7 +199,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     # As many as those that wait are on a node whose output is not in the log.
     silent = there | absent if len(absent) < len(waiting) else there
     named = [each for each in findings if each is not chosen and (each.message or each.error.is_exception)]
-    told = chosen.message if chosen else None
+    told, signs = chosen.message if chosen else None, _signs(found, scans)
     # Effects are noise beside a cause, and all that there is without one.
     is_told = chosen and chosen.role != "effect"
     telling = [each for each in named if not (chosen and is_told and _is_effect(each, chosen))]
@@ -217,15 +214,22 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         survived=_first_of_each(each for each in survived if each.role != "effect"),
         command=found.command,
         started=started,
+        signs=signs,
         devices=_other_devices(chosen, findings),
         begin=found.begin,
         lines=found.lines,
         steps=found.steps,
-        course=course_message(found.course) if chosen is None and found.course is not None else None,
+        course=under(course_message(found.course), signs) if chosen is None and found.course is not None else None,
         place=found.place,
         last_line=found.last_line,
         earlier=tuple(_diagnosis([each]) for each in found.earlier),
     )
+
+
+def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
+    """What the command, the frames and the lines of one training show."""
+    frames = (str(frame) for each in scans for error in each.errors for frame in error.frames)
+    return found.signs | signs_in(" ".join(found.command)) | signs_of(frames)
 
 
 def _is_effect(finding: Finding, chosen: Finding) -> bool:

@@ -10,6 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 from .log_command import COMMAND_WORDS
 from .logged_steps import count_steps, first_step
+from .signs import SIGN_WORDS
 
 _CHUNK = 1 << 18
 """Bytes that are read, and skipped if they hold no trigger, at once."""
@@ -28,12 +29,12 @@ TRIGGERS = tuple(
         *("Segmentation", "Interrupt", "wandb: ERROR", "Xid (", '", line '),
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
-        *("'train_runtime'", "exits successfully"),
+        *("'train_runtime'", "exits successfully", "waitForInput"),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""
 
-_WORDS = (*TRIGGERS, *COMMAND_WORDS)
+_WORDS = (*TRIGGERS, *COMMAND_WORDS, *SIGN_WORDS)
 """Lines without any of them are skipped."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -47,6 +48,9 @@ stays: a warning is no error."""
 
 _LEVEL = re.compile(r"(?:\[(?:INFO|ERROR|CRITICAL)\]|INFO|ERROR|CRITICAL)(?::[\w.]+:| ?[:|-])? ?(?=\s*File \"|\s{3})")
 """The level, and the logger's name, in front of a frame or its code, without a time."""
+
+_BRACKETED = re.compile(r"\[\d{4}-\d\d-\d\d[ T][\d:.,]+\] (?=\[(?:rank|default) ?\d+\]:)")
+"""A time in front of torch's rank. DeepSpeed's lines begin with one, too, which stays."""
 
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]"
 
@@ -168,6 +172,8 @@ def _attributed(number: int, text: str) -> LogLine:
     process, rank, rest = "", None, text
     for _ in range(3):
         while rest[:1].isdigit() and (found := _TIME.match(rest)):
+            rest = rest[found.end() :]
+        if rest[:2] == "[2" and (found := _BRACKETED.match(rest)):
             rest = rest[found.end() :]
         if rest[:1] in "[IEC" and (found := _LEVEL.match(rest)):
             rest = rest[found.end() :]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .log_lines import TRIGGERS
 from .logged_steps import Course
 from .out_of_memory import memory_figures
+from .signs import SIGNS, Sign
 
 _GROUP = re.compile(r"\(\?P([<=])(\w+)")
 """The name of a group where it is declared and where it is used."""
@@ -88,6 +89,8 @@ class Message:
     """What confirmed cause and fix: an issue, or a file of the engine."""
     example: str
     """Lines of a log with the message."""
+    under: Mapping[Sign, Mapping[str, str]] = field(default_factory=dict, hash=False)
+    """Cause and fix in place of those above, by what the log shows of the training."""
 
     @property
     def is_lack(self) -> bool:
@@ -129,8 +132,9 @@ class MemoryPhase:
     source: str
     innermost: re.Pattern[str] | None = None
     """Found in the innermost frame: what of an outer one does not tell what it calls."""
-    stage3_fix: str = ""
-    """The fix under ZeRO-3, where there is no higher stage; "" for the same one."""
+    under: Mapping[Sign, Mapping[str, str]] = field(default_factory=dict, hash=False)
+    """Causes and fixes in place of those here, by what the log shows of the training. Those here hold without a sign of
+    an engine: they name no option of one."""
     host_cause: str = ""
     host_fix: str = ""
     """Cause and fix if the host's memory ran out."""
@@ -145,7 +149,7 @@ class MemoryPhase:
 def messages() -> tuple[Message, ...]:
     """The table in its order; the first message that matches counts."""
     return tuple(
-        Message(**_compiled(row, "pattern", "near", "not_near"), area=area["title"])
+        Message(**_read(row, "pattern", "near", "not_near"), area=area["title"])
         for area in _document()["area"]
         for row in area["message"]
     )
@@ -154,7 +158,7 @@ def messages() -> tuple[Message, ...]:
 @cache
 def memory_phases() -> tuple[MemoryPhase, ...]:
     """The phases in the order in which they are tried: outer functions before those that they call."""
-    return tuple(MemoryPhase(**_compiled(row, "frames", "innermost")) for row in _document()["phase"])
+    return tuple(MemoryPhase(**_read(row, "frames", "innermost")) for row in _document()["phase"])
 
 
 @cache
@@ -162,8 +166,19 @@ def _document() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8"))
 
 
-def _compiled(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: re.compile(value) if name in names else value for name, value in row.items()}
+def _read(row: dict[str, Any], *patterns: str) -> dict[str, Any]:
+    read = {name: re.compile(row[name]) if name in patterns else row[name] for name in row if name not in SIGNS}
+    return read | {"under": {sign: row[sign] for sign in SIGNS if sign in row}}
+
+
+_Row = TypeVar("_Row", Message, MemoryPhase)
+
+
+def under(row: _Row, signs: Set[Sign]) -> _Row:
+    """A row with the cause and the fix for a training with signs."""
+    own = (row.under[sign] for sign in row.under if sign in signs)
+    texts: dict[str, Any] = {name: text for each in own for name, text in each.items()}
+    return replace(row, **texts)
 
 
 def filled(text: str, named: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from .log_lines import LogLine, LogReader
 from .log_runs import RunStarts
 from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place
 from .messages import may_be_known
+from .signs import Sign, signs_in
 from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, code_above, frame_in, read_box
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
@@ -49,6 +50,8 @@ _BEGINS = re.compile(
 """A frame that stands without the traceback's first line."""
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
+_OF_BOX = re.compile(r"^[\s│]*(?:❱\s*)?\d")
+"""Code in rich's traceback: also what is around the line that ran."""
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
 _ENDED = ("'train_runtime'", "exits successfully")
@@ -122,6 +125,8 @@ class Scan:
     """Words of the first command of the log that started a training; none if it shows none."""
     started: Ranks
     """The ranks that launchers and libraries report."""
+    signs: frozenset[Sign]
+    """What its lines show of the training."""
     earlier: Sequence[Scan] = ()
     """The trainings before it in the log."""
 
@@ -144,6 +149,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
         ended=max(each.ended for each in scans),
         command=next((each.command for each in scans if each.command), ()),
         started=reduce(Ranks.joined, (each.started for each in scans)),
+        signs=frozenset[Sign]().union(*(each.signs for each in scans)),
     )
 
 
@@ -180,6 +186,7 @@ class _Scanner:
         self._cut: LogLine | None = None
         self._command: tuple[str, ...] = ()
         self._started = Ranks()
+        self._signs = frozenset[Sign]()
         self._ended = 0
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
@@ -203,6 +210,8 @@ class _Scanner:
         process = self._process(line)
         self._command = self._command or command_in(line.text)
         self._started = self._started.joined(ranks_in(line.text))
+        if not (line.text.lstrip().startswith(BOX) and _OF_BOX.match(line.text)):
+            self._signs |= signs_in(line.text)
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
         self._read(line, process)
         process.above = code_above(line, process.above) if line.text[:1] in (" ", "\t", "") else None
@@ -227,6 +236,7 @@ class _Scanner:
             ended=self._ended,
             command=self._command,
             started=self._started,
+            signs=self._signs,
         )
 
     def _joined(self, line: LogLine) -> LogLine:

@@ -6,7 +6,8 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
-from ..failures.messages import ErrorKind, MemoryPhase, Message, find_message, memory_phase
+from ..failures.messages import ErrorKind, MemoryPhase, Message, find_message, memory_phase, under
+from ..failures.signs import signs_of
 from ..failures.traceback_frames import frames_of
 
 _KINDS_BY_ERRNO: dict[int | None, ErrorKind] = {
@@ -20,8 +21,9 @@ _KINDS_BY_ERRNO: dict[int | None, ErrorKind] = {
 def known_error(error: Mapping[str, Any]) -> Message | None:
     """The known message that an error in the event log is; None for an unknown one."""
     text = f"{error['type']}: {error['message']}"
-    found = find_message(text, error["details"].splitlines())
-    return found and found.about(text)
+    lines = error["details"].splitlines()
+    found = find_message(text, lines)
+    return found and under(found, signs_of((*lines, *frames_of(error["details"])))).about(text)
 
 
 def kind_of_error(error: Mapping[str, Any]) -> ErrorKind:
@@ -34,7 +36,9 @@ def kind_of_error(error: Mapping[str, Any]) -> ErrorKind:
 
 def phase_of_error(error: Mapping[str, Any]) -> MemoryPhase | None:
     """What the rank was doing, by the traceback of an error in the event log; None if it does not show it."""
-    return memory_phase(frames_of(error["details"]))
+    frames = frames_of(error["details"])
+    found = memory_phase(frames)
+    return found and under(found, signs_of(frames))
 
 
 def is_compilers(error: Mapping[str, Any]) -> bool:

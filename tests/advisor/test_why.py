@@ -764,6 +764,17 @@ def test_no_higher_stage_is_advised_under_zero_3(log: Path, capsys: pytest.Captu
         assert ("A higher ZeRO stage" in _why(capsys, "train.log")[1]) == advised
 
 
+def test_the_fix_follows_the_given_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows the engine where the log does not."""
+    texts = []
+    for stage in (2, 3):
+        Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        texts.append(" ".join(_why(capsys, "train.log", "--config", "ds.json")[1].split()))
+    without = " ".join(_why(capsys, "train.log")[1].split())
+    assert ["higher ZeRO stage" in text for text in texts] == [True, False] and "or more GPUs" in texts[1]
+    assert "(ZeRO, FSDP)" in without and "higher ZeRO stage" not in without
+
+
 def test_the_help_has_the_texts_of_this_command(capsys: pytest.CaptureFixture[str]) -> None:
     run(["why", "--help"])
     words = " ".join(capsys.readouterr().out.split())

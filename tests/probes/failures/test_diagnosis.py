@@ -311,6 +311,17 @@ FRAME_PHASES = [
     ("/w/own.py", "main", 'batch = batch.to("cuda")', ""),
     ("/w/own.py", "main", 'model.to("cuda")', "load"),
     ("/w/torch/distributed/fsdp/flat_param.py", "_init_flat_param", "pass", "load"),
+    ("/w/torch/distributed/fsdp/fully_sharded_data_parallel.py", "__init__", "_auto_wrap(", "load"),
+    ("/w/torch/distributed/fsdp/_wrap_utils.py", "_auto_wrap", "_recursive_wrap(**kwargs)", "load"),
+    ("/w/torch/distributed/fsdp/wrap.py", "_recursive_wrap", "child = _recursive_wrap(", "load"),
+    ("/w/torch/distributed/fsdp/_fully_shard/_fully_shard.py", "fully_shard", "_init_param_group(", "load"),
+    ("/w/torch/distributed/fsdp/_runtime_utils.py", "_pre_forward", "pass", ""),
+    ("/w/torch/distributed/fsdp/_state_dict_utils.py", "_full_post_state_dict_hook", "pass", "saving"),
+    ("/w/torch/distributed/fsdp/_state_dict_utils.py", "_pre_load_state_dict_hook", "pass", "checkpoint"),
+    ("/w/torch/distributed/checkpoint/state_dict.py", "set_model_state_dict", "pass", "checkpoint"),
+    ("/w/torch/nn/modules/module.py", "_load_from_state_dict", "hook(state_dict)", "load"),
+    ("/w/torch/optim/optimizer.py", "wrapper", "out = func(*args, **kwargs)", "optimizer_step"),
+    ("/w/trainer.py", "prediction_loop", "preds = torch.cat((preds, logits), dim=0)", "evaluation_logits"),
     ("/w/own.py", "validate", "scores.clone()", "evaluation"),
     ("/w/own.py", "val_one_epoch", "self.model(x)", "evaluation"),
     ("/w/own.py", "evaluate_actions", "self.actor(x)", ""),
@@ -342,6 +353,93 @@ def test_a_loss_that_calls_the_model_is_in_the_forward_pass() -> None:
 def test_the_fix_in_an_evaluation_of_ones_own_names_no_grad() -> None:
     diagnosis = diagnose_text(FRAMES.replace("in backward", "in validate") + FULL)
     assert diagnosis.explanation is not None and "torch.no_grad()" in diagnosis.explanation.fix
+
+
+IN_SAVE = '  File "/opt/transformers/trainer.py", line 9, in _save\n    state_dict = self.model.state_dict()\n'
+IN_LOAD = '  File "/opt/transformers/modeling_utils.py", line 9, in from_pretrained\n    return load()\n'
+IN_BACKWARD = '  File "/opt/torch/_tensor.py", line 9, in backward\n    torch.autograd.backward(\n'
+OF_ZERO_3 = '  File "/opt/deepspeed/runtime/zero/stage3.py", line 9, in wrap\n    pass\n'
+OF_FSDP = '  File "/opt/torch/distributed/fsdp/_x.py", line 9, in wrap\n    pass\n'
+LOADING = "loading\n" * 200
+OF_CODE = "│ 2349 │   │   if self.deepspeed: deepspeed.initialize(model) │\n"
+
+BY_ENGINE = [
+    ("", IN_SAVE, "weight.cpu()", "stage3_gather"),
+    (OF_CODE, IN_SAVE, "weight.cpu()", "stage3_gather"),
+    ("", OF_ZERO_3 + IN_SAVE, "stage3_gather_16bit_weights_on_model_save", "rank0_only"),
+    ("", OF_FSDP + IN_SAVE, "rank0_only=True", "stage3_gather"),
+    ("", IN_LOAD, "16 bits", "TrainingArguments"),
+    ("Setting ds_accelerator to cuda (auto detect)\n", IN_LOAD, "16 bits", "TrainingArguments"),
+    ("$ deepspeed --num_gpus 4 train.py\n", IN_LOAD, "Create TrainingArguments", "fsdp"),
+    ("", OF_FSDP + IN_LOAD, "fsdp_cpu_ram_efficient_loading", "ZeRO"),
+    ("", IN_BACKWARD, "(ZeRO, FSDP)", "a higher ZeRO stage"),
+    ("[engine.py:1:init] [Rank 0] DeepSpeed info: version=0.15.4\n", IN_BACKWARD, "a higher ZeRO stage", "FSDP"),
+    ("$ torchrun train.py --deepspeed ds_z3.json\n", IN_BACKWARD, "more GPUs", "ZeRO"),
+    ("", OF_FSDP + IN_BACKWARD, "more GPUs", "ZeRO"),
+]
+
+
+@pytest.mark.parametrize(("before", "frames", "has", "lacks"), BY_ENGINE)
+def test_a_fix_follows_the_engine_that_the_log_shows(before: str, frames: str, has: str, lacks: str) -> None:
+    """By frames, and by lines long before the error."""
+    log = f"{before}{LOADING}Traceback (most recent call last):\n{frames}{FULL}"
+    explanation = diagnose_text(log).explanation
+    assert explanation is not None and has in explanation.fix and lacks not in explanation.fix
+
+
+@pytest.mark.parametrize(
+    ("before", "is_in_16"),
+    [
+        ("", False),
+        ("$ torchrun train.py --bf16 True --fp16 False\n", True),
+        ("$ torchrun train.py --bf16 False\n", False),
+        ("[INFO] [config.py:1:print]   bfloat16_enabled ............. True\n", True),
+        ("[INFO] [config.py:1:print]   bfloat16_config .............. enabled=True x=False\n", True),
+        ("[INFO] [config.py:1:print]   bfloat16_config .............. enabled=False x=True\n", False),
+        ('  "torch_dtype": "bfloat16",\n', False),
+    ],
+)
+def test_bf16_is_not_advised_to_a_training_in_bf16(before: str, is_in_16: bool) -> None:
+    """What the type of a model's files does not show."""
+    message = diagnose_text(f"{before}{LOADING}{{'loss': nan, 'grad_norm': nan}}\n").message
+    assert message is not None and message.id == "nan-loss"
+    assert ("16" not in message.cause + message.fix) == is_in_16
+    steps = (f"{{'loss': {loss}, 'epoch': 0.1}}\n" for loss in (1.2, 9.1, 9.2, 9.3))
+    course = diagnose_text(f"{before}{LOADING}{''.join(steps)}").course
+    assert course is not None and ("16" not in course.cause + course.fix) == is_in_16
+
+
+def test_a_full_gpu_in_another_library_has_its_own_fix() -> None:
+    head, full = "Traceback (most recent call last):\n", FULL
+    kv = '  File "/opt/vllm/v1/worker/gpu_model_runner.py", line 9, in initialize_kv_cache\n    torch.zeros(shape)\n'
+    layout = '  File "/opt/bitsandbytes/nn/modules.py", line 9, in _save_to_state_dict\n    w = undo_layout(x)\n'
+    explanations = [diagnose_text(f"{head}{frames}{full}").explanation for frames in (kv, layout)]
+    assert [each is not None and each.fix.split()[:2] for each in explanations] == [
+        ["Lower", "vllm_gpu_memory_utilization"],
+        ["Upgrade", "bitsandbytes:"],
+    ]
+
+
+def test_a_fix_names_no_argument_that_the_log_s_transformers_lacks() -> None:
+    frame = '  File "/opt/transformers/trainer.py", line 9, in prediction_loop\n    preds = torch.cat((preds, x))\n'
+    explanation = diagnose_text(f"Traceback (most recent call last):\n{frame}{FULL}").explanation
+    assert explanation is not None and explanation.fix.startswith("Upgrade transformers")
+
+
+def test_a_time_in_brackets_in_front_of_torchs_rank_hides_no_frame() -> None:
+    log = f"Traceback (most recent call last):\n{IN_LOAD}{FULL}"
+    log = "".join(f"[2026-04-02 10:12:33] [rank4]: {line}\n" for line in log.splitlines())
+    found_in = diagnose_text(log)
+    assert found_in.phase is not None and found_in.phase.name == "load"
+    assert found_in.first is not None and found_in.first.rank == 4
+
+
+def test_the_first_collective_operations_have_several_causes() -> None:
+    """The link is not the only one: a rank without trained parameters calls fewer operations."""
+    message = diagnose_text(WATCHDOG.replace("SeqNum=8841", "SeqNum=5")).message
+    assert message is not None and message.id == "timeout-first" and not message.certain
+    fix = message.fix
+    assert fix.index("without trained parameters") < fix.index("NCCL_P2P_DISABLE=1")
 
 
 def test_a_forward_pass_in_the_closure_of_an_optimizer_is_no_step_of_it() -> None:
@@ -736,6 +834,29 @@ def test_the_exception_that_names_the_feature_counts() -> None:
             '  File "/opt/datasets/arrow_dataset.py", line 3450, in _map_single\n    for i, row in enumerate(rows):\n'
             "KeyError: 'instruction'",
             "missing-column",
+        ),
+        (
+            '  File "/opt/datasets/formatting/formatting.py", line 270, in __getitem__\n    value = self.data[key]\n'
+            "KeyError: 'instruction'",
+            "missing-column",
+        ),
+        ("RuntimeError: still have inflight params [{'id': 711, 'status': 'AVAILABLE'}]", "zero3-parameter-state"),
+        (
+            "ValueError: The version of PEFT you are using is not compatible, please use a version that is greater "
+            "than 0.5.0",
+            "version-required",
+        ),
+        ("steps: 100%|####| 3300/3300 [2:41:46<00:00,  2.94s/it, avr_loss=nan]", "nan-loss"),
+        ("Epoch 1:  10%|#| 30/330 [00:46<00:00,  2.94s/it, val_loss=nan]", ""),
+        (
+            "torch.distributed.DistStoreError: wait timeout after 900000ms, keys: /none/torchelastic/role_info/0",
+            "rendezvous-store",
+        ),
+        (
+            "[W301 18:45:15.741177013 socket.cpp:487] [c10d] waitForInput: socket SocketImpl(fd=11, addr=[n2]:38674, "
+            "remote=[node1]:23456) timed out after 900000ms\n"
+            '  File "/opt/torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py", line 7, in next_rendezvous\n',
+            "rendezvous-store",
         ),
         (
             "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "

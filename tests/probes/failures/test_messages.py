@@ -7,7 +7,7 @@ import re
 import pytest
 from ds_advise.advisor.importers.imported_run import known_names
 from ds_advise.probes.failures.diagnosis import diagnose_text
-from ds_advise.probes.failures.messages import Message, memory_phases, messages
+from ds_advise.probes.failures.messages import MemoryPhase, Message, memory_phases, messages, under
 
 MESSAGES = messages()
 
@@ -60,3 +60,23 @@ def test_arguments_that_transformers_removed_are_none_of_its_training_arguments(
 @pytest.mark.parametrize("phase", memory_phases(), ids=lambda phase: phase.name)
 def test_a_phase_has_a_cause_and_a_fix(phase: object) -> None:
     assert all(getattr(phase, name) for name in ("title", "cause", "fix", "source", "frames"))
+
+
+OF_AN_ENGINE = r"stage3_|ds3_|offload_(?:optimizer|param)|DeepSpeed|zero\.Init|fsdp_\w+|FullStateDictConfig|deepspeed\."
+
+
+@pytest.mark.parametrize("phase", memory_phases(), ids=lambda phase: phase.name)
+def test_without_a_sign_of_an_engine_a_fix_names_no_option_of_one(phase: MemoryPhase) -> None:
+    """Besides the phase that only DeepSpeed has."""
+    assert (phase.name == "zero_init") == bool(re.search(OF_AN_ENGINE, phase.fix + phase.host_fix))
+    for sign, texts in phase.under.items():
+        under_it = under(phase, {sign})
+        assert texts and all(getattr(under_it, name) == text for name, text in texts.items())
+        if sign == "fsdp":
+            assert not re.search(r"DeepSpeed|ZeRO|offload_optimizer", under_it.cause + under_it.fix)
+
+
+def test_a_text_for_zero_3_replaces_that_for_deepspeed() -> None:
+    backward = next(phase for phase in memory_phases() if phase.name == "backward")
+    assert "ZeRO stage" in under(backward, {"deepspeed"}).fix
+    assert under(backward, {"deepspeed", "zero3"}).fix == backward.under["zero3"]["fix"] != backward.fix
