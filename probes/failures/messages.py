@@ -83,8 +83,6 @@ class Message:
     """Whether the message has one cause. If not, `cause` lists the usual ones, the most frequent first."""
     cause: str
     fix: str
-    outside_fp16: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """`cause` and `fix` of a training that is known not to compute in fp16; empty if they are the same."""
     source: str
     """What confirmed cause and fix: an issue, or a file of the engine."""
     example: str
@@ -107,8 +105,7 @@ class Message:
 
     def computed_in(self, dtype: str) -> Message:
         """The message with cause and fix for a type such as `bfloat16`; "" for an unknown one."""
-        others = self.outside_fp16 if dtype in ("bfloat16", "float32") else {}
-        return replace(self, cause=others.get("cause", self.cause), fix=others.get("fix", self.fix))
+        return under(self, {"outside_fp16"} if dtype in ("bfloat16", "float32") else set())
 
     def about(self, text: str) -> Message:
         """The message with the names of a text in `cause` and `fix`."""
