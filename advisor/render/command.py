@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
-from ...ds_configs.conversions import is_true, offload_device_in, precision_in
+from ...ds_configs.conversions import is_true
+from ...ds_configs.read import offload_device_in, precision_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
 from ..document import blocks as doc
