@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS, meaning
+from ...ds_configs.config_keys import CONFIG_KEYS, meaning, stages_of
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...estimators.plan import PLAN_FIELDS, key_stages
+from ...estimators.plan import PLAN_FIELDS
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_batch import TOTAL
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
@@ -217,7 +217,7 @@ def explain_key(
     """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. side: without
     a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
-    known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
+    field, block = facts.find_field(path), facts.block(path)
     kind = key_type(path, facts)
     file, config = ("", {}) if side is None else (side.name, side.settings.config)
     if context is not None:
@@ -240,7 +240,7 @@ def explain_key(
         type="a block" if block is not None else "" if kind is None else describe_type(kind),
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
-        stages=known.stages if known is not None else key_stages(path),
+        stages=stages_of(path),
         acts=tuple(_acts(path, context)),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
         rules=tuple(_rules(path)),
