@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ...estimators.plan import PLAN_FIELDS
 from ...validate.lint import RULES, DeepSpeedFacts, load_facts
 from ...validate.lint.rules_batch import TOTAL
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
-from ...validate.lint.values import describe_type, json_text, nearest
+from ...validate.lint.values import FieldType, describe_type, json_text, nearest
 from ..question.file_question import FILLED
 from ..question.options import OPTIONS
 from ..question.workload import meant_option
@@ -24,7 +24,7 @@ from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested, successor_path
-from .key_example import as_written, example_of, key_type, refusal, value_at
+from .key_example import as_written, example_of, key_type, refusal, remarks, value_at
 
 _MOST_PLACES = 6
 
@@ -224,6 +224,8 @@ def explain_key(
         file, config = context.file, context.config
     example = {} if block is not None or (field is not None and field.deprecated) else example_of(path, facts)
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    if context is not None and config and not follows_option(path):
+        costs = tuple(replace(cost, lint=remarks(path, cost.value, context, facts)) for cost in costs)
     if context is not None and no_cost and config:
         no_cost = refusal(path, example, context, facts) or no_cost
 
@@ -237,7 +239,7 @@ def explain_key(
         path=path,
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
-        type="a block" if block is not None else "" if kind is None else describe_type(kind),
+        type="a block" if block is not None else "" if kind is None else _describe(path, kind, facts),
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
         stages=stages_of(path),
@@ -256,6 +258,16 @@ def explain_key(
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _describe(path: str, kind: FieldType, facts: DeepSpeedFacts) -> str:
+    """Return a key's type; of the name of a class the names that DeepSpeed has."""
+    names = {"optimizer.type": facts.optimizers, "scheduler.type": (*facts.schedulers,)}.get(path)
+    if names is None:
+        return describe_type(kind)
+    # With ZeRO or 16 bits the engine wraps the optimizer, and torch's schedulers refuse that (lint's DS609).
+    torch = "optim, in its own letters" if path == "optimizer.type" else "optim.lr_scheduler, in fp32 without ZeRO"
+    return f"a name: {', '.join(names)}; or a class of torch.{torch}"
 
 
 def _gradient_type(context: KeyContext) -> str:
