@@ -13,8 +13,9 @@ from ...ds_configs.config_keys import CONFIG_KEYS, meaning, stages_of
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS
-from ...validate.lint import RULES, DeepSpeedFacts, load_facts
+from ...validate.lint import RULES, DeepSpeedFacts, Rule, load_facts
 from ...validate.lint.rules_batch import TOTAL
+from ...validate.lint.rules_keys import DEPRECATED
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, json_text, nearest
 from ..question.file_question import FILLED
@@ -245,7 +246,7 @@ def explain_key(
         stages=stages_of(path),
         acts=tuple(_acts(path, context)),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
-        rules=tuple(_rules(path)),
+        rules=tuple(_rules(path, facts)),
         example=example,
         plan="" if context is None else context.title,
         file=file,
@@ -307,12 +308,22 @@ def _names_batch(path: str, side: Side) -> bool:
     return has_total or (path in known if path != TOTAL else known == {*FILLED.values()})
 
 
-def _rules(path: str) -> Iterator[str]:
-    for rule in (each for each in RULES if not each.code.startswith("DS0")):  # those are about any key
+def _rules(path: str, facts: DeepSpeedFacts) -> Iterator[str]:
+    """Yield the rules on a key: first those whose fix names it, then those whose example is corrected at it."""
+    (block, _, key), field, found = path.rpartition("."), facts.find_field(path), list[Rule]()
+    named = rf'"{key}": |\buse (?:that )?{key}\b'
+    if len(facts.owners(key)) > 1:
+        named = rf'"{block.rpartition(".")[2]}": {{"{key}": '
+    if field is not None and field.deprecated:
+        found += (rule for rule in RULES if rule.code == DEPRECATED)
+    rules = [each for each in RULES if not each.code.startswith("DS0")]  # those are about any key
+    found += (rule for rule in rules if re.search(named, rule.fix))
+    for rule in rules:
         bad, good, _ = rule.example
         mistake, mended = value_at(path, bad), value_at(path, good)
         if mistake != mended and (mistake is not None or len(_leaves(good) - _leaves(bad)) <= _FEW):
-            yield f"{rule.code} {rule.title}"
+            found.append(rule)
+    yield from dict.fromkeys(f"{rule.code} {rule.title}" for rule in found)
 
 
 _FEW = 2

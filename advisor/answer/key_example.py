@@ -131,7 +131,9 @@ def refusal(path: str, example: Mapping[str, Any], context: KeyContext, facts: D
 
 
 def remarks(path: str, value: Any, context: KeyContext, facts: DeepSpeedFacts) -> tuple[str, ...]:
-    """Return lint's errors and warnings on the key in the plan's configuration with a value."""
+    """Return lint's errors and warnings on the key in the plan's configuration with a value; "" is no key."""
+    if value == "":
+        return ()
     found = (each for each in _findings_at(path, value, context, facts) if each.severity != "advice")
     return tuple(f"{each.code} {each.severity}: {each.what}" for each in found)
 

@@ -16,7 +16,7 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, ended, gib, percent, rate, times
 from .explanation import assumed_line
 
-_MOST_RULES = 3
+_MOST_RULES = 4
 
 
 def _stages(key: KeyExplanation) -> str:
@@ -53,8 +53,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if key.plan:
         flag = f"--{key.option.replace('_', '-')}"
         same = _same_figures(key)
-        each = flag if key.option else "value"
-        figures = f"the same predicted figures for every {each}" if same else f"predicted figures by {each}"
+        by = flag if key.option else "value"
+        figures = f"the same predicted figures for every {by}" if same else f"predicted figures by {by}"
         figures += ", which sets it" * bool(key.option)
         plan = f"{key.file}: {key.plan}" if key.file else key.plan
         title = f"{plan}: {key.no_cost or figures}"
@@ -64,9 +64,9 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
-        for cost in key.costs:
-            for remark in cost.lint:
-                yield Sentence(ended(f"With {_value(cost, key)}, lint has {remark}"), "unsure")
+        for each in key.costs:
+            for remark in each.lint:
+                yield Sentence(ended(f"With {_value(each, key)}, lint has {remark}"), "unsure")
         if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
             yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
         if key.assumed:

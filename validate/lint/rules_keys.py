@@ -279,6 +279,9 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
 IGNORED_KEYS = ("DS011", "DS012")
 """Codes of the rules on keys that DeepSpeed does not read, without an error or a message."""
 
+DEPRECATED = "DS014"
+"""Code of the rule on keys that have a successor."""
+
 KEY_RULES = section(
     "Keys",
     error_rule(
