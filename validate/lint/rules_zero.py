@@ -35,7 +35,7 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
         unused.append((block, False, _OFFLOADS_SHARDS))
-    if config.stage_is_missing and not config.stage and any(why != _OF_STAGES[()] for *_, why in unused):
+    if config.stage_is_missing and any(why != _OF_STAGES[()] for *_, why in unused):
         are_defaults = all(is_default for _, is_default, _ in unused)
         yield replace(
             _without_stage(config, [path for path, *_ in unused]), severity="advice" if are_defaults else None
@@ -49,15 +49,24 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _without_stage(config: LintedConfig, unused: Sequence[str]) -> Violation:
-    """The violation of a block whose keys need a stage that it does not name: what the keys say is meant."""
+    """The violation of a block whose keys need a stage that it does not name: what the keys say is meant, or what
+    accelerate's environment decides (ACCELERATE_DEEPSPEED_ZERO_STAGE)."""
     path, names = "zero_optimization.stage", [key_name(each) for each in unused]
     state = 'is "auto", which plain DeepSpeed drops' if config.has(path) else "is missing"
+    if config.stage:
+        state = f'is "auto", for which accelerate fills in {config.stage}'
     keys = f"{', '.join(names[:-1])} and {names[-1]} have" if len(names) > 1 else f"{names[0]} has"
     is_third = any(acts_at(each, 3) and not acts_at(each, 2) for each in unused)
     stage, why = "3" if is_third else "1, 2 or 3", "DeepSpeed's default is stage 0, which uses none of them"
+    if config.stage:
+        why = f"ACCELERATE_DEEPSPEED_ZERO_STAGE may name another stage than {config.stage}, which uses none of them"
     fix = f'write "stage": {stage} in zero_optimization, or remove the {"keys" if len(names) > 1 else "key"}'
     return violation(
-        path, f"stage {state}, so ZeRO is off: {keys} no effect", why=why, fix=fix, missing=((*path.split("."),),)
+        path,
+        f"stage {state}{'' if config.stage else ', so ZeRO is off'}: {keys} no effect",
+        why=why,
+        fix=fix,
+        missing=((*path.split("."),),),
     )
 
 

@@ -313,6 +313,11 @@ def test_accelerate_fills_in_stage_2() -> None:
         report = judged(config, framework=framework, model="Qwen2.5-1.5B", gpus="8xA100-80GB")
         assert not {"DS302", "DS303"} & codes(report) and not report.fixable
         assert isinstance(report.prediction, Situation) and report.prediction.plan.zero_stage == 2
+    (finding,) = judged({**config, "zero_optimization": {**zero, "stage3_max_live_parameters": 1e8}}).findings
+    assert finding.what == (  # its environment may name stage 3
+        'stage is "auto", for which accelerate fills in 2: stage3_max_live_parameters has no effect'
+    )
+    assert not finding.edits
 
 
 def test_plain_deepspeed_trains_without_auto() -> None:
