@@ -123,7 +123,15 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("zero_optimization.parameter_alignment", stages=(1, 2)),
     # runtime/zero/config.py compute_grad_norm_valid (0.19.8)
     _key("zero_optimization.compute_grad_norm", stages=(1, 2), refused_elsewhere=True),
-    _key("zero_optimization.allgather_partitions", stages=()),  # no code reads it (0.19.8), nor the next
+    _key(
+        "zero_optimization.allgather_partitions",
+        "no effect: nothing reads it after the file",
+        stages=(),  # runtime/engine.py zero_allgather_partitions has no caller (0.19.8)
+    ),
+    # runtime/zero/stage_1_and_2.py; stage3.py has no such argument
+    _key("zero_optimization.ignore_unused_parameters", stages=(1, 2)),
+    # only runtime/zero/parameter_offload.py and stage3.py ask whether a module is a leaf (utils/z3_leaf_module.py)
+    _key("zero_optimization.leaf_module", "modules that are gathered whole", stages=(3,)),
     _key(
         "zero_optimization.cpu_offload_use_pin_memory",
         "pin_memory in offload_optimizer and offload_param pins their memory in its place",
@@ -193,10 +201,19 @@ def _other_meanings() -> dict[str, dict[str, str]]:
     return found
 
 
+def stages_of(path: str) -> tuple[int, ...]:
+    """The ZeRO stages at which DeepSpeed uses a key: without stages of its own those of a block around it."""
+    around = path
+    while around:
+        if around in CONFIG_KEYS:
+            return CONFIG_KEYS[around].stages
+        around = around.rpartition(".")[0]
+    return key_stages(path)
+
+
 def acts_at(path: str, stage: int) -> bool:
     """Whether DeepSpeed uses the key at a ZeRO stage."""
-    known = CONFIG_KEYS.get(path)
-    return stage in (key_stages(path) if known is None else known.stages)
+    return stage in stages_of(path)
 
 
 def rank(path: str) -> tuple[int, str, int, str]:

@@ -20,6 +20,10 @@ from .conversions import as_integer, as_number, as_truth, is_true
 _HIGHEST = 2**63 - 1
 """sys.maxsize, DeepSpeed's own value for "no limit"."""
 
+STAGE_FOR_AUTO = 2
+"""The stage that accelerate fills in for `auto` (1.15 utils/dataclasses.py `DeepSpeedPlugin.__post_init__`), without
+ACCELERATE_DEEPSPEED_ZERO_STAGE."""
+
 _FP32 = ("fp32", "float32", "float", "torch.float32")
 """Names of the type in a configuration (deepspeed 0.19.8 runtime/config.py `DtypeEnum`)."""
 
@@ -66,7 +70,7 @@ def plan_from_ds_config(
     Raises ConfigFileError, naming the key, for values that DeepSpeed rejects and for contradictory batch sizes.
     """
     zero = _zero_block(config)
-    stage = _number(zero, "stage", default=0, highest=3)
+    stage = zero_stage_in(config)
     shared_by = sequence_parallel_size_in(config)
     replicas = max(1, cluster.world_size // shared_by)
     micro, accumulation = _batch(config, replicas, micro_batch_size, gradient_accumulation_steps)
@@ -227,8 +231,8 @@ def offload_device_in(config: Mapping[str, Any], block: str = "offload_optimizer
 
 
 def zero_stage_in(config: Mapping[str, Any]) -> int:
-    """The ZeRO stage of a configuration; 0 without one."""
-    return _number(_zero_block(config), "stage", default=0, highest=3)
+    """The ZeRO stage of a configuration; 0 without one. Raises ConfigFileError for a value that is no stage."""
+    return _number(_zero_block(config), "stage", default=0, auto=STAGE_FOR_AUTO, highest=3)
 
 
 def reduce_bucket_size_in(config: Mapping[str, Any]) -> int:

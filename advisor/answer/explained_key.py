@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS, meaning
+from ...ds_configs.config_keys import CONFIG_KEYS, meaning, stages_of
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
-from ...estimators.plan import PLAN_FIELDS, key_stages
-from ...validate.lint import RULES, DeepSpeedFacts, load_facts
+from ...estimators.plan import PLAN_FIELDS
+from ...validate.lint import RULES, DeepSpeedFacts, Rule, load_facts
 from ...validate.lint.rules_batch import TOTAL
+from ...validate.lint.rules_keys import DEPRECATED
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
-from ...validate.lint.values import describe_type, json_text, nearest
+from ...validate.lint.values import FieldType, describe_type, json_text, nearest
 from ..question.file_question import FILLED
 from ..question.options import OPTIONS
 from ..question.workload import meant_option
@@ -24,7 +25,7 @@ from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested, successor_path
-from .key_example import as_written, example_of, key_type, refusal, value_at
+from .key_example import as_written, example_of, key_type, refusal, remarks, value_at
 
 _MOST_PLACES = 6
 
@@ -217,13 +218,15 @@ def explain_key(
     """Explain a key, given by its path or its last name. context: the plan for which costs are predicted. side: without
     a context, the file whose value is shown. Raises the errors of `find_key`."""
     path = find_key(name, facts)
-    known, field, block = CONFIG_KEYS.get(path), facts.find_field(path), facts.block(path)
+    field, block = facts.find_field(path), facts.block(path)
     kind = key_type(path, facts)
     file, config = ("", {}) if side is None else (side.name, side.settings.config)
     if context is not None:
         file, config = context.file, context.config
     example = {} if block is not None or (field is not None and field.deprecated) else example_of(path, facts)
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
+    if context is not None and config and not follows_option(path):
+        costs = tuple(replace(cost, lint=remarks(path, cost.value, context, facts)) for cost in costs)
     if context is not None and no_cost and config:
         no_cost = refusal(path, example, context, facts) or no_cost
 
@@ -237,13 +240,13 @@ def explain_key(
         path=path,
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
-        type="a block" if block is not None else "" if kind is None else describe_type(kind),
+        type="a block" if block is not None else "" if kind is None else _describe(path, kind, facts),
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
-        stages=known.stages if known is not None else key_stages(path),
+        stages=stages_of(path),
         acts=tuple(_acts(path, context)),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
-        rules=tuple(_rules(path)),
+        rules=tuple(_rules(path, facts)),
         example=example,
         plan="" if context is None else context.title,
         file=file,
@@ -256,6 +259,16 @@ def explain_key(
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _describe(path: str, kind: FieldType, facts: DeepSpeedFacts) -> str:
+    """Return a key's type; of the name of a class the names that DeepSpeed has."""
+    names = {"optimizer.type": facts.optimizers, "scheduler.type": (*facts.schedulers,)}.get(path)
+    if names is None:
+        return describe_type(kind)
+    # With ZeRO or 16 bits the engine wraps the optimizer, and torch's schedulers refuse that (lint's DS609).
+    torch = "optim, in its own letters" if path == "optimizer.type" else "optim.lr_scheduler, in fp32 without ZeRO"
+    return f"a name: {', '.join(names)}; or a class of torch.{torch}"
 
 
 def _gradient_type(context: KeyContext) -> str:
@@ -295,12 +308,22 @@ def _names_batch(path: str, side: Side) -> bool:
     return has_total or (path in known if path != TOTAL else known == {*FILLED.values()})
 
 
-def _rules(path: str) -> Iterator[str]:
-    for rule in (each for each in RULES if not each.code.startswith("DS0")):  # those are about any key
+def _rules(path: str, facts: DeepSpeedFacts) -> Iterator[str]:
+    """Yield the rules on a key: first those whose fix names it, then those whose example is corrected at it."""
+    (block, _, key), field, found = path.rpartition("."), facts.find_field(path), list[Rule]()
+    named = rf'"{key}": |\buse (?:that )?{key}\b'
+    if len(facts.owners(key)) > 1:
+        named = rf'"{block.rpartition(".")[2]}": {{"{key}": '
+    if field is not None and field.deprecated:
+        found += (rule for rule in RULES if rule.code == DEPRECATED)
+    rules = [each for each in RULES if not each.code.startswith("DS0")]  # those are about any key
+    found += (rule for rule in rules if re.search(named, rule.fix))
+    for rule in rules:
         bad, good, _ = rule.example
         mistake, mended = value_at(path, bad), value_at(path, good)
         if mistake != mended and (mistake is not None or len(_leaves(good) - _leaves(bad)) <= _FEW):
-            yield f"{rule.code} {rule.title}"
+            found.append(rule)
+    yield from dict.fromkeys(f"{rule.code} {rule.title}" for rule in found)
 
 
 _FEW = 2

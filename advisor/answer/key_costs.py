@@ -22,6 +22,7 @@ from ...validate.lint.key_effects import follows, not_predicted, without_effect
 from ..question.options import OPTIONS
 from ..question.question import Question
 from ..search.candidate import predict
+from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
 
@@ -46,6 +47,8 @@ class KeyCost:
     reason: str
     """Whether it fits, as a short phrase: `needs 1.4 x VRAM`, `fits`."""
     fits: bool
+    lint: tuple[str, ...] = ()
+    """Errors and warnings that lint has at the key with this value: `DS356 warning: gradients in bf16 are ...`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,8 @@ def _why_no_costs(path: str, plan: Plan) -> str:
         if not known.stages:
             return "it has no effect at any stage"
         verb = "DeepSpeed refuses it" if known.refused_elsewhere else "it has no effect"
-        return f"{verb} at stage {plan.zero_stage}"
+        stages = [f"--strategy zero{stage}" for stage in known.stages if stage]
+        return f"{verb} at stage {plan.zero_stage}; {alternatives(stages)} has a plan that uses it"
     if known is not None and known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
         return "this plan uses no NVMe"
     if known is not None and (known.field or known.option):

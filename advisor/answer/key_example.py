@@ -126,12 +126,28 @@ def refusal(path: str, example: Mapping[str, Any], context: KeyContext, facts: D
     value = value_at(path, example) if value is None else value
     if value in (None, "auto"):
         return ""
-    config = _with_value(context.config, path.split("."), value)
+    errors = (each for each in _findings_at(path, value, context, facts) if each.severity == "error")
+    return next((f"with {json_text(value)}, lint has {_error(each)}" for each in errors), "")
+
+
+def remarks(path: str, value: Any, context: KeyContext, facts: DeepSpeedFacts) -> tuple[str, ...]:
+    """Return lint's errors and warnings on the key in the plan's configuration with a value; "" is no key."""
+    if value == "":
+        return ()
+    found = (each for each in _findings_at(path, value, context, facts) if each.severity != "advice")
+    return tuple(f"{each.code} {each.severity}: {each.what}" for each in found)
+
+
+def _findings_at(path: str, value: Any, context: KeyContext, facts: DeepSpeedFacts) -> Iterator[LintFinding]:
+    config = context.config
+    for name in ("bf16", "fp16"):  # some rules are about one precision, which the plan has in place of "auto"
+        if value_at(f"{name}.enabled", config) == "auto":
+            config = _with_value(config, [name, "enabled"], name == context.workload.precision)
+    config = _with_value(config, path.split("."), value)
     framework = context.workload.framework
     reader = framework if framework == "deepspeed" or not context.file else None  # a file's is that of `lint_question`
     found = _findings(config, facts=facts, framework=reader, cluster=context.cluster)
-    errors = (each for each in found if each.severity == "error" and ".".join(each.path) == path)
-    return next((f"with {json_text(value)}, lint has {_error(each)}" for each in errors), "")
+    yield from (each for each in found if ".".join(each.path) == path)
 
 
 def _error(finding: LintFinding) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from ...estimators.optimizers import OPTIMIZERS
 from ...validate.lint.values import json_text
 from ..answer.explained_key import AUTO, KeyExplanation
 from ..answer.key_costs import KeyCost
@@ -15,7 +16,7 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, ended, gib, percent, rate, times
 from .explanation import assumed_line
 
-_MOST_RULES = 3
+_MOST_RULES = 4
 
 
 def _stages(key: KeyExplanation) -> str:
@@ -52,8 +53,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if key.plan:
         flag = f"--{key.option.replace('_', '-')}"
         same = _same_figures(key)
-        each = flag if key.option else "value"
-        figures = f"the same predicted figures for every {each}" if same else f"predicted figures by {each}"
+        by = flag if key.option else "value"
+        figures = f"the same predicted figures for every {by}" if same else f"predicted figures by {by}"
         figures += ", which sets it" * bool(key.option)
         plan = f"{key.file}: {key.plan}" if key.file else key.plan
         title = f"{plan}: {key.no_cost or figures}"
@@ -63,6 +64,9 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         elif len(key.costs) > 1:
             yield _costs(key)
             yield from _equal_speeds(key)
+        for each in key.costs:
+            for remark in each.lint:
+                yield Sentence(ended(f"With {_value(each, key)}, lint has {remark}"), "unsure")
         if len({(gib(cost.device_bytes_per_gpu), cost.peak) for cost in key.costs}) == 1:
             yield Sentence(f"GPU memory peaks at {phase_title(key.costs[0].peak)}, whatever the value is.", "dim")
         if key.assumed:
@@ -123,6 +127,9 @@ def _value(cost: KeyCost, key: KeyExplanation) -> str:
         return f"unset ({key.gradient_type})" if key.gradient_type else "unset"
     if type(cost.value) is int:
         return f"{cost.value:,}"
+    written = OPTIMIZERS[cost.value].block_type if key.path == "optimizer.type" else ""
+    if written and written.lower() != cost.value:
+        return f"{cost.value} ({written})"
     return str(cost.value) if key.option else json_text(cost.value)
 
 
@@ -139,7 +146,8 @@ def _costs(key: KeyExplanation) -> Table:
         if cost.is_the_plans:
             ratio = key.origin
         without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
-        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without)))
+        marked = [remark.partition(":")[0] for remark in cost.lint]
+        words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without, *marked)))
         samples = [Figure(f"{cost.samples_per_step:,}")] * batches
         cells: list[Cell] = [value, *samples, *sizes, Figure(rate(cost.tokens_per_s)), words]
         rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))

@@ -45,7 +45,6 @@ from ..text.units import (
     ended,
     fine_seconds,
     gib,
-    seconds,
 )
 from .explained_fit import NAMES as FIT_NAMES
 from .explained_fit import fit_blocks
@@ -64,9 +63,9 @@ from .explanation import (
     moments,
     occupied,
     plan_line,
-    resource_of,
     section_title,
     shares_of,
+    sum_of,
     terms_table,
 )
 
@@ -231,6 +230,8 @@ def _unknown_part(explanation: Explanation, name: str, listing: str) -> Workload
         why, meant = "a training step keeps no KV cache, only generation does", ""
     elif not near and _IN_DETAILS.fullmatch(wanted):
         details = " --details"
+    elif at_another := _at_another_moment(explanation, wanted, by_whole_name=True):
+        why, meant = at_another, ""
     elif not near:
         why = _at_another_moment(explanation, wanted)
     why = "; ".join(filter(None, (_without_logits(explanation, wanted), why)))
@@ -246,18 +247,17 @@ def _without_logits(explanation: Explanation, wanted: str) -> str:
     return f"the {question.workload.loss} loss never has the logits of all tokens, only those of a chunk"
 
 
-def _at_another_moment(explanation: Explanation, wanted: str) -> str:
-    """Return when a part or a family is there that is not at the peak, such as logits; "" for any other name."""
+def _at_another_moment(explanation: Explanation, wanted: str, *, by_whole_name: bool = False) -> str:
+    """Return when a part or a family is there that is not at the peak, such as logits; "" for any other name.
+    by_whole_name: only a part that has this name, not one whose family has it or whose name contains it."""
     memory = explanation.candidate.memory
     others = [phase for phase in memory.phases if phase is not memory.peak]
-    groups = [(phase, terms) for phase in others if (terms := _of_family(phase.terms, wanted))]
-    found = [(sum(map(term_size, terms)), _family_title(terms), phase.name) for phase, terms in groups]
-    if not groups:
-        found = [
-            (term.size_bytes, component_title(term.name), phase.name)
-            for phase in others
-            for term in phase.terms
-            if wanted in component_title(term.name).casefold()
+    parts = [(term.size_bytes, component_title(term.name), phase.name) for phase in others for term in phase.terms]
+    found: list[tuple[float, str, str]] = [each for each in parts if _plain(each[1]) == wanted]
+    if not by_whole_name:
+        groups = [(phase, terms) for phase in others if (terms := _of_family(phase.terms, wanted))]
+        found = [(sum(map(term_size, terms)), _family_title(terms), phase.name) for phase, terms in groups] or [
+            each for each in parts if wanted in each[1].casefold()
         ]
     if not found:
         return ""
@@ -276,7 +276,7 @@ def _part(explanation: Explanation, section: Section, part: Part) -> Iterator[Bl
     formulas, remarks = formulas_of(part, rates)
     yield from (Sentence(f"  {each}", hang=4) for each in formulas if each.startswith("="))
     if len(part.terms) > 1 or any(map(hidden_s, part.terms)):
-        yield Sentence(f"  {_sum(part)}")
+        yield Sentence(f"  {sum_of(part)}")
     inputs = {(term.symbols.get(each[0], each[0]), *each): None for term in part.terms for each in used_inputs(term)}
     rows = []
     for meaning, symbol, value in inputs:
@@ -350,11 +350,3 @@ def _subject(explanation: Explanation) -> Iterator[Block]:
     if explanation.assumed:
         yield Sentence(assumed_line(explanation.assumed), "dim")
     yield from lacks_of(explanation)
-
-
-def _sum(part: Part) -> str:
-    """Return `1.3 s + 1.3 s - 1.2 s (overlapped) = 1.4 s`."""
-    is_time, hidden = bool(resource_of(part)), sum(map(hidden_s, part.terms))
-    text = " + ".join(figure(term_size(term) + hidden_s(term), is_time).text for term in part.terms)
-    overlapped = f" - {seconds(hidden)} (overlapped)" if hidden else ""
-    return f"{text}{overlapped} = {figure(part.size, is_time).text}"

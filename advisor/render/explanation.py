@@ -248,6 +248,8 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
             )
             formulas = [each for each in formulas if each.startswith("=")]
             remarks = [f"symbols: {', '.join(meanings)}", *remarks]
+        if any(map(hidden_s, part.terms)):
+            formulas.append(f"{sum_of(part)}")
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
@@ -258,6 +260,14 @@ def occupied(part: Part) -> Iterator[str]:
     if resource := resource_of(part):
         hidden = sum(map(hidden_s, part.terms))
         yield f"{resource}, {seconds(hidden)} overlapped with other work" if hidden else resource
+
+
+def sum_of(part: Part) -> str:
+    """Return `1.3 s + 1.3 s - 1.2 s (overlapped) = 1.4 s`: the results of the formulas of a part, and its time."""
+    is_time, hidden = bool(resource_of(part)), sum(map(hidden_s, part.terms))
+    text = " + ".join(figure(term_size(term) + hidden_s(term), is_time).text for term in part.terms)
+    overlapped = f" - {seconds(hidden)} (overlapped)" if hidden else ""
+    return f"{text}{overlapped} = {figure(part.size, is_time).text}"
 
 
 def hidden_s(term: Term) -> float:

@@ -23,7 +23,8 @@ from ..text.units import counted_noun, ended, gib, printable, rate, whole_gib
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
-_LONGEST_PATH = 55
+LONGEST_PATH = 100
+"""Characters of a path, longer than any of DeepSpeed's; an unknown key may have more."""
 
 _MANY = 8
 """Findings that fill a screen; for more the short form is named."""
@@ -292,7 +293,7 @@ def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:
 
 def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) -> Iterator[doc.Block]:
     path, style = printable(".".join(finding.path)), _STYLES[finding.severity]
-    path = path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
+    path = path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 3]}..."
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
     yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}".rstrip(), "dim", hang=6)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ... import __version__
-from ...validate.lint import RULES
+from ...validate.lint import RULES, LintFinding
 from ...validate.lint.config_file import shown_name
 from ...validate.lint.rule import Severity
 from ..answer.lint_file import LintAnswer, UnreadFile
 from ..text.units import printable
-from .lint import counted_findings
+from .lint import LONGEST_PATH, counted_findings
 
 LintFormat = Literal["concise", "github", "sarif"]
 
@@ -83,8 +83,20 @@ def _lines(answer: LintAnswer | UnreadFile) -> Iterator[_Line]:
             code=found.code,
             severity=found.severity,
             can_fix=bool(found.edits),
-            message=printable(f"{found.sentence}; {found.fix}" if found.fix else found.sentence),
+            message=printable(_message(found)),
         )
+
+
+def _message(found: LintFinding) -> str:
+    """What is wrong, with the whole path of the key, since no line of the file is shown, and the fix."""
+    path, key = ".".join(found.path)[:LONGEST_PATH], found.path[-1] if found.path else ""
+    if all(name in found.what for name in found.path):
+        what = found.sentence
+    elif found.what.startswith(f"{key} "):
+        what = f"{path}{found.what.removeprefix(key)}"
+    else:
+        what = f"{path}: {found.what}"
+    return f"{what}; {found.fix}" if found.fix else what
 
 
 def _end_column(text: str, line: int, column: int, length: int) -> int:

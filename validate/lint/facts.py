@@ -130,5 +130,16 @@ class DeepSpeedFacts:
         block = self.block(owner)
         return block.defaults.get(name) if block is not None else None
 
+    def without_autos(self, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+        """The values of a block as plain DeepSpeed reads them: its classes drop "auto" (runtime/config_utils.py
+        `DeepSpeedConfigModel.__init__`), so the key has its default."""
+        block = self.block(path)
+        drops = block is not None and block.strict
+        return {
+            name: self.without_autos(value, f"{path}.{name}".lstrip(".")) if isinstance(value, dict) else value
+            for name, value in values.items()
+            if not (drops and isinstance(value, str) and value == "auto")
+        }
+
     def at_least(self, version: str) -> bool:
         return parse_version(self.version) >= parse_version(version)

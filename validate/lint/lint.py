@@ -250,6 +250,9 @@ def _with_missing_names(found: Sequence[LintFinding]) -> list[LintFinding]:
     joined = []
     for path, each in stands_for.items():
         whole = missing[path]
+        if _ORDER[each.severity] < _ORDER[whole.severity]:  # without the key that is meant there is no training
+            joined.append(each)
+            continue
         place = replace(whole, path=each.path, line=each.line, column=each.column, length=each.length)
         what = f"{whole.what}: {each.what}"
         joined.append(replace(place, what=what, fix=each.fix, edits=each.edits, meant=path))

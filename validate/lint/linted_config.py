@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...ds_configs.conversions import TRUTHS, is_true
-from ...ds_configs.read import plan_from_ds_config
+from ...ds_configs.conversions import TRUTHS, as_integer, is_true
+from ...ds_configs.read import STAGE_FOR_AUTO, plan_from_ds_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
@@ -167,6 +167,11 @@ class LintedConfig:
     written: LintedConfig | None = None
     """The configuration with the misspelled keys."""
 
+    @cached_property
+    def trained(self) -> dict[str, Any]:
+        """The values that the training has, in which "auto" is left for the Trainer and accelerate to fill."""
+        return self.values if self.framework == "hf" else self.facts.without_autos(self.values)
+
     def _find(self, path: str) -> Any:
         node: Any = self.values
         for name in path.split(".") if path else ():
@@ -239,16 +244,26 @@ class LintedConfig:
 
     @property
     def existing_stage(self) -> int | None:
-        """The ZeRO stage; 0 if it is absent or no number, None for a number that is no stage."""
+        """The ZeRO stage; 0 if it is absent, None for a value that is no stage: what is meant is then unknown."""
         value = self.get("zero_optimization")
         if isinstance(value, bool):
             return int(value)
-        stage = self.get("zero_optimization.stage")
-        if isinstance(stage, str):
-            stage = int(stage) if stage.strip().isdecimal() else 0
-        if not isinstance(stage, int | float):
-            return 0
-        return int(stage) if stage in (0, 1, 2, 3) else None
+        if value is not None and not isinstance(value, dict):
+            return None
+        path = "zero_optimization.stage"
+        if self.stage_is_missing:
+            return STAGE_FOR_AUTO if self.is_auto(path) and self.framework == "hf" else 0
+        try:
+            stage = as_integer(self.get(path))
+        except ValueError:
+            return None
+        return stage if stage in (0, 1, 2, 3) else None
+
+    @property
+    def stage_is_missing(self) -> bool:
+        """Whether zero_optimization has no stage, or leaves it to the reader."""
+        path = "zero_optimization.stage"
+        return not self.has(path) or self.is_auto(path)
 
     def offload(self, what: str) -> str:
         """The device of `optimizer` or `param`: "none", "cpu" or "nvme"; deprecated flags are considered."""
@@ -277,7 +292,8 @@ class LintedConfig:
 
     @property
     def precision_is_auto(self) -> bool:
-        return any(self.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+        """Whether the Trainer or accelerate chooses the precision."""
+        return self.framework == "hf" and any(self.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
 
     @property
     def optimizer(self) -> str:
@@ -306,7 +322,7 @@ class LintedConfig:
 
     @cached_property
     def batch(self) -> FilledBatch:
-        return self.fill(self.values)
+        return self.fill(self.trained)
 
     @property
     def situation(self) -> Situation | None:
@@ -326,7 +342,7 @@ class LintedConfig:
         software = replace(workload.software, deepspeed=parse_version(self.facts.version).release)
         workload = replace(workload, software=software)
         try:
-            plan = self.batch.plan(self.values, model, cluster, software)
+            plan = self.batch.plan(self.trained, model, cluster, software)
         except ConfigFileError as error:
             return error.what
         if obstacle := unsupported(model, workload, plan, cluster):

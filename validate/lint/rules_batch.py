@@ -12,9 +12,10 @@ from . import rule_conditions as when
 from .document import KeyPath
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
-from .rule import Violation, advice_rule, error_rule, section, violation, warning_rule
+from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, at, that
-from .rules_types import CODE_TYPES
+from .rules_types import CODE_TYPES, MAIN_KEYS
+from .values import json_text
 
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
@@ -146,6 +147,20 @@ def _unfilled(config: LintedConfig) -> Iterator[Violation]:
             yield violation(each, 'plain DeepSpeed does not replace "auto" here', why=why)
 
 
+def _dropped(config: LintedConfig) -> Iterator[Violation]:
+    for path in _autos(config.values) if config.framework == "deepspeed" else ():
+        block = config.facts.block(".".join(path[:-1]))
+        field = block.field(path[-1]) if block is not None and block.strict else None
+        if field is None or field.deprecated:
+            continue
+        default = f", which is {json_text(field.default)}" if field.default_known else ""
+        # Numbers are tuned by the default too, but what switches a feature is not on.
+        severity: Severity | None = None if path[-1] in MAIN_KEYS else "advice"
+        yield Violation(
+            path=path, what=f'"auto" is dropped: {".".join(path)} has its default{default}', severity=severity
+        )
+
+
 def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
     """Whether a file must be meant for the Trainer or accelerate: they fill all its "auto" values, or plain DeepSpeed
     does not replace one of them by its default."""
@@ -219,5 +234,13 @@ TRAINER_RULES = section(
         "learning_rate",
         fix='add "lr": "auto" to optimizer.params',
         source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",
+    ),
+    warning_rule(
+        'DS156 an "auto" value that plain DeepSpeed drops',
+        _dropped,
+        why='DeepSpeed\'s classes drop "auto" before they read a block, without a message: only the Trainer and '
+        "accelerate fill it in",
+        fix="write a value, or remove the key",
+        source="runtime/config_utils.py DeepSpeedConfigModel.__init__",
     ),
 )

@@ -16,7 +16,7 @@ from .linted_config import LintedConfig, Misspelled
 from .rule import LONGEST_NAME, Violation, error_rule, section, violation, warning_rule
 from .rules_types import key_type, successors_value
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
-from .values import find_problem, json_text
+from .values import MOST_TO_WRITE, find_problem, json_text
 
 TOP_LEVEL = "the top level"
 
@@ -227,7 +227,7 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
             "zero_optimization",
             f"zero_optimization is {json_text(old_form)}, the old form of stage {int(old_form)}",
             why="accelerate takes the value for an object, and raises an error" if is_refused else "",
-            fix=f"write {json_text(new_form)}",
+            fix=f"write {json_text(new_form, longest=MOST_TO_WRITE)}",
             severity="error" if is_refused else None,
             edits=(Replace(("zero_optimization",), new_form),),
         )
@@ -259,7 +259,7 @@ def _deprecated_key(config: LintedConfig, path: str, block: ConfigBlock, field: 
     fix, edits, value = f"write {name} instead" if name else "remove it", tuple[Edit, ...](), config.get(path)
     if successor is not None and field.moves and (value == "auto" or find_problem(field.type, value) is None):
         new = None if value == "auto" else successors_value(field, successor, value)
-        fix = "remove it" if new is None else f"write {json_text(name)}: {json_text(new)} instead"
+        fix = "remove it" if new is None else f'write "{name}": {json_text(new, longest=MOST_TO_WRITE)} instead'
         renamed = Rename(key, name), Replace((*key[:-1], name), new)
         edits = (Remove(key),) if new is None else renamed[: 1 if value is new else 2]
     return violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
@@ -278,6 +278,9 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
 
 IGNORED_KEYS = ("DS011", "DS012")
 """Codes of the rules on keys that DeepSpeed does not read, without an error or a message."""
+
+DEPRECATED = "DS014"
+"""Code of the rule on keys that have a successor."""
 
 KEY_RULES = section(
     "Keys",

@@ -88,7 +88,7 @@ def _without_nvme(config: LintedConfig) -> Iterator[Violation]:
 _CPU_CLASSES = "DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU"
 _TORCH_IS_SLOW, _LAMB_NEEDS_GPU = "torch's optimizers run there slowly", "LAMB is a GPU kernel"
 _lamb = that(lambda config: config.optimizer == "lamb")
-_steps_on_cpu = ~when.stages(0) & when.offloaded
+_steps_on_cpu = when.stages(1, 2, 3) & when.offloaded
 
 OFFLOAD_RULES = section(
     "Offload and NVMe",

@@ -106,6 +106,7 @@ def _words(name: str) -> set[str]:
 _WORD = re.compile(r"[A-Z]?[a-z]+")
 """A word of a class name or of a name with underscores, without the LR of schedulers."""
 _DIGITS = re.compile(r"\d")
+_warms_up = that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR"))
 _wraps_optimizer = when.stages(1, 2, 3) | when.fp16 | when.bf16
 """DeepSpeed wraps the optimizer in a class of its own."""
 
@@ -232,7 +233,7 @@ OPTIMIZER_RULES = section(
         "DS504 an optimizer that is untested with ZeRO",
         at(
             "optimizer.type",
-            ~when.stages(0) & when.known_optimizer & ~_tested & ~_allowed,
+            when.stages(1, 2, 3) & when.known_optimizer & ~_tested & ~_allowed,
             lambda config, path: f"{config.text(path)} is untested with ZeRO",
         ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
@@ -303,5 +304,16 @@ OPTIMIZER_RULES = section(
         "TypeError; DeepSpeed's schedulers use the wrapped optimizer",
         fix="use one of DeepSpeed's schedulers, or create torch's in the script from the wrapped optimizer",
         source="runtime/engine.py _configure_lr_scheduler",
+    ),
+    warning_rule(
+        "DS610 an unknown form of the warm-up",
+        at(
+            "scheduler.params.warmup_type",
+            when.present & _warms_up & ~when.equals("log", "linear", "auto"),
+            lambda config, path: f"warmup_type is {json_text(config.get(path))}, so the warm-up is logarithmic",
+        ),
+        why="DeepSpeed has the forms log and linear, and takes log for any other, with a warning in the log",
+        fix='write "linear" or "log"',
+        source=_SCHEDULES + " (_initialize, WarmupCosineLR.__init__)",
     ),
 )

@@ -28,6 +28,8 @@ def _grad_dtype(config: LintedConfig) -> str | None:
 
 _no_block = that(lambda config: not any(map(config.has, ("fp16", "bf16", "bfloat16"))))
 """accelerate then adds the block that mixed_precision names."""
+_is_left = that(lambda config: any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16")))
+"""The reader decides the precision; if that is plain DeepSpeed, DS156 is about it."""
 _states_in_bf16_on_gpu = when.is_on(_STATES) & ~when.offloaded
 
 PRECISION_RULES = section(
@@ -54,7 +56,7 @@ PRECISION_RULES = section(
         "DS203 training in fp32",
         at(
             "bf16",
-            ~(when.fp16 | when.bf16 | that(lambda config: config.precision_is_auto) | (when.for_trainer & _no_block))
+            ~(when.fp16 | when.bf16 | _is_left | (when.for_trainer & _no_block))
             & ~when.is_on("torch_autocast.enabled"),
             "neither bf16 nor fp16 is enabled",
         ),
@@ -71,10 +73,10 @@ PRECISION_RULES = section(
         ),
         at(
             (_FP16_MASTERS, _MASTERS),
-            when.on & ~when.stages(0) & ~(when.offloaded & when.cpu_adam) & ~_states_in_bf16_on_gpu,
+            when.on & when.stages(1, 2, 3) & ~(when.offloaded & when.cpu_adam) & ~_states_in_bf16_on_gpu,
             "the optimizer is not DeepSpeed's CPU Adam",
         ),
-        at(_STATES, when.on & ~when.stages(0) & ~when.is_on(_MASTERS), "bf16_master_weights_and_grads is off"),
+        at(_STATES, when.on & when.stages(1, 2, 3) & ~when.is_on(_MASTERS), "bf16_master_weights_and_grads is off"),
         why="ZeRO supports them with its CPU Adam; bf16 masters may stay on the GPU if bf16_optimizer_states is on",
         fix='use ZeRO with AdamW and "offload_optimizer": {"device": "cpu"}, or remove the key',
         source="runtime/config.py _do_error_check; runtime/base_optimizer.py _configure_master_weights",

@@ -180,9 +180,23 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         plain = as_object(config, path, value) if kind.name == "dict" else parsed_text(kind, value)
         plain, effect = _MEANT.get((path, value), (plain, "")) if isinstance(value, str) else (plain, "")
         fix = f"write {wrong.wanted if plain is None else json_text(plain)}{effect}"
+        if (filled := _auto_meant(config, path, value)) is not None:
+            plain, fix = filled
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
         why = _CLASS_REJECTS if by_class else _CODE_FAILS
         yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
+
+
+def _auto_meant(config: LintedConfig, path: str, value: Any) -> tuple[str | None, str] | None:
+    """(the value to write, the fix) for an "auto" with other letters, which the readers compare exactly. It is written
+    only where the file is known to be for a reader that fills the key."""
+    is_auto = isinstance(value, str) and value.strip().lower() == "auto"
+    known = CONFIG_KEYS.get(path)
+    if not is_auto or known is None or not known.filled:
+        return None
+    if config.framework == "hf":
+        return "auto", 'write "auto"'
+    return (None, 'write "auto" for the Trainer or accelerate, or a value') if config.framework_is_assumed else None
 
 
 _MEANT: dict[tuple[str, str], tuple[Any, str]] = {
@@ -203,7 +217,7 @@ def as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | N
     block = config.facts.block(path)
     if block is None or value is None:
         return None
-    for key in (each for each in _MAIN_KEYS if each in block.names()):
+    for key in (each for each in MAIN_KEYS if each in block.names()):
         path = block.qualified_path(key)
         kind, known = key_type(config.facts, path), CONFIG_KEYS.get(path)
         if kind is None and isinstance(block.defaults.get(key), bool):
@@ -218,7 +232,8 @@ def as_object(config: LintedConfig, path: str, value: Any) -> dict[str, Any] | N
     return None
 
 
-_MAIN_KEYS = ("enabled", "device", "stage", "type")
+MAIN_KEYS = ("enabled", "device", "stage", "type")
+"""Keys that decide whether, where or how a block acts."""
 
 
 def successors_value(old: ConfigField, new: ConfigField, value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ...estimators.hardware import gpus
 from ...estimators.units import gib
 from . import rule_conditions as when
@@ -17,6 +18,8 @@ from .rules_types import scatters_means
 
 
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
+    if config.existing_stage is None:
+        return
     unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
@@ -32,11 +35,39 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
         unused.append((block, False, _OFFLOADS_SHARDS))
+    if config.stage_is_missing and any(why != _OF_STAGES[()] for *_, why in unused):
+        are_defaults = all(is_default for _, is_default, _ in unused)
+        yield replace(
+            _without_stage(config, [path for path, *_ in unused]), severity="advice" if are_defaults else None
+        )
+        return
     for path, is_default, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
         fix = "remove it" if why == _OF_STAGES[()] else ""
         yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
+
+
+def _without_stage(config: LintedConfig, unused: Sequence[str]) -> Violation:
+    """The violation of a block whose keys need a stage that it does not name: what the keys say is meant, or what
+    accelerate's environment decides (ACCELERATE_DEEPSPEED_ZERO_STAGE)."""
+    path, names = "zero_optimization.stage", [key_name(each) for each in unused]
+    state = 'is "auto", which plain DeepSpeed drops' if config.has(path) else "is missing"
+    if config.stage:
+        state = f'is "auto", for which accelerate fills in {config.stage}'
+    keys = f"{', '.join(names[:-1])} and {names[-1]} have" if len(names) > 1 else f"{names[0]} has"
+    is_third = any(acts_at(each, 3) and not acts_at(each, 2) for each in unused)
+    stage, why = "3" if is_third else "1, 2 or 3", "DeepSpeed's default is stage 0, which uses none of them"
+    if config.stage:
+        why = f"ACCELERATE_DEEPSPEED_ZERO_STAGE may name another stage than {config.stage}, which uses none of them"
+    fix = f'write "stage": {stage} in zero_optimization, or remove the {"keys" if len(names) > 1 else "key"}'
+    return violation(
+        path,
+        f"stage {state}{'' if config.stage else ', so ZeRO is off'}: {keys} no effect",
+        why=why,
+        fix=fix,
+        missing=((*path.split("."),),),
+    )
 
 
 _OF_STAGES = {
@@ -57,9 +88,19 @@ def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     if config.workload is not None and config.workload.method != "full":
         return
     elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
-    if elements >= 5e8:
+    if elements >= 5e8 and _saves_memory(config, sub_group_size=100_000_000):
         what = f"a sub-group takes {gib(elements * 6)} GiB per GPU during the step"
         yield violation(config.zero_path("sub_group_size"), what)
+
+
+def _saves_memory(config: LintedConfig, **fields: Any) -> bool:
+    """Whether other values lower the predicted peak of a GPU's memory noticeably; True without a prediction."""
+    situation = config.situation
+    if situation is None:
+        return True
+    other = replace(situation, plan=situation.plan.replace_fields(**fields))
+    saved = situation.memory().device_bytes_per_gpu - other.memory().device_bytes_per_gpu
+    return saved > 0.01 * situation.cluster.gpu.memory_bytes
 
 
 def _all_live(config: LintedConfig) -> Iterator[Violation]:
@@ -86,7 +127,7 @@ def _large_buckets(config: LintedConfig) -> Iterator[Violation]:
         whose = "the largest GPU" if config.cluster is None else "the GPU"
         why = _WHOLE if buckets == 1 else ""
         yield violation(path, f"{what}; {whose} has {gib(available)} GiB", why=why, severity="error")
-    elif buckets == 2 and elements >= 2e8:
+    elif buckets == 2 and elements >= 2e8 and _saves_memory(config, reduce_bucket_size=_USUAL_BUCKET):
         yield violation(path, what)
 
 

@@ -20,6 +20,15 @@ from .values import find_problem, json_text, parsed_text
 OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
 """Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
 
+_OF_OTHERS = {
+    "mixed_precision": 'write it as "bf16": {"enabled": true} or "fp16": {"enabled": true}; mixed_precision is a '
+    "setting of accelerate's own file",
+    "gradient_checkpointing": "remove it, and pass gradient_checkpointing=True to TrainingArguments, or call the "
+    "model's gradient_checkpointing_enable()",
+}
+"""Settings of accelerate and transformers without a key -> the fix where they are in a ds_config (accelerate 1.15
+utils/launch.py, commands/config; transformers 5.24 training_args.py, modeling_utils.py)."""
+
 _SUCCESSORS = {"bfloat16": "bf16"}
 """Old name of a block that DeepSpeed still reads -> its name (runtime/precision_config.py get_bfloat16_config)."""
 
@@ -51,6 +60,8 @@ def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
         owner, _, key = each.path.rpartition(".")
         if each.argument == name and (key in known if owner == block else is_inside(owner, block)):
             return Meant((key,), owner)
+    if (short := _without_words_of(block, name)) in known:
+        return Meant((short,), block)
     with_words = _with_its_words(name, known)
     like = with_words or _misspelled(name, known)
     found = dict.fromkeys(successors.get(each, each) for each in like)
@@ -67,6 +78,8 @@ def unknown_name(
     Its fix is to rename the key, unless the right name is there already. `--fix` makes it if `is_safe`, a single name
     is meant and the value suits it.
     """
+    if len(path) == 1:
+        fix = _OF_OTHERS.get(path[0], fix)
     names, block, is_sure, old = meant_by(path, known)
     if not (is_safe or is_sure or any(not _problem(config, path, f"{block}.{each}".lstrip(".")) for each in names)):
         names = ()
@@ -130,6 +143,12 @@ def _problem(config: LintedConfig, path: KeyPath, meant: str, old: str = "") -> 
     if field is not None and new is not None and find_problem(field.type, value) is None:
         plain = successors_value(field, new, value)
     return f", and write {problem.wanted if plain is None else json_text(plain)}"
+
+
+def _without_words_of(block: str, name: str) -> str:
+    """A name without the words that the name of its block has: `stage` for `zero_stage` in zero_optimization."""
+    owner = _words(block.rpartition(".")[2])
+    return "_".join(word for word in _words(name) if word not in owner)
 
 
 def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 from ...ds_configs.conversions import TRUTHS, as_integer, as_number, as_truth
 
+MOST_TO_WRITE = 200
+"""Characters of a value that a fix proposes: it is to be copied whole."""
+
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most", "ne": "other than"}
 
 _WORDS: Mapping[str, str] = {
@@ -111,13 +114,15 @@ def number_in(value: Any) -> int | float | None:
     return int(number) if number == int(number) and not ("." in value or "e-" in value.lower()) else number
 
 
-def json_text(value: Any) -> str:
-    """A value in JSON, cut to a short length."""
+def json_text(value: Any, *, longest: int = 40) -> str:
+    """A value in JSON, cut to a short length; a text that is cut keeps its quotes."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except ValueError:
         text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    if len(text) <= longest:
+        return text
+    return f'{text[: longest - 4]}..."' if isinstance(value, str) else f"{text[: longest - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -636,3 +636,25 @@ def test_what_the_figures_of_a_file_leave_out_is_named(
         assert sum(each["code"] == "DS906" for each in findings) == len(features)
     run(["explain", "tp.json", overlap, *question])
     assert "run beside the gradients of weights" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_part_that_is_not_at_the_peak_is_named_with_its_moment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients appear after the loss; at the peak they are 0 without accumulation."""
+    path = tmp_path / "ds_config.json"
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    path.write_text(json.dumps({**sizes, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+    assert run(["explain", str(path), "gradients", "--model", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "the peak is not the end of the backward pass, which has gradients (" in error and "did you mean" not in error
+    )
+
+
+def test_the_list_subtracts_what_is_overlapped(capsys: pytest.CaptureFixture[str]) -> None:
+    """The formula has the whole time of a part."""
+    asked = ["explain", "llama-3-8b", "--gpus", "2xA100-80GB", "--strategy", "zero2", "time", "--offline"]
+    assert run(asked) == 0
+    part = capsys.readouterr().out.partition(" launch overhead ")[2].partition("source:")[0]
+    assert re.search(r"s - .*s \(overlapped\) = \d+ ms$", part, re.MULTILINE)

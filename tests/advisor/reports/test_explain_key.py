@@ -616,3 +616,48 @@ def test_a_narrow_terminal_has_every_figure_behind_its_title(
     assert run(["explain", str(path), key, "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline"]) == 0
     rows = re.findall(r"^(?:  | > )\d: .*(?:\n     .*)*", capsys.readouterr().out, re.MULTILINE)
     assert len(rows) > 2 and all(re.search(r"RAM GiB [\d.]+, tokens/s [\d,]+\n", row) for row in rows)
+
+
+def test_a_value_that_lint_finds_wrong_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures alone would recommend it. The configuration has "auto" for the precision of the plan."""
+    question = ["--model", "llama-3-8b", "--gpus", "2x8xA100-80GB", "--strategy", "zero3", "--offline"]
+    assert run(["explain", "zero_quantized_gradients", *question]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^  true .* DS356 warning$", out, re.MULTILINE)
+    assert "With true, lint has DS356 warning: gradients in bf16 are quantized" in out
+    assert not re.search(r"^> false .* DS", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("key", "stages"),
+    [
+        ("ignore_unused_parameters", (1, 2)),
+        ("leaf_module", (3,)),
+        ("leaf_module.classes", (3,)),
+        ("allgather_partitions", ()),
+    ],
+)
+def test_stages_are_those_whose_code_reads_the_key(key: str, stages: tuple[int, ...]) -> None:
+    assert explain_key(f"zero_optimization.{key}", facts=facts()).stages == stages
+
+
+def test_names_of_classes_and_the_strategy_that_uses_a_key_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_key("optimizer.type", facts=facts()).type.startswith("a name: adagrad, adam, adamw, ")
+    assert "WarmupCosineLR" in explain_key("scheduler.type", facts=facts()).type
+    question = ["--model", "llama-3-8b", "--gpus", "8xA100-80GB", "--strategy", "zero1", "--offline"]
+    assert run(["explain", "sub_group_size", *question]) == 0
+    assert "no effect at stage 1; --strategy zero3 has a plan that uses it" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("path", "codes"),
+    [
+        ("zero_optimization.reduce_scatter", ("DS312",)),
+        ("zero_optimization.stage", ("DS302", "DS303")),
+        ("zero_optimization.cpu_offload", ("DS014",)),
+    ],
+)
+def test_the_rules_whose_fix_names_a_key_are_first(path: str, codes: tuple[str, ...]) -> None:
+    rules = explain_key(path, facts=facts()).rules[:4]
+    assert {*codes} <= {each.split()[0] for each in rules}
+    assert not any(each.startswith("DS203") for each in explain_key("flops_profiler.enabled", facts=facts()).rules)

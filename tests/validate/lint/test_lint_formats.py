@@ -98,3 +98,14 @@ def test_formats_contradict_json_and_diff(capsys: pytest.CaptureFixture[str]) ->
         assert f"{option} has a format of its own" in capsys.readouterr().err
     assert run(["lint", "error.json", "--quiet", "--output-format", "github"]) == 1
     assert capsys.readouterr().out == ""
+
+
+def test_a_line_names_the_whole_path_of_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """No line of the file shows which block it is."""
+    zero = {"stage": 3, "reduce_bucket_size": "x", "offload_param": {"device": "tpu"}}
+    config = {"train_batch_size": 8, "bf16": {"enabled": "what"}, "zero_optimization": zero}
+    Path("paths.json").write_text(json.dumps(config))
+    run(["lint", "paths.json", "--output-format", "concise"])
+    shown = capsys.readouterr().out
+    for path in ("bf16.enabled", "zero_optimization.reduce_bucket_size", "zero_optimization.offload_param.device"):
+        assert f"DS020 error {path} is " in shown

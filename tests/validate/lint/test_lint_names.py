@@ -142,3 +142,39 @@ def test_old_names_are_not_read_and_new_ones_are() -> None:
     for path, new in OLD_NAMES.items():
         block, _, old = path.rpartition(".")
         assert old not in facts().block(block).names() and new in facts().block(block).names()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("path", ["train_batch_size", "bf16.enabled"])
+def test_auto_in_other_letters_is_auto(path: str) -> None:
+    """The readers compare it exactly."""
+    block, _, key = path.rpartition(".")
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+    config |= {block: {key: "Auto"}} if block else {key: "Auto"}
+    (finding,) = [each for each in judged(config, framework="hf").findings if each.code == "DS020"]
+    assert finding.fix == 'write "auto"' and finding.edits
+    (finding,) = [each for each in judged(config, framework="deepspeed").findings if each.code == "DS020"]
+    assert finding.fix != 'write "auto"'
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("mixed_precision", '"bf16": {"enabled": true}'), ("gradient_checkpointing", "TrainingArguments")],
+)
+def test_a_setting_of_another_tool_names_its_place(key: str, words: str) -> None:
+    (finding,) = [each for each in judged({"train_batch_size": 8, key: True}).findings if each.code == "DS011"]
+    assert words in finding.fix
+
+
+def test_the_proposed_name_is_whole() -> None:
+    zero = {"stage": 3, "stage3_gather_fp16_weights_on_model_save": True}
+    (finding,) = [each for each in judged({"train_batch_size": 8, "zero_optimization": zero}).findings if each.edits]
+    assert finding.fix == 'write "stage3_gather_16bit_weights_on_model_save": true instead'
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys"),
+    [(2, {"leaf_module": {"classes": ["OlmoeSparseMoeBlock"]}}), (3, {"ignore_unused_parameters": False})],
+)
+def test_a_key_of_another_stage_is_found(stage: int, keys: dict[str, Any]) -> None:
+    report = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage, **keys}})
+    assert codes(report) == {"DS302"}

@@ -314,10 +314,19 @@ def test_what_zeropp_ignores_on_one_node_is_said(gpus: str, expected: int) -> No
 def test_sub_groups_of_an_offloaded_optimizer_are_cast_on_the_host() -> None:
     """stage3.py _prepare_sub_group: without offload alone a sub-group's gradients are flattened on the GPU."""
     zero: dict[str, Any] = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}
-    assert "DS307" not in codes(judged(config, model="Qwen2.5-14B", gpus="8xA100-80GB"))
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    assert "DS307" not in codes(judged(config, model="Qwen2.5-7B", gpus="1xH200"))
     del zero["offload_optimizer"]
-    assert "DS307" in codes(judged(config, model="Qwen2.5-14B", gpus="8xA100-80GB"))
+    assert "DS307" in codes(judged(config, model="Qwen2.5-7B", gpus="1xH200"))
+
+
+@pytest.mark.parametrize(
+    ("code", "zero"),
+    [("DS307", {"stage": 3}), ("DS314", {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8})],
+)
+def test_a_smaller_buffer_is_proposed_only_where_the_predicted_peak_falls(code: str, zero: dict[str, Any]) -> None:
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": zero}
+    assert code not in codes(judged(config, model="llama-3-8b", gpus="8xA100-80GB"))
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

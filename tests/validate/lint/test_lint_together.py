@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.validate.lint import apply
+from ds_advise.validate.lint.linted_config import Situation
 
 from .lint_cases import codes, judged
 
@@ -268,3 +269,68 @@ def test_advice_that_a_correction_makes_needless_is_left_out() -> None:
     assert codes(judged(config)) == {"DS203"}
     assert codes(judged(config | {"fp16": True})) == {"DS020"}
     assert codes(judged(config | {"fp16": False})) == {"DS020", "DS203"}
+
+
+STAGE_3_KEYS = {"stage3_max_live_parameters": 1e8, "overlap_comm": True, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize("stage", [33, 4, "three", 3.5, None, [3]])
+def test_a_wrong_stage_is_not_stage_0(stage: Any) -> None:
+    """What is meant is unknown, so no key is without effect, and `--fix` keeps all."""
+    report = judged(
+        {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": STAGE_3_KEYS | {"stage": stage}}
+    )
+    assert codes(report) == {"DS020"} and not report.fixable
+
+
+def test_a_misspelled_stage_is_the_stage() -> None:
+    """`zero_stage` is accelerate's name of it; the block has the word already."""
+    report = judged(
+        {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": STAGE_3_KEYS | {"zero_stage": 3}}
+    )
+    (finding,) = report.findings
+    assert (finding.code, finding.fix) == ("DS010", "rename it to stage")
+    unknown = judged(
+        {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": STAGE_3_KEYS | {"zero_stage": 33}}
+    )
+    assert [(each.code, each.severity) for each in unknown.findings] == [("DS010", "error")]
+
+
+def test_a_missing_stage_is_one_finding_that_removes_nothing() -> None:
+    report = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": STAGE_3_KEYS})
+    (finding,) = report.findings
+    assert finding.what == (
+        "stage is missing, so ZeRO is off: overlap_comm, stage3_max_live_parameters and offload_param have no effect"
+    )
+    assert finding.fix.startswith('write "stage": 3 in zero_optimization') and not finding.edits
+
+
+def test_accelerate_fills_in_stage_2() -> None:
+    """accelerate 1.15 DeepSpeedPlugin: {'stage': 2, 'overlap_comm': True, ...}."""
+    zero = {"stage": "auto", "overlap_comm": True, "reduce_bucket_size": 5e7, "offload_optimizer": {"device": "cpu"}}
+    config = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": zero}
+    for framework in ("hf", None):
+        report = judged(config, framework=framework, model="Qwen2.5-1.5B", gpus="8xA100-80GB")
+        assert not {"DS302", "DS303"} & codes(report) and not report.fixable
+        assert isinstance(report.prediction, Situation) and report.prediction.plan.zero_stage == 2
+    (finding,) = judged({**config, "zero_optimization": {**zero, "stage3_max_live_parameters": 1e8}}).findings
+    assert finding.what == (  # its environment may name stage 3
+        'stage is "auto", for which accelerate fills in 2: stage3_max_live_parameters has no effect'
+    )
+    assert not finding.edits
+
+
+def test_plain_deepspeed_trains_without_auto() -> None:
+    """runtime/config_utils.py drops the value, so bf16 is off, ZeRO is at stage 0 and nothing is offloaded."""
+    zero = {"stage": "auto", "offload_optimizer": {"device": "auto"}}
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
+    report = judged(config, framework="deepspeed", model="Qwen2.5-1.5B", gpus="8xA100-80GB")
+    found = [(each.what, each.severity) for each in report.findings if each.code == "DS156"]
+    assert found == [
+        ('"auto" is dropped: bf16.enabled has its default, which is false', "warning"),
+        ('"auto" is dropped: zero_optimization.stage has its default, which is 0', "warning"),
+        ('"auto" is dropped: zero_optimization.offload_optimizer.device has its default, which is "none"', "warning"),
+    ]
+    assert isinstance(report.prediction, Situation)
+    plan, workload = report.prediction.plan, report.prediction.workload
+    assert (plan.zero_stage, plan.offload_optimizer, workload.precision) == (0, "none", "fp32")
