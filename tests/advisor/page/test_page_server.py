@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.html_report.report import write_report
+from ds_advise.advisor.document.blocks import Document, Figure, Heading, Row, Table
+from ds_advise.advisor.html_report.report import render_html, write_report
 from ds_advise.advisor.page import serve
 from ds_advise.advisor.page.serve import page_server
 from ds_advise.advisor.render.answer import answer_document
@@ -90,6 +91,29 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     flags = page.locator(".flag:visible")
     assert flags.count() > 2
     assert flags.evaluate_all("(all) => all.every((flag) => flag.getClientRects().length === 1)"), "no flag is broken"
+
+
+def test_a_table_of_many_figures_has_room_on_a_telephone(page: Any, tmp_path: Path) -> None:
+    """Such as the phases of a dry run; words of a last column stand below their row."""
+    sizes = [Figure(f"{number:,}", number) for number in (12_345, 10_234, 45_123, 210)]
+    figures = Table(
+        ["iteration", "phase (MiB)", "GPU peak", "GPU live", "host live", "pinned"],
+        [Row([Figure("1"), "optimizer step", *sizes])],
+        optional=(5, 4, 3),
+    )
+    words = Table(["machine", "time", "cost", "RAM", "plan"], [Row(["A" * 20, *sizes[:3], "zero3"])], optional=(3, 4))
+    blocks = [Heading("figures", "figures"), figures, Heading("words", "words"), words]
+    document = Document(subject="s", verdict="v", tone="good", blocks=blocks, data={})
+    (tmp_path / "report.html").write_text(render_html(document))
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator(".scroll").evaluate_all("(all) => all.every(b => b.scrollWidth <= b.clientWidth)")
+    row, last = (
+        page.locator("#words tbody td").first.bounding_box(),
+        page.locator("#words tbody td").last.bounding_box(),
+    )
+    assert last["y"] >= row["y"] + row["height"] and last["x"] == row["x"]
+    assert page.locator("#figures td:visible").count() == 6
 
 
 def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> None:
