@@ -14,7 +14,7 @@ from ..question.job import parse_duration
 from ..question.machine_parts import parse_size
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
-from ..text.job import figure_and_interval, hours, money
+from ..text.job import figure_and_interval, hours, money, money_and_interval
 from ..text.units import gib, rate, rough_rates
 from .comparison import ComparisonContext, build_side
 from .lint_file import UnreadFigures, lint_question
@@ -150,9 +150,8 @@ def _figures(
         text = figure_and_interval(_tenths(duration.duration_s), interval)
         found["duration"] = (duration.duration_s, text, _limit_of_time)
     if duration is not None and price is not None:
-        cost, currency, ends = duration.cost(price), price.currency, duration.cost_range(price)
-        interval = ends and (money(ends[0], currency), money(ends[1], currency))
-        text = figure_and_interval(money(cost, currency), interval)
+        cost, currency = duration.cost(price), price.currency
+        text = money_and_interval(cost, duration.cost_range(price), currency)
         if not currency:
             text += " in the currency of --price"
         found["cost"] = (cost, text, lambda limit: money(limit, currency))

@@ -157,7 +157,8 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
             if cluster.gpu.is_cpu or not dry_run:
                 yield from (Sentence(_LAUNCHED_BY_DS_ADVISE), Commands([launch]))
             else:
-                recorded = answer.question.asked is not None  # then the file knows the GPUs
+                # Then the file knows the GPUs on this machine; a report is read on others.
+                recorded = answer.question.asked is not None and not details
                 gpus = "" if recorded else f" --gpus {shlex.quote(gpus_argument(cluster))}"
                 simulated = f"ds-advise dry-run {shlex.quote(config_path)}{gpus} -- train.py"
                 yield from (Sentence(_OR_DRY_RUN), Commands([launch, simulated]))

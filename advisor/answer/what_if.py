@@ -364,10 +364,13 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             shown = [least] if best.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, best]
         elif best.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
             continue
+        enough = 0.0
         for plan in shown:
             larger = _sufficient_storage(question.cluster, plan)
             asked = replace(question, cluster=larger)
-            if (fitting := fastest_generation(asked).best) is not None:  # the GPU may be too small for `plan`
+            fitting = fastest_generation(asked).best  # none if the GPU is too small for `plan`
+            if fitting is not None and fitting.tokens_per_s >= enough:  # more RAM may not be faster than less
+                enough = WORTH_LISTING * fitting.tokens_per_s
                 answer = _Answer(*best_over_losses(asked, fitting))
                 outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
                 yield Change(flags=_storage_flags(question.cluster, larger), outcome=outcome)

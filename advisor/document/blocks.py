@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..text.language import Language
-from .charts import Drawing, Points
+from .charts import Drawing
 from .excerpt import Excerpt as Excerpt
 from .excerpt import ExcerptLine as ExcerptLine
 
@@ -198,12 +198,14 @@ class Diff(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of a report. table: its figures, folded. printed: what a terminal draws."""
+    """A chart of a report. table: its figures, folded. printed: what a terminal draws. caption: a line above it in a
+    report."""
 
     drawing: Drawing
     table: Table | None = None
-    printed: Drawing | Points | None = None
+    printed: Drawing | None = None
     table_title: str = "Figures as a table"
+    caption: str = ""
 
 
 class Fact(NamedTuple):

@@ -1,10 +1,11 @@
-"""Charts as plain data: stacked bars, and lines over steps or values. `html_report` draws them."""
+"""Charts as plain data: stacked bars, lines over steps or values, and points. `html_report` draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil, floor, log10
 from typing import Final, NamedTuple, TypeAlias
 
 from ..text.units import SMALL_BYTES, gib, mib
@@ -33,6 +34,7 @@ class Unit(NamedTuple):
 
 GIB: Final = Unit("GiB", 2**30, lambda size: gib(int(size)))
 MIB: Final = Unit("MiB", 2**20, lambda size: mib(int(size)))
+MS: Final = Unit("ms", 1e-3)
 NUMBER: Final = Unit("", 1)
 
 
@@ -43,7 +45,7 @@ def memory_unit(largest_bytes: float) -> Unit:
 
 def time_unit(longest_s: float) -> Unit:
     """Return seconds, or milliseconds if the longest time is below a second."""
-    return Unit("s", 1) if longest_s >= 1 else Unit("ms", 1e-3)
+    return Unit("s", 1) if longest_s >= 1 else MS
 
 
 class Limit(NamedTuple):
@@ -148,7 +150,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Points over two logarithmic axes, of positive values. Only a terminal draws them."""
+    """Points over two logarithmic axes, of positive values."""
 
     title: str
     points: Sequence[Point]
@@ -156,4 +158,15 @@ class Points:
     y_unit: Unit
 
 
-Drawing: TypeAlias = StackedBars | Lines
+def log_ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
+    """Return round values within the range of a logarithmic axis, with their names: 1, 2 and 5 of each power of ten;
+    the ends of a range that has fewer than two."""
+    low, high = min(values) / unit.size, max(values) / unit.size
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    if len(steps) < 2:
+        steps = [low, high]
+    return {step * unit.size: f"{float(f'{step:.2g}'):,g} {unit.title}" for step in steps}
+
+
+Drawing: TypeAlias = StackedBars | Lines | Points

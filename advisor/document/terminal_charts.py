@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from math import ceil, floor, log, log10
+from math import log
 from operator import itemgetter
 
 from rich.cells import cell_len
@@ -19,7 +19,7 @@ from rich.text import Text
 from ..text.language import can_encode
 from ..text.lines import LONGEST, NARROWEST, SPARKS, WIDTH, padded, row, sentence
 from ..text.units import FIRM, percent
-from .charts import Drawing, Limit, Lines, Points, StackedBars, Unit
+from .charts import Drawing, Limit, Lines, Points, StackedBars, log_ticks
 from .timeline import column_of, highest_in_columns, stretch_names
 
 _INKS = {
@@ -92,7 +92,7 @@ class _Pen:
             sentence(self.console, text)
 
 
-def draw(chart: Drawing | Points, console: Console) -> None:
+def draw(chart: Drawing, console: Console) -> None:
     """Print a chart."""
     match chart:
         case StackedBars():
@@ -294,7 +294,7 @@ def _placed(names: Sequence[tuple[str, float]]) -> str:
 def _draw_points(chart: Points, pen: _Pen) -> None:
     """Print the points; a mark whose place is taken moves to the right."""
     points, console = sorted(chart.points, key=lambda point: (bool(point.mark), point.chosen)), pen.console
-    y_ticks = _ticks([point.y for point in points], chart.y_unit)
+    y_ticks = log_ticks([point.y for point in points], chart.y_unit)
     axis = max(map(len, y_ticks.values()))
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES) * 2 // 3)
     columns = min(LONGEST, max(console.width, NARROWEST)) - axis - 5
@@ -315,7 +315,7 @@ def _draw_points(chart: Points, pen: _Pen) -> None:
         drawn.rstrip()
         row(console, drawn)
     below = [" "] * (columns + 1)
-    for value, name in _ticks([point.x for point in points], chart.x_unit).items():
+    for value, name in log_ticks([point.x for point in points], chart.x_unit).items():
         at = min(x_of(value), columns + 1 - len(name))
         if not "".join(below[max(0, at - 1) : at + len(name) + 1]).strip():
             below[at : at + len(name)] = name
@@ -326,14 +326,3 @@ def _place(value: float, values: Sequence[float], places: int) -> int:
     """Return the place of a value on a logarithmic axis."""
     low, high = log(min(values)), log(max(values))
     return min(places - 1, max(0, int((log(value) - low) / ((high - low) or 1) * places)))
-
-
-def _ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
-    """Return round values within the range, with their names: 1, 2 and 5 of each power of ten; the ends of a range that
-    has fewer than two."""
-    low, high = min(values) / unit.size, max(values) / unit.size
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
-    steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
-    if len(steps) < 2:
-        steps = [low, high]
-    return {step * unit.size: f"{float(f'{step:.2g}'):,g} {unit.title}" for step in steps}

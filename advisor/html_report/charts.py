@@ -1,15 +1,16 @@
-"""Charts as SVG: stacked bars with a limit, and lines over a common axis."""
+"""Charts as SVG: stacked bars with a limit, lines over a common axis, and points (`points`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..document.charts import Bar, Drawing, Limit, Lines, Panel, StackedBars
+from ..document.charts import Bar, Drawing, Limit, Lines, Panel, Points, StackedBars
 from . import canvas as svg
 from .areas import NamesBelow, areas
 from .canvas import SMALL, WIDE, Anchor, Markup, Scale
+from .points import draw_points
 
 _SHADES = (1.0, 0.78, 0.6)
 """Opacities of adjacent parts of one colour."""
@@ -26,6 +27,9 @@ _BETWEEN_LABELS = 6.0
 _MOST_NAME_ROWS, _NAME_ROW = 2, 14.0
 """Most rows of names of stretches, and the height of a row in pixels."""
 
+_NARROW_TEXT, _NOTE_BELOW = 12.5, 15.0
+"""Font size of a narrow chart's labels in pixels, and the height of a line of them."""
+
 _GAP = 34.0
 """Height of the space between two panels."""
 
@@ -40,7 +44,7 @@ def draw(chart: Drawing | Sequence[Drawing], width: int = WIDE) -> Markup:
         return svg.frame("; ".join(one.title for one in chart), width, top, *parts)
     if isinstance(chart, StackedBars):
         return _draw_bars(chart, width)
-    return _draw_lines(chart, width)
+    return draw_points(chart, width) if isinstance(chart, Points) else _draw_lines(chart, width)
 
 
 def _draw_bars(chart: StackedBars, width: int) -> Markup:
@@ -50,7 +54,8 @@ def _draw_bars(chart: StackedBars, width: int) -> Markup:
     limit = chart.limit if chart.limit is not None and chart.limit.value <= scale else None
     left = 0.0 if narrow else min(280.0, 26 + max((svg.text_width(bar.label) for bar in chart.bars), default=0))
     right = 10 if narrow else 12 + max((svg.text_width(bar.note) for bar in chart.bars), default=0)
-    row = 40 if narrow else 28
+    below = _NOTE_BELOW if narrow and any(_meets(bar, width) for bar in chart.bars) else 0.0
+    row = 40 + below if narrow else 28
     inks = {part.ink for bar in chart.bars for part in bar.parts if part.value > 0}
     keys, used = svg.legend([family for family in chart.families.items() if family[0] in inks], width)
     top = used + (4 if limit is None else 20)
@@ -59,22 +64,28 @@ def _draw_bars(chart: StackedBars, width: int) -> Markup:
     x_of = Scale(0, scale, left, width - right)
     values = svg.ticks(svg.round_steps(scale, 4 if narrow else 7, chart.unit.size), chart.unit.write, chart.unit.title)
     # In a narrow chart, figures stand above the bars: the line does not cross them.
-    stretches = [(y + 18, y + 36) for y in tops] if narrow else [(top - 4, bottom)]
+    stretches = [(y + below + 18, y + below + 36) for y in tops] if narrow else [(top - 4, bottom)]
     return svg.frame(
         chart.title,
         width,
         bottom + 24,
         keys,
         svg.horizontal_axis(values, x_of, top, bottom),
-        *(_row(bar, [*chart.families], limit, x_of, y, width) for bar, y in zip(chart.bars, tops, strict=True)),
+        *(_row(bar, [*chart.families], limit, x_of, y, width, below) for bar, y in zip(chart.bars, tops, strict=True)),
         None if limit is None else svg.vertical_limit(x_of(limit.value), limit.words, top - 8, stretches, width),
     )
 
 
-def _row(bar: Bar, inks: Sequence[str], limit: Limit | None, x_of: Scale, y: float, width: int) -> Markup:
-    """Return one bar with its label and figure; it can have the keyboard focus."""
+def _meets(bar: Bar, width: int) -> bool:
+    """Whether the label and the figure of a bar in a narrow chart have no room beside each other."""
+    return 26 + svg.text_width(bar.label, _NARROW_TEXT) + svg.text_width(bar.note, _NARROW_TEXT) > width
+
+
+def _row(bar: Bar, inks: Sequence[str], limit: Limit | None, x_of: Scale, y: float, width: int, below: float) -> Markup:
+    """Return one bar with its label and figure; it can have the keyboard focus. below: how far the figure stands below
+    the label in a narrow chart; 0 puts it beside the label."""
     narrow, scale = svg.is_narrow(width), x_of.last
-    thick, above, height = (14, 20, 38) if narrow else (16, 6, 28)
+    thick, above, height = (14, 20 + below, 38 + below) if narrow else (16, 6.0, 28.0)
     end = x_of(min(bar.value, scale))
     ink = ("text" if bar.chosen else "soft") if bar.faded else "good" if bar.chosen else "text"
     opacity = 0.42 if bar.faded and not bar.chosen else None
@@ -88,8 +99,11 @@ def _row(bar: Bar, inks: Sequence[str], limit: Limit | None, x_of: Scale, y: flo
     if bar.chosen:
         marks.append(svg.element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **svg.fill(ink)))
     if narrow:
-        marks.append(svg.label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
-        marks.append(svg.label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
+        left = 16 if bar.chosen else 2
+        marks.append(svg.label(left, y + 14, bar.label, ink=ink, bold=bar.chosen, size=_NARROW_TEXT))
+        x, side = (left, "start") if below else (width - 2, "end")
+        look: dict[str, Any] = {"anchor": side, "ink": ink, "bold": bar.chosen, "size": _NARROW_TEXT}
+        marks.append(svg.label(x, y + 14 + below, bar.note, **look))
     else:
         at = end + 8
         if limit is not None and at - 2 < x_of(limit.value) < at + svg.text_width(bar.note) + 4:

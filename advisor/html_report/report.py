@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from ... import __version__
 from ...ds_configs.files import replace_file
 from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import to_json
+from ...probes.command_line import command_line
 from ..document import blocks as doc
 from ..text.language import translate
 from ..text.units import capitalised, glued
@@ -55,8 +57,9 @@ _WORDS = {
 _HINT = re.compile(r"<title>[^<]*</title>")
 
 
-def render_html(document: doc.Document) -> str:
-    """Return the file's text. Its content security policy forbids the browser to load anything."""
+def render_html(document: doc.Document, *, date: str = "", command: str = "") -> str:
+    """Return the file's text. Its content security policy forbids the browser to load anything. date: the day of the
+    answer; "" leaves out the line with it. command: the line that asked, "" in a process of Python."""
     (_, lead), *others = doc.sections(document.blocks)
     drawn = [(heading, section) for heading, blocks in others if (section := draw_section(heading, blocks))]
     data = json.dumps(to_json(document.form()), separators=(",", ":"))
@@ -68,6 +71,7 @@ def render_html(document: doc.Document) -> str:
         verdict=escaped(document.verdict),
         tone=document.tone or "",
         lead=draw_blocks(lead),
+        asked=element("p", element("time", date), " ", element("code", command), class_="asked") if date else "",
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
         style=f"{text_file('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_sheet()}}}",
@@ -101,7 +105,8 @@ def _block(block: doc.Block) -> Markup | None:
     match block:
         case doc.Sentence(text, style, mark=mark):
             words = f"{mark}{text}"
-            return element("p", _with_whole_flags(glued(words.strip(), "\N{NO-BREAK SPACE}")), class_=_CLASSES[style])
+            look = _classes(_CLASSES[style], "finding" * (mark == mark.lstrip() != ""))
+            return element("p", _with_whole_flags(glued(words.strip(), "\N{NO-BREAK SPACE}")), class_=look)
         case doc.Line(text, style):
             return element("p", text, class_=_CLASSES[style])
         case doc.Table():
@@ -120,7 +125,8 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
-            return _figure(block)
+            caption = element("p", block.caption, class_=_CLASSES["dim"]) if block.caption else None
+            return joined(caption, _figure(block))
         case doc.Facts(facts):
             tiles, others = (
                 [_fact(fact) for fact in facts if bool(fact.figure) == is_tile and not fact.is_subject]
@@ -182,7 +188,16 @@ def _table(table: doc.Table) -> Markup | None:
     body = element("tbody", *(_row(row, len(titles), table.optional) for row in table.rows))
     label = ", ".join(filter(None, table.head)) or None
     role = "group" if label else None
-    return element("div", element("table", head, body), class_="scroll", tabindex="0", role=role, aria_label=label)
+    look = _classes("scroll", "folds" * _folds(table))
+    return element("div", element("table", head, body), class_=look, tabindex="0", role=role, aria_label=label)
+
+
+def _folds(table: doc.Table) -> bool:
+    """Whether a table on a phone has the words of its last column below each row: without them and the other optional
+    columns, a name and at most two figures stand beside each other."""
+    last = len(table.head) - 1
+    beside = [at for at in range(last) if at not in table.optional]
+    return bool(table.optional) and len(beside) in (2, 3) and not table.is_numeric(last)
 
 
 def _classes(*names: str) -> str | None:
@@ -216,7 +231,8 @@ def write_report(
     """Write the report and its chart if they have a path. Raises ConfigFileError if a file cannot be
     written."""
     if html is not None:
-        write_file(render_html(document).encode(), html, "--html")
+        text = render_html(document, date=time.strftime("%Y-%m-%d"), command=command_line())
+        write_file(text.encode(), html, "--html")
         say(f"wrote {html}")
     picture = document.picture or next((chart.drawing for chart in doc.charts(document.blocks)), None)
     if plot is not None and picture is not None:

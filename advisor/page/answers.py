@@ -25,6 +25,7 @@ from ..document.blocks import Block, Code, Commands, Folded, Sentence, charts, s
 from ..document.translation import translated
 from ..html_report.canvas import dark_rules, joined
 from ..html_report.report import draw_blocks, draw_section
+from ..question.gpu_text import MOST_GPUS_PER_NODE, MOST_NODES
 from ..render.answer import answer_document, change_blocks, memory_and_time_blocks
 from ..render.answer_charts import chart_blocks, scaling_blocks
 from ..text.labels import device_label
@@ -40,6 +41,7 @@ from .options import (
     given_counts,
     grouped_options,
     options_in,
+    page_fix,
     state_command,
     state_question,
 )
@@ -66,6 +68,7 @@ def choices(request: str = "{}") -> str:
             "models": catalogue.names(),
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
             "options": described_options(),
+            "most": {"count": MOST_GPUS_PER_NODE, "nodes": MOST_NODES},
             "groups": grouped_options(),
             "texts": {text: translation for text, translation in known.items() if "{" not in text},
             "dark_rules": dark_rules(),
@@ -206,6 +209,7 @@ def _linted(text: str, state: State | None) -> Linted:
 
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
+    error.fix = page_fix(error.fix)
     sentence = " ".join(ended(capitalised(text)) for text in (error.reason, error.fix) if text)
     return {
         "part": "error",

@@ -72,6 +72,9 @@ _LEFT_OUT = (
 )
 """Modules that the page does not use: terminal commands, and modules that need torch."""
 
+_KEPT = ("probes/dry_run/__init__.py", "probes/dry_run/supported.py")
+"""Modules among those that the page does use: which questions have no dry run."""
+
 _MOST_S = 300
 """Timeout of npm and Node in seconds; they need about five."""
 
@@ -251,7 +254,9 @@ def _packed_files() -> Iterator[tuple[str, Path]]:
     for layer in ("estimators", "ds_configs", "probes", "validate", "advisor"):
         for file in sorted((root / layer).rglob("*")):
             name = file.relative_to(root).as_posix()
-            if file.suffix in (".py", ".json", ".gz", ".csv", ".po") and not name.startswith(_LEFT_OUT):
+            if file.suffix in (".py", ".json", ".gz", ".csv", ".po") and (
+                name in _KEPT or not name.startswith(_LEFT_OUT)
+            ):
                 yield f"ds_advise/{name}", file
     for file in sorted(Path(packaging.__file__).parent.glob("*.py")):
         yield f"packaging/{file.name}", file

@@ -22,6 +22,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
 from ..question.effective import effective_objectives
+from ..question.gpu_text import OR_THIS_MACHINE
 from ..question.model_source import id_in_address, model_shape
 from ..question.options import GROUPS, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
@@ -36,8 +37,8 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Largest number of characters of a pasted model configuration."""
 
-_LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "eval_split", "offline")
-"""Options that need files or this machine, or that do not change the recommendation."""
+_LEFT_OUT = (*names_in(CpuOptions, ModuleOptions), "data", "packing", "offline")
+"""Options that need files (`packing` those of `data`) or this machine."""
 
 OPTIONS: Mapping[str, Option] = {
     name.replace("_", "-"): option for name, option in QUESTION_OPTIONS.items() if name not in _LEFT_OUT
@@ -87,12 +88,16 @@ def state_options(state: State) -> dict[str, Any]:
     """Return the options that have a value other than their default, as `advise()` takes them. Raises DsAdviseError for
     unknown options and values."""
     given = {name: text for name, text in state.items() if name not in ("model", "config") and text}
-    if given.get("gpus", "auto") == "auto":
+    if _AUTO.fullmatch(given.get("gpus", "auto").strip()):
         raise WorkloadError(
             "the page cannot see this machine's GPUs", fix="write --gpus 2x24GB, 8xA100-80GB or 4x8xH100, for example"
         )
     values = {name: _value(name, text) for name, text in given.items()}
     return {name.replace("-", "_"): value for name, value in values.items() if value != OPTIONS[name].default}
+
+
+_AUTO = re.compile(r"(\d+x)*auto", re.IGNORECASE)
+"""This machine's GPUs; the counts before it are those of the page's own fields."""
 
 
 def given_counts(state: State) -> dict[str, str]:
@@ -148,8 +153,11 @@ _PASTED_TEXT = "the pasted configuration"
 def _pasted_model(text: str) -> ModelShape:
     if len(text) > _LONGEST_CONFIG:
         raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-    fix = "paste the whole file, including the outer braces"
-    config = parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
+    name = "the pasted text"
+    try:
+        config = parse_json_object(text, name=name, error=ModelConfigError, fix=_WHOLE_FILE)
+    except ModelConfigError as error:
+        raise _json_error(text, name) or error from None
     from ..question.file_question import is_of_deepspeed  # imported here: most questions have no pasted text
 
     if is_of_deepspeed(config):
@@ -161,6 +169,23 @@ def _pasted_model(text: str) -> ModelShape:
     except DsAdviseError as error:
         error.what = error.what.replace(PASTED, _PASTED_TEXT)
         raise
+
+
+def _json_error(text: str, name: str) -> ModelConfigError | None:
+    """Return what is wrong in a text that is not JSON, and where, as lint says it; None if lint could read it."""
+    from ...validate.lint.document_reader import NotJsonError, read_document  # imported here: most texts are JSON
+
+    try:
+        extensions = read_document(text.encode(), name=name, as_meant=True).extensions
+    except NotJsonError as error:
+        return ModelConfigError(error.what, fix=error.fix)
+    except DsAdviseError:
+        return None
+    if not extensions:
+        return None
+    first = extensions[0]
+    place = NotJsonError(name, first.mistake or first.kind, first.fix, text=text, offset=first.start)
+    return ModelConfigError(place.what, fix=place.fix)
 
 
 def state_command(state: State) -> str:
@@ -183,6 +208,23 @@ def options_in(flags: str) -> dict[str, str]:
         else:
             found[name] = word.replace("PATH:", "/nvme:")
     return found if all(name in OPTIONS for name in found) else {}
+
+
+_WHOLE_FILE = "paste the whole file, including the outer braces"
+
+_ALTERNATIVE = re.compile(r"--([a-z][a-z-]*) [A-Z][A-Z:,]*(?: or |, )(?=--)")
+"""An option with a placeholder, before another that can be given instead: `--data FILE, --samples N`."""
+
+
+def page_fix(fix: str) -> str:
+    """Return what an error says to do without what the page lacks: the GPUs of this machine, files, and an option in a
+    list of several that each suffice."""
+    from ...validate.lint.document_reader import FIX  # imported here: most questions have no error
+
+    if fix == FIX:
+        return _WHOLE_FILE
+    without = _ALTERNATIVE.sub(lambda found: found[0] if found[1] in OPTIONS else "", fix)
+    return without.replace(OR_THIS_MACHINE, "")
 
 
 def error_options(error: DsAdviseError, state: State) -> list[str]:
@@ -254,4 +296,5 @@ def _value(name: str, text: str) -> Any:
             return parse_count(text, kilo=option.kilo)
         return float(text) if option.kind == "number" else text
     except ValueError as error:
-        raise WorkloadError(str(error), fix=f"give --{name} a number") from None
+        what = f"--{name} {text[:40]!r} is not a number" if option.kind == "number" else str(error)
+        raise WorkloadError(what, fix=f"give --{name} a number") from None

@@ -86,7 +86,8 @@ _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "her
 _IDS = re.compile(r"\d(?:\s*,\s*\d){1,15}", re.ASCII)
 """GPUs as CUDA_VISIBLE_DEVICES numbers them."""
 
-_GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
+OR_THIS_MACHINE = ", or auto for this machine"
+_GRAMMAR = f"write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100{OR_THIS_MACHINE}"
 
 Counts = tuple[str, ...]
 """The counts in front of a kind: (), (GPUs per node,) or (nodes, GPUs per node)."""

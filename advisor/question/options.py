@@ -508,7 +508,7 @@ class PlanOptions(TypedDict, total=False):
         Option(
             "Recompute layers in the backward pass; offload: keep their inputs in host RAM.",
             "auto",
-            title="Checkpointing",
+            title="Gradient checkpointing",
         ),
     ]
     sequence_parallel_size: Annotated[

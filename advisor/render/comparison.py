@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..document.blocks import (
     Tone,
     make_figure,
 )
+from ..document.charts import MS
 from ..question.question import Question
 from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
@@ -206,17 +208,15 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     memory = memory_bars(labels, question.cluster, with_sources=True)
     yield Chart(memory, printed=memory)
     yield _table([plan.memory.components for plan in plans], _sizes)
-    tokens = [plan.time.tokens_per_step for plan in plans]
-    title = "Time, ms per 1,000 tokens"
-    if tokens[0] == tokens[1]:
-        title = f"Time, ms per step of {tokens[0]:,} tokens"
-        tokens = [1000, 1000]
+    steps = {plan.time.tokens_per_step for plan in plans}
+    tokens = steps.pop() if len(steps) == 1 else 1000
+    title = f"Time, ms per {'1,000' if steps else f'step of {tokens:,}'} tokens"
     columns = [
-        {name: 1e6 * seconds / count for name, seconds in plan.time.components.items()}
-        for plan, count in zip(plans, tokens, strict=True)
+        {name: 1e3 * seconds * tokens / plan.time.tokens_per_step for name, seconds in plan.time.components.items()}
+        for plan in plans
     ]
     yield Heading(title, "time")
-    time = time_bars(labels, with_sources=True)
+    time = replace(time_bars(labels, with_sources=True, tokens=tokens), unit=MS)  # the unit of the title
     yield Chart(time, printed=time)
     yield _table(columns, _durations)
 

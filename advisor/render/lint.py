@@ -158,7 +158,7 @@ def lint_document(answer: LintAnswer, *, is_one_of_several: bool = False) -> doc
     changes = doc.Diff(name, f"{name} (corrected)", *map(hide_secrets, (answer.old_text, answer.text)))
     prefix = f"{printable(name)}: " * is_one_of_several
     nothing = doc.Sentence(f"{prefix}{_not_corrected(report)}")
-    blocks = finding_blocks(name, report, answer.basis)
+    blocks = finding_blocks(name, report, answer.basis, if_many="A line for each: --output-format concise.")
     if answer.correction == "diff":
         would = (
             f"--fix would correct {counted_noun(answer.corrected, 'finding')}; {answer.left or 'none'} would be left."
@@ -223,10 +223,11 @@ def _not_corrected(report: LintReport) -> str:
     )
 
 
-def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> list[doc.Block]:
+def finding_blocks(name: str, report: LintReport, basis: str | None = None, *, if_many: str = "") -> list[doc.Block]:
     """Return a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
-    basis: the training for which memory and speed are predicted, if no other line states it.
+    basis: the training for which memory and speed are predicted, if no other line states it. if_many: a sentence above
+    many findings.
     """
     counts = report.count("error"), report.count("warning"), report.count("advice")
     found = ", ".join(_counts(*counts)) or "nothing found"
@@ -251,8 +252,8 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None) -> l
         blocks.append(doc.Sentence(f"For {basis}.", "dim"))
     if report.batch.words:
         blocks.append(doc.Sentence(f"{report.batch.words}.", "dim"))
-    if len(report.shown) > _MANY:
-        blocks.append(doc.Sentence("A line for each: --output-format concise.", "dim"))
+    if if_many and len(report.shown) > _MANY:
+        blocks.append(doc.Sentence(if_many, "dim"))
     explained: set[tuple[str, str]] = set()
     for finding in report.shown:
         reason = finding.code, finding.why

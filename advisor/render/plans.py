@@ -127,13 +127,14 @@ def memory_parts(components: Mapping[str, int], terms: Iterable[MemoryTerm] = ()
 
 
 def time_bars(
-    plans: Mapping[str, Candidate], *, chosen: Candidate | None = None, with_sources: bool = False
+    plans: Mapping[str, Candidate], *, chosen: Candidate | None = None, with_sources: bool = False, tokens: int = 1000
 ) -> StackedBars:
-    """Return the time per thousand tokens of each plan by component; steps of different batches are not comparable."""
+    """Return the time of each plan by component, for a number of tokens: a step's, or 1,000, since steps of different
+    batches are not comparable."""
     bars = []
     for name, plan in plans.items():
         step_s, terms = plan.time.step_s, plan.time.terms if with_sources else ()
-        scale = 1e3 / plan.tokens_per_s / step_s
+        scale = tokens / plan.tokens_per_s / step_s
         bars.append(
             Bar(
                 label=name,
@@ -148,7 +149,7 @@ def time_bars(
     fitting = [bar.value for bar in bars if not bar.faded] or lengths
     end = min(max(lengths, default=1.0), _SLOWEST * min(fitting, default=1.0)) * 1.02
     return StackedBars(
-        title="Time of a step for every 1,000 tokens, of every plan, by what takes it",
+        title=f"Time for {tokens:,} tokens, of every plan, by what takes it",
         bars=tuple(bars),
         unit=time_unit(end),
         ends_at=end,

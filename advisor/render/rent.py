@@ -14,7 +14,7 @@ from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..question.question import Question
 from ..rent import Offer, RentAdvice
 from ..search.choice import SAME_SPEED
-from ..text.job import figure_and_interval, hours, money
+from ..text.job import figure_and_interval, hours, money, money_and_interval
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.units import count, counted_noun, gib, listed, percent, rate, whole_gib
 
@@ -44,8 +44,10 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         subjects = training_subject(_same_of_all(chosen.question, shown))
         blocks += [Sentence(subject) for subject in (*subjects, *advice.basis)]
         points = _points(advice, shown) if len(advice.offers) > 2 else None
-        chart = Chart(_chart(advice), printed=points)
-        blocks += [Gap(), chart, *([Gap()] if points else []), _table(advice, shown), Gap()]
+        order = "Cost of the job on the machines that no other beats in cost and time, the fastest first"
+        scatter: list[Block] = [] if points is None else [Chart(points, printed=points), Gap()]
+        table = _table(advice, shown, has_letters=bool(points))
+        blocks += [Gap(), *scatter, Chart(_chart(advice), caption=order), table, Gap()]
         blocks += [Sentence(note, "dim") for note in _notes(advice, shown, all_offers=all_offers)]
     return Document(
         subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
@@ -53,6 +55,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         tone="bad" if advice.recommended is None else "good",
         blocks=blocks,
         data=advice.figures(all_offers=all_offers),
+        picture=None if chosen is None else _chart(advice),
     )
 
 
@@ -85,7 +88,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     cost, duration = money(figures.cost, sign), hours(figures.duration_s)
     tokens_cost = _cents(figures.cost_per_million_tokens)
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
-        cost = figure_and_interval(cost, (money(ends[0], sign), money(ends[1], sign)), named=True)
+        cost = money_and_interval(figures.cost, (ends[0], ends[1]), sign, named=True)
         duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
     limits = _limits(advice)
     kind, amount = _kind(advice), f"{_amount(chosen)}{' (assumed)' * advice.amount_is_assumed}"
@@ -238,20 +241,23 @@ def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
     return Points(title=title, points=points, x_unit=x_unit, y_unit=Unit("", 1))
 
 
-def _table(advice: RentAdvice, shown: Sequence[Offer]) -> Table:
+def _table(advice: RentAdvice, shown: Sequence[Offer], *, has_letters: bool) -> Table:
+    """Return the table of offers. has_letters: whether the chart of points, of which they are the key, is shown."""
     rows = []
     for offer, letter in zip(shown, _LETTERS.ljust(len(shown)), strict=False):
         job = offer.figures
         condition = ", if RAM allows" if job.is_conditional else ""
         cells = (
-            f"{letter} {_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
+            f"{f'{letter} ' * has_letters}{_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
             Figure(hours(job.duration_s), job.duration_s),
             Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
             _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(("  machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), hidden=HIDDEN)
+    return Table(
+        (f"{'  ' * has_letters}machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), hidden=HIDDEN
+    )
 
 
 def _same_of_all(question: Question, shown: Sequence[Offer]) -> Question:

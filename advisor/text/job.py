@@ -21,9 +21,9 @@ def hours(duration_s: float) -> str:
     return f"{value:.1f} h" if value < 9.95 else f"{value:,.0f} h"
 
 
-def money(amount: float, currency: str) -> str:
-    """Return `$64`, `$6.37`, `1,240`."""
-    figure = f"{amount:.2f}" if amount < 99.995 else f"{amount:,.0f}"
+def money(amount: float, currency: str, *, like: float | None = None) -> str:
+    """Return `$64.00`, `$6.37`, `1,240`. like: an amount beside it, whose precision it has."""
+    figure = f"{amount:,.2f}" if (amount if like is None else like) < 99.995 else f"{amount:,.0f}"
     return f"{currency}{figure}" if len(currency) < 2 else f"{figure} {currency.upper()}"
 
 
@@ -46,10 +46,14 @@ def whole_job(duration: JobDuration, price: Price | None) -> tuple[str, str]:
         words = f"{interval.removeprefix(time).lstrip()}, {words}"
     if price is None:
         return time, f"{words} (--price adds the cost)"
-    ends = duration.cost_range(price)
-    paid = money(duration.cost(price), price.currency)
-    paid = figure_and_interval(paid, ends and (money(ends[0], price.currency), money(ends[1], price.currency)))
+    paid = money_and_interval(duration.cost(price), duration.cost_range(price), price.currency)
     return time, f"{words}, {paid} at {price_label(price)}"
+
+
+def money_and_interval(amount: float, ends: tuple[float, float] | None, currency: str, *, named: bool = False) -> str:
+    """Return an amount with its interval in the same precision: `$106 ($91 to $141)`. named: describes the interval."""
+    interval = ends and (money(ends[0], currency, like=amount), money(ends[1], currency, like=amount))
+    return figure_and_interval(money(amount, currency), interval, named=named)
 
 
 def figure_and_interval(figure: str, ends: tuple[str, str] | None, *, named: bool = False) -> str:

@@ -32,7 +32,7 @@ class Extension(NamedTuple):
 
     @property
     def fix(self) -> str:
-        return _FIXES.get(self.kind) or f"write {self.plain}"
+        return _FIXES.get(self.kind) or (f"write {self.plain}" if self.plain else "remove it")
 
 
 class Member(NamedTuple):

@@ -20,10 +20,10 @@ const SLIDERS = {  // auto: an empty text leaves the value to the advice
   "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128", "max"], auto: true },
 };
 const EXAMPLES = {
-  "global-batch": "32", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "lora-targets": "all linear", "threads": "all cores",
+  "global-batch": "32", "price": "$2.49/h", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
-let state = {}, options = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
+let state = {}, dropped = [], options = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
 const t = (text) => {
   const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
   return found ? `${found}${stop ? "。" : ""}` : text;
@@ -35,6 +35,13 @@ const fromAddress = (address = location) => {
   const found = Object.fromEntries(new URLSearchParams(address.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
+// Leaves out what is no option of the page, such as a misspelt key of a link. A note names what it was.
+function useAddress(address) {
+  const given = Object.entries(fromAddress(address)), isField = ([name]) => ["model", "config"].includes(name) || Object.hasOwn(options, name);
+  state = Object.fromEntries(given.filter(isField));
+  dropped = given.filter((entry) => !isField(entry) && entry[1]).map(([name]) => name);
+  junk = {};
+}
 const kept = (given = state) => Object.fromEntries(Object.entries(given).filter(([name, text]) => text && text !== options[name]?.default));
 const parsed = (gpus = state.gpus ?? "") => {  // count: of a node
   const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(gpus);
@@ -42,20 +49,23 @@ const parsed = (gpus = state.gpus ?? "") => {  // count: of a node
 };
 const spec = ({ nodes, count, kind }) => `${nodes === "1" ? "" : `${nodes}x`}${count}x${kind}`;
 const COUNTS = ["nodes", "count"];  // fields of one option, --gpus
-let junk = {};  // texts of these fields that are no counts, which no option can hold
+let junk = {}, most = {};  // junk: texts of these fields that are no counts, which no option can hold. most: the largest counts
 const value = (name) => COUNTS.includes(name) ? junk[name] ?? parsed()[name] : state[name] ?? options[name]?.default ?? "";
 const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: text.trim() }) });
 const set = (name, text, near = []) => {
   delete junk[name];
-  if (COUNTS.includes(name) && !/^[1-9]\d{0,5}$/.test(text.trim())) junk[name] = text.trim();
+  if (COUNTS.includes(name) && !(/^[1-9]\d{0,5}$/.test(text.trim()) && +text <= most[name])) junk[name] = text.trim();
   else state = having(name, text);
   changed(near.map((next) => having(name, next)));
 };
 
 let addressTimer;
-function changed(near = []) {  // near: states that may be asked for next
+const writeAddress = () => history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
+const toPlace = (place) => { place.focus({ preventScroll: true }); place.scrollIntoView(); };
+function changed(near = [], left = []) {  // near: states that may be asked for next. left: what the address had besides the question
+  dropped = left;
   clearTimeout(addressTimer);
-  addressTimer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(kept())}`), 300);
+  addressTimer = setTimeout(writeAddress, 300);
   showControls();
   ask(near);
 }
@@ -146,7 +156,7 @@ function translatePage() {
 
 let boxes = [];
 function makeControls(offered) {
-  ({ options, texts } = offered);
+  ({ options, texts, most } = offered);
   translatePage();
   byId("models").append(...offered.models.map((name) => make("option", { value: name })));
   byId("kinds").append(...offered.gpus.map((name) => make("option", { value: name })));
@@ -208,6 +218,8 @@ function fieldLink(name, textContent) {
 }
 const showSliders = () => { for (const box of document.querySelectorAll("[data-slider]")) box.show?.(); };
 function showControls() {
+  byId("dropped").hidden = !dropped.length;
+  byId("dropped").textContent = `${t("Left out of the address, since the page has no such option:")} ${dropped.map((name) => name.slice(0, 40)).join(", ")}`;
   for (const box of boxes) box.show?.();
   if (document.activeElement !== byId("model")) byId("model").value = state.config ? "" : state.model ?? "";
   byId("model").placeholder = state.config ? t("the pasted config.json") : "Qwen2.5-14B";
@@ -283,6 +295,7 @@ function offerButton(name, value) {  // the number of GPUs has a field of its ow
 let sayTimer, shown = 0;  // shown: the question whose answer is shown
 function showAnswer(part) {
   shown = asked;
+  const figures = part.figures.replace(new RegExp(FLAG_NAME, "g"), (flag, name) => fields[name]?.label ?? flag);  // within a link, so without links
   byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
   clearInvalid();
   byId("result").hidden = false;
@@ -297,9 +310,9 @@ function showAnswer(part) {
   byId("files").replaceChildren();
   tellCommand?.(part.line);
   byId("summary").hidden = false;
-  byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: part.figures }));
+  byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: figures }));
   clearTimeout(sayTimer);
-  sayTimer = setTimeout(() => { byId("live").textContent = `${part.verdict} ${part.figures}`; }, 700);
+  sayTimer = setTimeout(() => { byId("live").textContent = `${part.verdict} ${figures}`; }, 700);
 }
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
@@ -331,7 +344,7 @@ function showWhole({ changes, options, scaling, files }) {
     const asks = options[code.textContent], title = t("Ask this");
     if (!asks) continue; // an option of the command alone
     const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
-    code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => { Object.assign(state, asks); changed(); } }));
+    code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => { Object.assign(state, asks); changed(); byId("answer").focus({ preventScroll: true }); } }));
   }
   byId("changes").classList.remove("stale");
   fill("scaling", scaling);
@@ -394,7 +407,7 @@ const ask = (near = []) => {
   tellCommand?.("");
   command = new Promise((resolve) => { tellCommand = resolve; });
   const [name, text] = Object.entries(junk).at(-1) ?? [];
-  if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs"}. Write a whole number from 1.`, names: [name] }); return; }
+  if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs per node"}. Write a whole number from 1 to ${most[name].toLocaleString("en")}.`, names: [name] }); return; }
   byId("answer").setAttribute("aria-busy", "true");
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
@@ -437,9 +450,8 @@ function obstacle() {
 async function begin() {
   const problem = obstacle();
   if (problem) { byId("status").textContent = "Cannot calculate here."; showError({ sentence: problem }); return; }
-  state = fromAddress();
   request = mode === "worker" ? workerAnswers() : serverAnswers();
-  const offer = (choices) => { makeControls(choices); showControls(); ask(); }, isBuilt = BUILT && language === "en";
+  const offer = (choices) => { makeControls(choices); useAddress(location); showControls(); ask(); }, isBuilt = BUILT && language === "en";
   if (isBuilt) offer(BUILT.choices); else request("choices", { language }, offer);
   if (isBuilt && JSON.stringify(kept()) === JSON.stringify(FIRST)) {
     show(BUILT.answer);
@@ -462,7 +474,7 @@ async function begin() {
   };
   copies(byId("share"), "Copy link", () => {
     if (Object.keys(junk).length) return "";
-    history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
+    writeAddress();
     return location.href;
   });
   copies(byId("share-command"), "Copy command", () => command);
@@ -470,8 +482,16 @@ async function begin() {
   narrow.onchange = placeError;
   placeError();
   addEventListener("hashchange", ({ newURL }) => {  // meanwhile the address may be that of the question before
-    [state, junk] = [fromAddress(new URL(newURL)), {}];
-    changed();
+    const address = new URL(newURL);
+    if (byId(address.hash.slice(1))) { writeAddress(); return; }  // a place in the page is no question
+    useAddress(address);
+    changed([], dropped);
+  });
+  addEventListener("click", (event) => {  // the address has the question, so a link to a place in the page leaves it alone
+    const place = byId(event.target.closest?.('a[href^="#"]')?.hash.slice(1) ?? "");
+    if (!place || event.defaultPrevented) return;
+    event.preventDefault();
+    toPlace(place);
   });
   byId("tabs").onkeydown = ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];

@@ -103,6 +103,10 @@ def test_the_report_is_read_without_seeing_its_pictures(page: Page) -> None:
     assert sum(name == "data-copy" for name, _ in page.attributes) >= 3
 
 
+def test_commands_of_a_report_name_the_gpus_since_it_is_read_on_other_machines(page: Page) -> None:
+    assert "ds-advise dry-run ds_config.json --gpus 2x32GB -- train.py" in page.text
+
+
 def test_configuration_and_commands_are_in_the_report(page: Page, answer: dict[str, Any]) -> None:
     for words in (
         '"stage": 3',

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
+from ds_advise.advisor.cli.typed_line import line
 from ds_advise.advisor.html_report.report import render_html
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.request import Attempt, Peaks, TrainingFailure
@@ -56,6 +59,14 @@ def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.Capt
     for found in form["differences"]:
         assert found["key"] in page.text
     assert "A: zero2" in picture.read_text()
+    assert f"<time>{date.today().isoformat()}</time>" in path.read_text()
+    assert f"<code>{line([*asked, '--json', '--html', str(path), '--plot', str(picture)])}</code>" in path.read_text()
+    # The bars of the time are as long as their columns of the table add up to.
+    times = path.read_text().partition('<section id="time">')[2]
+    assert "per step of 65,536 tokens" in times
+    last = re.findall(r">([\d,.]+) ms</text>", times)[0]
+    slowest = max(plan["step_seconds"] for plan in plans) * 1e3
+    assert slowest / 2 < float(last.replace(",", "")) <= slowest * 1.1
 
 
 def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failure(run_of_gpt2: Run) -> None:

@@ -13,7 +13,7 @@ from ds_advise import advise
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.scaling import build_scaling
 from ds_advise.advisor.document.blocks import Chart, Figure, Sentence
-from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars, Unit
+from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, Point, Points, StackedBars, Unit
 from ds_advise.advisor.document.terminal_charts import _INKS
 from ds_advise.advisor.html_report.canvas import (
     INKS,
@@ -67,6 +67,39 @@ def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> Non
     parts = [[float(box.get("width", 0)) for box in row.findall(f"{SVG}g/{SVG}rect")] for row in (first, second)]
     assert parts[0][0] / parts[0][1] == pytest.approx(3, rel=0.06)
     assert parts[1][0] / sum(parts[0]) == pytest.approx(7.5, rel=0.06)
+
+
+def test_a_figure_without_room_beside_its_label_stands_below_it() -> None:
+    """In a narrow chart, for every bar, so that the rows are alike."""
+    long = Bar(
+        label="AWS p5en.48xlarge 4 x 8 x H200-SXM", parts=(Part(name="a", value=3, ink="loss"),), note="$37.85 in 9 min"
+    )
+    bars = (long, *_bars().bars)
+    for row in _rows(draw(_bars(bars=bars), NARROW)):
+        label, note = row.findall(f"{SVG}text")
+        assert float(note.get("y", 0)) - float(label.get("y", 0)) > 12 and note.get("text-anchor") is None
+        assert float(row.findall(f"{SVG}g/{SVG}rect")[0].get("y", 0)) > float(note.get("y", 0))
+    label, note = _rows(draw(_bars(), NARROW))[0].findall(f"{SVG}text")
+    assert label.get("y") == note.get("y")
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_letters_of_points_do_not_overlap(width: int) -> None:
+    points = [
+        Point(3600 * x, y, mark) for x, y, mark in ((1, 10, "a"), (1.01, 10.1, "b"), (1.02, 10, "c"), (50, 90, ""))
+    ]
+    chart = Points(title="t", points=points, x_unit=Unit("h", 3600), y_unit=Unit("", 1))
+    picture = ET.fromstring(draw(chart, width))
+    assert len(picture.findall(f"{SVG}circle")) == len(points)
+    places = {
+        text.text: (float(text.get("x", 0)), float(text.get("y", 0)))
+        for text in picture.findall(f"{SVG}text")
+        if text.text in ("a", "b", "c")
+    }
+    assert len(places) == 3
+    for (x, y), (other, level) in pairwise([*places.values(), *places.values()]):
+        assert abs(x - other) >= 9 or abs(y - level) >= 9 or (x, y) == (other, level)
+    assert {"1 h", "50 h"} <= {text.text for text in picture.findall(f"{SVG}text")}
 
 
 def test_the_heading_of_a_picture_is_folded_and_not_cut() -> None:

@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import check_job, parse_amount, parse_duration, parse_price
 from ds_advise.advisor.search.candidate import candidate_duration
-from ds_advise.advisor.text.job import hours, money
+from ds_advise.advisor.text.job import hours, money, money_and_interval
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose
 from ds_advise.advisor.train.settings import TrainingSettings
@@ -163,6 +163,11 @@ def test_answer_and_json_have_hours_and_cost(capsys: pytest.CaptureFixture[str])
     text = " ".join(capsys.readouterr().out.split())
     assert f"{job['steps']:,} steps" in text and money(job["cost"], "$") in text and hours(job["duration_s"]) in text
     assert "(MFU)" in text and "evaluation" in text and "to write" in text
+
+
+def test_an_interval_has_the_precision_of_its_amount() -> None:
+    assert money_and_interval(106.2, (90.69, 140.8), "$") == "$106 ($91 to $141)"
+    assert money_and_interval(95.2, (90.69, 140.8), "") == "95.20 (90.69 to 140.80)"
 
 
 def test_proposed_changes_have_the_jobs_hours_and_cost() -> None:

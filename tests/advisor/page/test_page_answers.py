@@ -15,6 +15,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import options_in, state_command, state_question
 from ds_advise.advisor.question.options import GROUPS
+from ds_advise.advisor.question.options import OPTIONS as QUESTION_OPTIONS
 from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
@@ -100,7 +101,14 @@ def test_a_switch_stands_without_a_value() -> None:
     [
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
         ({"model": "", "gpus": "2x32GB"}, "No model is given"),
-        ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
+        ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON: single quotes"),
+        ({"config": "{", "gpus": "2x32GB"}, "the closing } of the { on line 1 is missing"),
+        ({"config": '{"a": 1, // b\n}', "gpus": "2x32GB"}, "not JSON: a comment (line 1, column 10). Remove it."),
+        ({"config": "no JSON", "gpus": "2x32GB"}, "Paste the whole file"),
+        ({"model": "gpt2", "gpus": "2x32GB", "samples": "1k", "epochs": "x"}, "--epochs 'x' is not a number."),
+        ({"model": "gpt2", "gpus": "2xauto"}, "cannot see this machine's GPUs"),
+        ({"model": "gpt2", "gpus": "2x32GB", "price": "$2/h"}, "whole job. Add --samples N or --tokens 1B."),
+        ({"model": "gpt2", "gpus": "2x0"}, "such as 2x32GB, 8xA100-80GB or 4x8xH100."),
         ({"config": "{}", "gpus": "2x32GB"}, "The pasted configuration: model_type is missing"),
         ({"config": '{"zero_optimization": {}}', "gpus": "2x32GB"}, "below, under Check a ds_config.json"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
@@ -194,7 +202,11 @@ def test_lint_judges_a_pasted_configuration() -> None:
     def found(text: str, state: dict[str, str] | None = None) -> Any:
         return json.loads(judge(json.dumps({"config": text, "state": state})))
 
-    assert found("no JSON")["part"] == "error"
+    for broken in ("no JSON", "{"):
+        error = parts({"config": broken, "gpus": "2x32GB"})["error"]
+        assert found(broken)["sentence"] == error["sentence"], "the same words in both boxes"
+    several = ", ".join(f'"none_{number}": 1' for number in range(12))
+    assert "--output-format" not in unescape(found(f"{{{several}}}")["findings"]), "that is the command's"
     misspelt = unescape(found('{"zero_optimization": {"stage": 2, "overlap_com": true}}')["findings"])
     for words in ("overlap_com'", "Why: ", "Fix: rename it to overlap_comm.", "^^^^^"):
         assert words in misspelt
@@ -244,6 +256,14 @@ def test_the_page_draws_the_answer_of_the_terminal_in_its_language() -> None:
     codes = [re.findall("<code>(.*?)</code>", each["sections"], re.DOTALL) for each in answers.values()]
     assert codes[0] == codes[1]
     assert not json.loads(choices())["texts"] and json.loads(choices('{"language": "zh"}'))["texts"]
+
+
+def test_the_page_document_names_the_options_without_a_field() -> None:
+    text = (Path(__file__).parents[3] / "docs/page.md").read_text()
+    fields = json.loads(choices())["options"]
+    left = {name.replace("_", "-") for name in QUESTION_OPTIONS} - {*fields}
+    assert left and all(f"`--{name}`" in text for name in left)
+    assert not any(f"| `--{name}`" in text for name in fields)
 
 
 def test_everything_that_can_be_chosen_is_offered() -> None:

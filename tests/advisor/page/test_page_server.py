@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.html_report.report import write_report
+from ds_advise.advisor.document.blocks import Document, Figure, Heading, Row, Table
+from ds_advise.advisor.html_report.report import render_html, write_report
 from ds_advise.advisor.page import serve
 from ds_advise.advisor.page.serve import page_server
 from ds_advise.advisor.render.answer import answer_document
@@ -81,7 +82,7 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     write_report(answer_document(answer, details=True, charts=True), tmp_path / "report.html", print)
     page.set_viewport_size({"width": 390, "height": 740})
     page.goto((tmp_path / "report.html").as_uri())
-    boxes = page.locator("#start pre, #changes .scroll, #ladder .scroll")
+    boxes = page.locator(".copy pre:visible, #changes .scroll, #ladder .scroll")
     cut = boxes.evaluate_all("(all) => all.filter(b => b.scrollWidth > b.clientWidth).map(b => b.textContent)")
     assert boxes.count() > 2 and cut == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
@@ -90,6 +91,29 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     flags = page.locator(".flag:visible")
     assert flags.count() > 2
     assert flags.evaluate_all("(all) => all.every((flag) => flag.getClientRects().length === 1)"), "no flag is broken"
+
+
+def test_a_table_of_many_figures_has_room_on_a_telephone(page: Any, tmp_path: Path) -> None:
+    """Such as the phases of a dry run; words of a last column stand below their row."""
+    sizes = [Figure(f"{number:,}", number) for number in (12_345, 10_234, 45_123, 210)]
+    figures = Table(
+        ["iteration", "phase (MiB)", "GPU peak", "GPU live", "host live", "pinned"],
+        [Row([Figure("1"), "optimizer step", *sizes])],
+        optional=(5, 4, 3),
+    )
+    words = Table(["machine", "time", "cost", "RAM", "plan"], [Row(["A" * 20, *sizes[:3], "zero3"])], optional=(3, 4))
+    blocks = [Heading("figures", "figures"), figures, Heading("words", "words"), words]
+    document = Document(subject="s", verdict="v", tone="good", blocks=blocks, data={})
+    (tmp_path / "report.html").write_text(render_html(document))
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator(".scroll").evaluate_all("(all) => all.every(b => b.scrollWidth <= b.clientWidth)")
+    row, last = (
+        page.locator("#words tbody td").first.bounding_box(),
+        page.locator("#words tbody td").last.bounding_box(),
+    )
+    assert last["y"] >= row["y"] + row["height"] and last["x"] == row["x"]
+    assert page.locator("#figures td:visible").count() == 6
 
 
 def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> None:
@@ -115,6 +139,48 @@ def test_more_options_are_those_that_have_an_effect(port: int, page: Any) -> Non
     groups, labels = shown()
     assert "Reinforcement learning" in groups and {"DoRA", "Quantization", "vLLM sleep mode"} <= {*labels}
     page.wait_for_selector("#answer[aria-busy=false]")
+
+
+def test_a_place_in_the_page_is_no_question_and_an_unknown_key_is_left_out(port: int, page: Any) -> None:
+    """The verdict bar and the skip link take the focus to the answer; the question stays."""
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.goto(f"http://127.0.0.1:{port}/#model=Qwen2.5-7B&gpus=8xA100-80GB&foo=1&__proto__=2")
+    page.wait_for_selector("#answer[aria-busy=false]")
+    assert page.is_hidden("#error") and page.inner_text("#dropped").endswith(": foo, __proto__")
+    address = page.url
+    for link in ("#summary", ".skip"):
+        page.locator(link).press("Enter")
+        assert page.evaluate("document.activeElement.id") == "answer" and page.url == address
+        assert page.evaluate("Math.abs(document.getElementById('answer').getBoundingClientRect().top)") < 200
+        page.evaluate("document.activeElement.blur()")
+    page.evaluate("location.hash = '#lint'")
+    page.wait_for_url(lambda url: "model=Qwen2.5-7B" in url)
+    assert page.input_value("#model") == "Qwen2.5-7B" and "Qwen2.5-7B" in page.inner_text("#verdict .subject")
+    page.locator("#changes button").first.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answer", "the focus is not lost with the button"
+    page.wait_for_selector("#answer[aria-busy=false]")
+    assert page.is_hidden("#dropped")
+    page.locator("#count-value").fill("1000000")
+    page.locator("#count-value").press("Enter")
+    assert page.inner_text("#error").endswith("Write a whole number from 1 to 16.")
+
+
+def test_on_a_telephone_code_is_whole_and_findings_stand_apart(port: int, page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.goto(f"http://127.0.0.1:{port}/#model=Llama-3.1-70B&gpus=1x24GB&ram=32GB")
+    page.wait_for_selector("#answer[aria-busy=false]")
+    bar = page.inner_text("#summary")
+    assert "NVMe drive" in bar and "--" not in bar
+    page.goto(f"http://127.0.0.1:{port}/#model=gpt2&gpus=2x24GB")
+    page.wait_for_selector("#answer[aria-busy=false] #sections .copy")
+    cut = "(all) => all.filter(b => b.scrollWidth > b.clientWidth).map(b => b.textContent)"
+    assert page.locator(".copy pre:visible").count() > 2
+    assert page.locator(".copy pre:visible").evaluate_all(cut) == []
+    page.fill("#lint-text", '{"zero_optimization": {"stage": 2, "overlap_com": true}, "train_batch": 3}')
+    page.click("text=Check it")
+    page.wait_for_selector("#findings .finding")
+    lines = "(all) => all.map((each) => getComputedStyle(each).borderTopWidth)"
+    assert {*page.locator("#findings .finding").evaluate_all(lines)} == {"1px"}
 
 
 def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:

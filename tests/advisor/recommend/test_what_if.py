@@ -77,6 +77,13 @@ def test_another_loss_is_named() -> None:
     assert lora.outcome.endswith(", standard loss")
 
 
+def test_more_ram_is_offered_only_where_it_is_faster_than_less() -> None:
+    """The RAM of a faster plan may lead to the plan of the smaller amount, where that plan is not sure to fit."""
+    found = answer(build_question("Qwen2.5-14B", gpus="16x32GB", ram="32GB", method="lora"))
+    outcomes = [each.outcome for each in found.changes if re.fullmatch(r"--ram \S+", each.flags)]
+    assert outcomes and len({*outcomes}) == len(outcomes)
+
+
 def test_less_ram_that_only_unpins_the_buffers_is_said() -> None:
     """The strategy of the answer and of the change are the same, so that nothing else would tell them apart."""
     found = answer(build_question("Qwen2.5-14B", gpus="2x32GB"))

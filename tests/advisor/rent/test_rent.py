@@ -113,8 +113,8 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     assert "the upper end of the interval of 1 x H100-SXM5, the cheapest whose RAM is known to suffice" in printed
     assert cost is not None and most is not None and float(cost[1]) <= float(most[1])
     assert "3090, takes" not in printed  # of unknown RAM: it stands in the table alone
-    assert re.search(r" [ab] 1 x RTX 3090, if RAM allows +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
-    assert re.search(r"> [ab] 1 x H100-SXM5 +[\d.]+ h +[\d.]+ +\d+ of 400 ", printed)
+    assert re.search(r" 1 x RTX 3090, if RAM allows +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
+    assert re.search(r"> 1 x H100-SXM5 +[\d.]+ h +[\d.]+ +\d+ of 400 ", printed)
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -236,6 +236,11 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
     costs = [row[2][1] for row in page.sections["cost"][1:]]
     assert [cost for cost in costs if cost in {offer["cost"] for offer in front}] == [offer["cost"] for offer in front]
     assert picture.count('class="row"') == len(front)
+    text = path.read_text()
+    shown = len(page.data["offers"])
+    assert text.count("<circle") >= 2 * shown > 4, "a point for every offer, in the wide and the narrow chart"
+    assert all(f">{letter}</text>" in text and f"<td>{letter} " in text for letter in "abc"[:shown])
+    assert "the fastest first</p>" in text and '<div class="scroll folds"' in text
     (tmp_path / "small.csv").write_text("gpus,price_per_gpu\n1x4GB,1\n")
     _printed(f"--html {path} --force", tmp_path / "small.csv", capsys)
     assert "svg" not in Page(path.read_text()).names
@@ -299,7 +304,9 @@ def test_a_long_name_on_a_narrow_terminal_keeps_its_column(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for length in range(16, 30):
-        (tmp_path / "t.csv").write_text(f"provider,gpus,price_per_gpu\n{'P' * length},1xA100-80GB,1\nQ,8xH100,2\n")
+        (tmp_path / "t.csv").write_text(
+            f"provider,gpus,price_per_gpu\n{'P' * length},1xA100-80GB,1\nQ,8xH100,2\nR,4xH100,2\n"
+        )
         assert run(["rent", "Qwen2.5-1.5B", "--method", "lora", "--prices", str(tmp_path / "t.csv"), "--all"]) == 0
         lines = capsys.readouterr().out.splitlines()
         (line,) = [each for each in lines if re.match(r"[> ]+a ", each)]
