@@ -55,6 +55,10 @@ _ENDED = ("'train_runtime'", "exits successfully")
 """In the line that the Trainer prints after its last step, and in that of DeepSpeed's launcher on a process with exit
 code 0 (0.19.8 launcher/launch.py)."""
 
+_ROOT = "Root Cause (first observed failure)"
+_RANK_OF_ROOT = re.compile(r"\s*rank\s*: (\d+) \(local_rank")
+"""In torchrun's table of failures, and its line of the rank (torch 2.13 distributed/elastic/multiprocessing/errors)."""
+
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
@@ -122,6 +126,8 @@ class Scan:
     """Words of the first command of the log that started a training; none if it shows none."""
     started: Ranks
     """The ranks that launchers and libraries report."""
+    roots: frozenset[int] = frozenset()
+    """The ranks whose failure torchrun observed first, one for each of its agents."""
     earlier: Sequence[Scan] = ()
     """The trainings before it in the log."""
 
@@ -144,6 +150,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
         ended=max(each.ended for each in scans),
         command=next((each.command for each in scans if each.command), ()),
         started=reduce(Ranks.joined, (each.started for each in scans)),
+        roots=frozenset().union(*(each.roots for each in scans)),
     )
 
 
@@ -181,6 +188,7 @@ class _Scanner:
         self._command: tuple[str, ...] = ()
         self._started = Ranks()
         self._ended = 0
+        self._roots, self._is_root = set[int](), False
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
@@ -204,6 +212,10 @@ class _Scanner:
         self._command = self._command or command_in(line.text)
         self._started = self._started.joined(ranks_in(line.text))
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
+        self._is_root = self._is_root or _ROOT in line.text
+        if self._is_root and (found := _RANK_OF_ROOT.match(line.text)):
+            self._roots.add(int(found[1]))
+            self._is_root = False
         self._read(line, process)
         process.above = code_above(line, process.above) if line.text[:1] in (" ", "\t", "") else None
         process.last.append(line.text)
@@ -227,6 +239,7 @@ class _Scanner:
             ended=self._ended,
             command=self._command,
             started=self._started,
+            roots=frozenset(self._roots),
         )
 
     def _joined(self, line: LogLine) -> LogLine:
