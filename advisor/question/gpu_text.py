@@ -341,8 +341,8 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
         known = min((known for _, known in listed), key=_memory_and_speed)
         why = "one answer is about one kind; the smallest decides what fits, the slowest how long a step takes"
         named = (_several(_read(part)[1]) for part in _BETWEEN.split(text.strip()))
-        meant = next((each for each in named if known in (_word(gpu.name) for gpu in each)), ())
-        kinds = [_word(gpu.name) for gpu in meant] or [known]  # a name may be that of several
+        alternatives = next((each for each in named if known in (_word(gpu.name) for gpu in each)), ())
+        kinds = [_word(gpu.name) for gpu in alternatives] or [known]  # a name may be that of several
         return ClusterError(
             f"{shown} has several kinds of GPU",
             why=why,

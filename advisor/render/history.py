@@ -91,7 +91,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
         rows.append(Row([number, when, record.kind, gpus_of(record), *_figures(record)]))
     titles = ["id", "when", "kind", "GPUs", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
-    when, length, plan, gpu, ram = map(titles.index, ("when", "length", "plan", "GPU GiB", "RAM GiB"))
+    length, plan, gpu, ram = map(titles.index, ("length", "plan", "GPU GiB", "RAM GiB"))
     has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
     is_cpu = has_ram and not has_gpu  # no record has GPU memory, and none has other memory than RAM
     simulated = any(record.kind == "dry-run" for record in records)
@@ -106,7 +106,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     }
     notes = [(title, f"{title}: {text}") for title, text in meanings.items() if text]
     # What tells runs apart stays longest: when it was, and its GPUs.
-    optional = (*((length, ram) if is_cpu else (ram, length)), gpu, plan, when)
+    optional = (*((length, ram) if is_cpu else (ram, length)), gpu, plan, titles.index("when"))
     table = Table(titles, rows, gap=1, optional=optional, notes=notes, hidden=HIDDEN)
     blocks: list[doc.Block] = [
         table.without({gpu} if is_cpu else ()),

@@ -197,7 +197,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     if chosen is not None and len(found.roots) == 1:
-        chosen = _of_root(chosen, *found.roots, findings)
+        chosen = _of_root(chosen, next(iter(found.roots)), findings)
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
