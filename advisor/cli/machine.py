@@ -13,7 +13,8 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
-from .options import COUNT, DEBUG, FORCE, LANG, PATH, Whole, output_options, warn_ignored
+from .options import COUNT, DEBUG, FORCE, LANG, PATH, CommandWithItsWords, Whole, output_options, warn_ignored
+from .typed_line import line
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
@@ -80,34 +81,42 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     return 0
 
 
-@click.command(cls=GroupedCommand)
-@click.argument("ids", nargs=-1, metavar="[ID ...]")
-@click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
+@click.command(cls=CommandWithItsWords)
+@click.argument("words", nargs=-1, metavar="[ID ... | WORD ...]")
+@click.option("--forget", is_flag=True, help="Remove the records with the numbers behind it, or `all`.")
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
 @output_options
-def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
+def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> int:
     """List probes, benchmarks, trainings and dry runs, newest first, or show everything that is stored of one.
+
+    ID is the number of a record; 3-5 stands for several. WORD is a part of a model, a script, a kind, GPUs or a
+    failure: only records with every WORD are listed.
 
     \b
     ds-advise history
     ds-advise history 12
+    ds-advise history probe qwen
     ds-advise history --json > records.json
-    ds-advise history --forget 3 5
+    ds-advise history --forget 3-5 8
     ds-advise history --forget all
 
     A record identifies a machine by its hardware only. Exit code: 0, or 2 if one does not exist or cannot be read.
     """
     from ...probes.store import Store
     from ..render.deliver import show_document
-    from ..render.history import forgotten_document, history_document, page_document
+    from ..render.history import forgotten_document, has_words, history_document, page_document
 
-    if "all" in ids and len(ids) > 1:
+    if "all" in words and len(words) > 1:
         raise click.UsageError("all stands for every record; write it alone, or the numbers without it")
-    store = Store()
-    chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
+    store, typed = Store(), click.get_current_context().obj
+    is_filter = not forget and "all" not in words and not any(_is_number(word) or _range(word) for word in words)
+    chosen = None if is_filter or "all" in words else _numbers(words, store)
     if forget:
-        if not ids:
+        if not words:
             raise click.UsageError("--forget needs the numbers of records, or all")
+        if {*words} & {*typed[: typed.index("--forget")]}:  # of a line that showed a record
+            fix = line(["history", "--forget", *words])
+            raise click.UsageError(f"the numbers to forget stand behind --forget; write {fix}")
         if chosen is not None:
             _records(store, chosen)  # raises before any is removed
         removed = store.forget("all" if chosen is None else chosen)
@@ -116,6 +125,13 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 
     most = None if output.mode == "json" else limit
     found = store.find() if chosen is None else _records(store, chosen)
+    if words and is_filter and found:
+        found = [record for record in found if has_words(record, words)]
+        if not found:
+            what = f"no record has {' and '.join(repr(word[:40]) for word in words)}"
+            raise DsAdviseError(
+                what, why="in its model, script, kind, GPUs or failure", fix="`ds-advise history` lists them"
+            )
     older = 0 if most is None else max(0, len(found) - most)
 
     def document() -> Document:
@@ -190,8 +206,33 @@ def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
     return found
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+def _range(text: str) -> tuple[int, int] | None:
+    """The first and the last number of a range such as 3-5; None for another text."""
+    first, _, last = text.partition("-")
+    return (int(first), int(last)) if _is_number(first) and _is_number(last) else None
+
+
+def _numbers(texts: Sequence[str], store: Store) -> list[int]:
+    """The numbers of records; of a range those that exist. Raises DsAdviseError for another text, and for a range
+    without any."""
+    found = list[int]()
+    for text in texts:
+        if (ends := _range(text)) is None:
+            found.append(_number(text))
+            continue
+        there = [record.id for record in store.find() if record.id is not None and ends[0] <= record.id <= ends[1]]
+        if not there:
+            raise DsAdviseError(f"there is no record from {ends[0]} to {ends[1]}", fix="`ds-advise history` lists them")
+        found += there
+    return found
+
+
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    if not _is_number(text):
         raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
     return int(text)
 

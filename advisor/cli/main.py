@@ -285,7 +285,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
                 fix = mistakes.instead_of(option, args, command)
             if not fix and (owners := mistakes.owners_of(option)):
                 shown = ", ".join(owners if len(owners) < 5 else [*owners[:3], "..."])
-                return message, f"it is one of ds-advise {shown}", f"see ds-advise {owners[0]} --help"
+                return message, f"it is one of ds-advise {shown}", mistakes.of_others(option, owners, args, command)
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():

@@ -48,7 +48,10 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         off = _switched(known[positive], "off")
         return f"write {positive} {off}" if off else f"leave {positive} out"
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
-        return f"write ds-advise {help_option}"
+        of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
+        return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
+    if advice := next((each for each, names in _OF_COMMAND.get(command.name or "", {}).items() if name in names), ""):
+        return advice
     written = other_name(name)
     target = written.partition(" ")[0]
     needed = needed_method(target, args, known)
@@ -65,6 +68,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     is_plan = bool(plan_of_stage(name)) or name.replace("_", "-") in PLANS
     advised = "strategy" if is_plan else name
     advice = advice_for(advised)
+    if "{FILE}" in advice and "--config" in known:
+        return f"write --config {shlex.quote(value[:80]) or 'FILE'}"
     if advice and not (_is_misspelled(own, near) and accepts(known[near], value)):
         given = {_plain(word): value_of(word.partition("=")[0], args) for word in args if word.startswith("-")}
         strategy = meant_strategy({name: value, **given})
@@ -81,6 +86,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if target not in known and len(numbers) == 1 and value.isdigit() and name in _OF_A_NUMBER:
         return f"write {numbers[0]} {value}"
     of_questions = {"--model", *(each.flag for each in OPTIONS.values())}
+    if value and not value.isdigit() and any(each.name == "words" for each in command.params):
+        return f"write {line([*without((option,), args, command), value])}"
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
@@ -101,6 +108,16 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if near and known[near].is_flag and not value:
         return f"write {near}"
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
+
+
+_OF_COMMAND: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "why": {
+        "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
+            *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
+        )
+    }
+}
+"""Command -> what to do in place of an option that means something else with other commands -> names."""
 
 
 def config_file(args: Sequence[str], command: click.Command) -> str:
@@ -157,6 +174,20 @@ def typed_option(option: str, args: Sequence[str]) -> str:
 def owners_of(option: str) -> list[str]:
     """Return the commands that have an option."""
     return [name for name in COMMANDS if option in named_options(command_named(name))]
+
+
+def of_others(option: str, owners: Sequence[str], args: Sequence[str], command: click.Command) -> str:
+    """Return what to type in place of an option that only other commands have. One of the form of the answer is left
+    out, or is a file of JSON."""
+    value = value_of(option, args)
+    if option in _FILES and value and "--json" in named_options(command):
+        written = line([*without((option,), args, command), "--json"])
+        return f"write {written} > {shlex.quote(str(Path(value).with_suffix('.json')))}"
+    return "leave it out" if option in (*_FILES, *_MORE) else f"see ds-advise {owners[0]} --help"
+
+
+_FILES, _MORE = ("--output", "--html", "--plot"), ("--verbose", "--details", "--explain")
+"""Options for the answer as a file, and for more of it."""
 
 
 def _line_of(owners: Sequence[str], args: Sequence[str], command: click.Command) -> str:
@@ -270,7 +301,7 @@ COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "launch": f"run start {' '.join(STARTERS)}",
     "train": "finetune sft pretrain",
     "lint": "validate verify",
-    "why": "debug diagnose logs",
+    "why": "debug diagnose log logs fix analyze analyse",
     "doctor": "ds_report env status info nvidia-smi",
     "checkpoint": "ckpt zero_to_fp32 zero_to_fp32.py merge export",
     "bench": "benchmark perf",
@@ -282,6 +313,9 @@ COMMANDS_OF_OTHERS: Mapping[str, str] = {
     "rent": "cost price cloud",
 }
 """Command -> names of other tools' commands; "" for `advise`, and an option for `advise` with it."""
+
+_CHECKPOINT = re.compile(r"checkpoint|global_step", re.IGNORECASE)
+"""In the names of the folders that the Trainer and DeepSpeed write."""
 
 _REASONS = {"--probe": "every answer is a search, and --probe measures its best candidates on this machine; "}
 """What an option of `COMMANDS_OF_OTHERS` does, where the line does not say it."""
@@ -295,6 +329,8 @@ def other_tools_command(args: Sequence[str]) -> str:
         return ""
     rest = [*args[word not in STARTERS :]]
     rest = divided_words(rest) if name == "launch" else rest
+    if name == "from" and len(rest) == 1 and _CHECKPOINT.search(rest[0]):
+        return f"write {line(['checkpoint', *rest, '--to-hf', 'OUT'])}"
     if name and not name.startswith("-"):
         return f"write {line([name, *rest])}"
     rest = [word for word in rest if word not in ("--help", "-h")]

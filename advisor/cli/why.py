@@ -96,6 +96,10 @@ def why(
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
     _check_machine(question)
+    if config is not None and not is_there(config):
+        near = nearest_file(config)
+        fix = f"write --config {near}" if near else "name the training's configuration"
+        raise ConfigFileError(f"{str(config)[:200]} cannot be read", why="there is no such file", fix=fix)
     files = _files(logs)
     found = _with_given(_diagnosed(files), words, config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
@@ -110,8 +114,9 @@ def why(
             note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
         elif found.message is not None and found.message.is_lack and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
-        elif not found.ran_out_of_memory and question.keys() - {"offline"}:
-            note = f"--{next(iter(question)).replace('_', '-')} has no effect: memory did not run out."
+        elif not found.ran_out_of_memory and (given := _given(config, words, question)):
+            effect = "have" if len(given) > 1 else "has"
+            note = f"{' and '.join(given)} {effect} no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
         problem = error
 
@@ -124,6 +129,12 @@ def why(
     if problem is not None:
         raise problem
     return 0 if found.message is not None or (found.first is None and found.ended) else 1
+
+
+def _given(config: Path | None, words: Sequence[str], question: Mapping[str, Any]) -> list[str]:
+    """What was typed for a prediction."""
+    options = [f"--{name.replace('_', '-')}" for name in question if name != "offline"]
+    return [*["--config"] * (config is not None), *options, *["the command behind --"] * bool(words)]
 
 
 def _files(logs: Sequence[str]) -> list[str]:

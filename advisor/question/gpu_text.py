@@ -83,6 +83,15 @@ _LONGEST = 100
 _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "here", "-1")
 """Words that other tools have for the GPUs of this machine."""
 
+_NO_GPUS = {
+    "TPUs are": re.compile(r"(?:google[\s-]?)?(?:cloud[\s-]?)?tpu", re.IGNORECASE),
+    "GPUs of Apple are": re.compile(r"apple|(?:mac|m[1-9]$|m[1-9][\s-]?(?:pro|max|ultra)|mps$)", re.IGNORECASE),
+    "Gaudi is": re.compile(r"(?:intel[\s-]?)?(?:gaudi|habana|hpu)", re.IGNORECASE),
+    "Ascend is": re.compile(r"(?:huawei[\s-]?)?(?:ascend|npu)", re.IGNORECASE),
+    "Trainium is": re.compile(r"(?:aws[\s-]?)?(?:trainium|inferentia|trn\d)", re.IGNORECASE),
+}
+"""Accelerators that no GPU of the table resembles."""
+
 _IDS = re.compile(r"\d(?:\s*,\s*\d){1,15}", re.ASCII)
 """GPUs as CUDA_VISIBLE_DEVICES numbers them."""
 
@@ -323,13 +332,22 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
         return ClusterError(f"{shown} are numbers of GPUs, which say nothing about them", fix=fix)
     if kind.strip().lower() in _THIS_MACHINE:
         return ClusterError(f"{shown} names no GPU", fix="write --gpus auto for those of this machine")
+    if other := next((name for name, form in _NO_GPUS.items() if form.match(kind.strip())), ""):
+        fix = f"name one of them, such as {front}A100-80GB"
+        return ClusterError(
+            f"{shown} is no known GPU", why=f"{other} not predicted, only GPUs of NVIDIA and AMD", fix=fix
+        )
     listed = _listed(text)
     if len({known for _, known in listed}) > 1:
         known = min((known for _, known in listed), key=_memory_and_speed)
+        why = "one answer is about one kind; the smallest decides what fits, the slowest how long a step takes"
+        named = (_several(_read(part)[1]) for part in _BETWEEN.split(text.strip()))
+        alternatives = next((each for each in named if known in (_word(gpu.name) for gpu in each)), ())
+        kinds = [_word(gpu.name) for gpu in alternatives] or [known]  # a name may be that of several
         return ClusterError(
             f"{shown} has several kinds of GPU",
-            why="one answer is about one kind; the smallest decides what fits, the slowest how long a step takes",
-            fix=f"write --gpus {_together(listed, known)}",
+            why=why,
+            fix=f"write --gpus {' or '.join(_together(listed, each) for each in kinds)}",
         )
     if meant := meant_gpus(text):
         if _several(kind):

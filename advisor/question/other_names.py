@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from ...estimators.errors import WorkloadError
@@ -55,13 +56,14 @@ OTHER_NAMES: Mapping[str, str] = {
     "--ram {SIZE}": "cpu_memory host_memory host_ram cpu_ram system_memory",
     "--nvme {PATH:SIZE}": "nvme_path offload_folder swap_dir",
     "--output {FILE}": "output_file out save",
+    "--forget {ID}": "delete remove rm",
+    "--forget all": "clear",
     "--details": "verbose v all_details",
     "--quiet": "q silent",
     "--json": "format output_format",
     "--html {FILE}": "report html_report html_file",
     "--budget {AMOUNT}": "max_price max_cost max_budget",
     "--deadline {TIME}": "hours max_hours time_limit max_time",
-    "--forget": "delete remove rm clear",
     "--price {RATE}": "cost hourly_price",
     "--interconnect {RATE}": "bandwidth network",
     "--lang {LANGUAGE}": "language locale",
@@ -92,8 +94,8 @@ ADVICE: Mapping[str, str] = {
     _NO_COST: "lora_alpha learning_rate lr weight_decay warmup_steps warmup_ratio lr_scheduler_type seed max_grad_norm "
     "gradient_clipping logging_steps save_steps output_dir logging_dir run_name report_to save_strategy "
     "save_total_limit eval_strategy evaluation_strategy eval_steps",
-    "name the file: ds-advise lint FILE, compare FILE FILE or explain FILE": "deepspeed deepspeed_config ds_config "
-    "config config_file",
+    "name the file: ds-advise lint {FILE}, compare {FILE} FILE or explain {FILE}": "deepspeed deepspeed_config "
+    "ds_config config config_file",
 }
 """An answer that is no option -> names."""
 
@@ -104,9 +106,10 @@ def advice_for(name: str) -> str:
 
 
 def filled_advice(name: str, value: str, strategy: str) -> str:
-    """Return what `advice_for` returns, with a strategy and a number in its places; value: what was typed, of which a
-    number is taken."""
-    return advice_for(name).replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
+    """Return what `advice_for` returns, with a strategy, a number and a file in its places; value: what was typed, of
+    which a number or a JSON file is taken."""
+    filled = advice_for(name).replace("{STRATEGY}", strategy).replace("{N}", value if value.isdigit() else "2")
+    return filled.replace("{FILE}", shlex.quote(value[:80]) if value.endswith(".json") else "FILE")
 
 
 def meant_choice(value: str, choices: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -61,7 +62,11 @@ def _others(found: Diagnosis) -> Iterator[doc.Block]:
         others = capitalised(numbered("rank", followers))
         # Of two logs it is not known which was written first.
         first = found.first is not None and found.first.rank is not None and not found.first.error.log
-        told = f"It failed first; {numbered('rank', followers)} followed." if first else f"{others} had an error, too."
+        told = f"{others} had an error, too."
+        if found.is_first:
+            told = f"It failed first; {numbered('rank', followers)} followed."
+        elif first:
+            told = f"Its error is the first in the log; {numbered('rank', followers)} followed."
         yield doc.Sentence(f"  {told}")
     if len(found.waits) != 1:
         return
@@ -85,7 +90,8 @@ def _excerpt(first: Finding) -> doc.Excerpt:
 
 def _traceback(first: Finding) -> Iterator[doc.ExcerptLine]:
     frames, own = first.error.frames, first.own_frame
-    shown = sorted({*frames[-_LIBRARY_FRAMES:], *([] if own is None else [own])}, key=frames.index)
+    of_engine = [frame for frame in frames if "deepspeed/" in frame.file][-1:]  # its file names the ZeRO stage
+    shown = sorted({*frames[-_LIBRARY_FRAMES:], *of_engine, *([] if own is None else [own])}, key=frames.index)
     for at, frame in enumerate(shown):
         if at and frames.index(frame) > frames.index(shown[at - 1]) + 1:
             yield doc.ExcerptLine(0, "...")
@@ -110,9 +116,13 @@ def _message(first: Finding) -> Iterator[doc.ExcerptLine]:
         yield doc.ExcerptLine(0, "...")
     for line in lines[begin : place + _NEXT_LINES + 1]:
         if line.number == first.deciding:
-            yield doc.ExcerptLine(line.number, printable(line.text).strip(), ">")
+            yield doc.ExcerptLine(line.number, _ADVICE.sub("", printable(line.text).strip()), ">")
         elif line.text.strip():
             yield _line(line)
+
+
+_ADVICE = re.compile(r" If reserved (?:but unallocated )?memory is (?:large|>> allocated memory) try setting .*")
+"""torch's advice against fragmentation, which stands in every message, also of memory that is not fragmented."""
 
 
 def _line(line: NumberedLine) -> doc.ExcerptLine:

@@ -13,7 +13,7 @@ from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, 
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import HIDDEN, Cell, Figure, Row, Snippet, Table, make_figure
+from ..document.blocks import HIDDEN, Cell, Figure, Row, Table, make_figure
 from ..document.charts import GIB
 from ..question.this_machine import measured_hardware
 from ..text.units import age, amount, amounts, count, counted_noun, rate, size, times
@@ -89,13 +89,12 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
             where = "on this machine:" if machine == here else f"on {machine_title(record.machine)}:"
             rows.append(Row([where], "faded"))
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
-        rows.append(Row([number, when, record.kind, gpus_of(record), _result(record), *_figures(record)]))
-    titles = ["id", "when", "kind", "GPUs", "result", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
-    gpu, ram = titles.index("GPU GiB"), titles.index("RAM GiB")
+        rows.append(Row([number, when, record.kind, gpus_of(record), *_figures(record)]))
+    titles = ["id", "when", "kind", "GPUs", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
+    length, plan, gpu, ram = map(titles.index, ("length", "plan", "GPU GiB", "RAM GiB"))
     has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
-    is_cpu = has_ram and not has_gpu  # no record has GPU memory
+    is_cpu = has_ram and not has_gpu  # no record has GPU memory, and none has other memory than RAM
     simulated = any(record.kind == "dry-run" for record in records)
-    all_ran = all(_result(record) == _RAN for record in records)
     trained = any(record.kind != "bench" for record in records)
     meanings = {
         "kind": "a dry run simulates its GPUs, the others are measured" * simulated,
@@ -106,25 +105,26 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
         "RAM GiB": f"host memory of all ranks{', or what a dry run needs of a machine' * simulated}" * has_ram,
     }
     notes = [(title, f"{title}: {text}") for title, text in meanings.items() if text]
-    # A run on the CPU has no other memory than RAM.
-    needs_ram = any(_lacks_gpu_memory(row, gpu, ram) for row in rows)
-    optional = (3, 1, 6) if needs_ram else (ram, 3, 6, 1)
+    # What tells runs apart stays longest: when it was, and its GPUs.
+    optional = (*((length, ram) if is_cpu else (ram, length)), gpu, plan, titles.index("when"))
     table = Table(titles, rows, gap=1, optional=optional, notes=notes, hidden=HIDDEN)
     blocks: list[doc.Block] = [
-        table.without({*[gpu] * is_cpu, *[titles.index("result")] * all_ran}),
+        table.without({gpu} if is_cpu else ()),
         *([doc.Sentence(f"Older ones: {older:,} (--limit {len(records) + older}).", "dim")] if older else []),
         *next_command("Everything about one of them:", f"ds-advise history {records[0].id}"),
     ]
     return _document(blocks, data)
 
 
-def _lacks_gpu_memory(row: Row, gpu: int, ram: int) -> bool:
-    return _has_figure([row], ram) and not _has_figure([row], gpu)
-
-
 def _has_figure(rows: Sequence[Row], column: int) -> bool:
     cells = (row.cells[column] for row in rows if len(row.cells) > column)
     return any(isinstance(cell, Figure) and cell.value is not None for cell in cells)
+
+
+def has_words(record: Record, words: Sequence[str]) -> bool:
+    """Return whether every word is a part of what the list shows of a record, in small or capital letters."""
+    shown = (record.kind, record.model_name, subject_of(record), gpus_of(record), failure_of(record))
+    return all(any(word.casefold() in each.casefold() for each in shown) for word in words)
 
 
 def page_document(record: Record, *, path: Path) -> doc.Document:
@@ -149,21 +149,33 @@ def _document(blocks: Sequence[doc.Block], data: Any) -> doc.Document:
     return doc.Document(subject="Measurements", verdict="", tone=None, blocks=blocks, data=data)
 
 
-_RAN = "ran"
-"""The usual result; a table of nothing else has no column for it."""
+_SHORT = {
+    "gpu out of memory": "GPU OOM",
+    "host out of memory": "RAM OOM",
+    "out of memory": "OOM",
+    "communication timeout": "timeout",
+}
+"""Failures as they stand in the column of speeds; others as their records have them."""
 
 
-def _result(record: Record) -> Cell:
-    """Return how a run ended."""
+def _speed(record: Record) -> Figure:
+    """Return the speed of a run that ended as it should, else how it ended."""
     if failure := failure_of(record):
-        return Snippet(failure, "bad")
+        return Figure(_SHORT.get(failure, failure), style="bad")
     if does_not_fit(record):
-        return Snippet("does not fit", "bad")
-    return "stopped" if record.result.get("status") == "stopped" else _RAN
+        return Figure("too large", style="bad")
+    figures = figures_of(record)
+    if figures.samples_per_s is not None:
+        return make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
+    if figures.tokens_per_s is not None:
+        return make_figure(figures.tokens_per_s, rate)
+    if record.result.get("status") == "stopped":
+        return Figure("stopped")
+    return make_figure(figures.step_s, lambda step_s: f"{duration(step_s)}/step")
 
 
 def _figures(record: Record) -> list[Cell]:
-    """Return the cells after the result: the speeds of a benchmark, or the training, its plan and its figures."""
+    """Return the cells after the GPUs: the speeds of a benchmark, or the training, its plan and its figures."""
     if record.kind == "bench":
         if record.result.get("version") != BENCH_VERSION:
             return ["of another version"]
@@ -180,13 +192,8 @@ def _figures(record: Record) -> list[Cell]:
     length = make_figure(length_of(record), "{:,}".format)
     cells: list[Cell] = [name if len(name) <= 14 else name[:13] + "~", length, f"{strategy} {batch}".strip()]
     figures = figures_of(record)
-    speed = make_figure(figures.tokens_per_s, rate)
-    if figures.samples_per_s is not None:
-        speed = make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
-    elif figures.tokens_per_s is None:
-        speed = make_figure(figures.step_s, lambda step_s: f"{duration(step_s)} a step")
     sizes = (make_figure(each, GIB.part) for each in (figures.device_bytes or figures.needed_bytes, figures.host_bytes))
-    return [*cells, speed, *sizes]
+    return [*cells, _speed(record), *sizes]
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:

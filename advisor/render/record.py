@@ -324,7 +324,7 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     first = "simulated" if record.kind == "dry-run" else "measured"
     table = Table(["", first, "predicted"], rows)
     yield doc.Heading("Figures", "figures")
-    yield table if stored else table.without({2})
+    yield table if any(getattr(predicted, name) is not None for name in (*_RATES, *_SIZES)) else table.without({2})
     lines = [
         Row(
             [

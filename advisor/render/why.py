@@ -65,7 +65,7 @@ def why_document(
     if first is None or message is None:
         is_good = first is None and found.ended and found.course is None
         verdict, tone = _no_cause(found), "good" if is_good else "unsure"
-        blocks = [*_unknown(report, found, logs)]
+        blocks = [*_unknown(report, found, logs), *_note(note)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")

@@ -76,6 +76,9 @@ class Diagnosis:
     """The number of ranks, as far as the log shows it."""
     signs: frozenset[Sign]
     """What the log shows of the training, on which fixes depend."""
+    is_first: bool
+    """Whether torchrun, or the clocks of the ranks, tell that the rank of `first` failed first: lines of several ranks
+    stand in any order."""
     devices: tuple[int, ...]
     """The other GPUs whose allocators report the same, where lines do not name the rank."""
     begin: int
@@ -190,6 +193,8 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     waits = _waits(timeouts)
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
+    if chosen is not None and len(found.roots) == 1:
+        chosen = _of_root(chosen, next(iter(found.roots)), findings)
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
@@ -215,6 +220,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         command=found.command,
         started=started,
         signs=signs,
+        is_first=chosen is not None and ({chosen.rank} == found.roots or _CLOCK.search(chosen.error.head) is not None),
         devices=_other_devices(chosen, findings),
         begin=found.begin,
         lines=found.lines,
@@ -230,6 +236,15 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
     """What the command, the frames and the lines of one training show."""
     frames = (str(frame) for each in scans for error in each.errors for frame in error.frames)
     return found.signs | signs_in(" ".join(found.command)) | signs_of(frames)
+
+
+def _of_root(chosen: Finding, root: int, findings: Sequence[Finding]) -> Finding:
+    """The error of the rank that torchrun saw fail first, if it is of the kind of the chosen one, whose time the log
+    does not show."""
+    if chosen.rank in (None, root) or _CLOCK.search(chosen.error.head):
+        return chosen
+    own = (each for each in findings if each.rank == root and each.role == chosen.role)
+    return next(own, chosen)
 
 
 def _is_effect(finding: Finding, chosen: Finding) -> bool:

@@ -157,12 +157,15 @@ class Finding:
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
-        words = self.error.head.partition(". ")[0]
+        head = self.error.head
+        if head.rstrip().endswith(":") and len(self.error.lines) > 1:  # the message begins in the next line
+            head = f"{head.rstrip()} {self.error.lines[1].text.strip()}"
+        words = head.partition(". ")[0]
         if found and (not self.error.is_exception or found.start() > len(words)):
             words = found.string[found.start() :].partition(". ")[0]
         words = words.strip(" :")
         words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
-        return words if len(words) <= _LONGEST_HEADLINE else f"{words[:_LONGEST_HEADLINE].rstrip()}..."
+        return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."
 
     @property
     def failed_rank(self) -> str:
@@ -178,6 +181,12 @@ def _says(text: str, title: str) -> bool:
     words = [word for word in (each.strip(_AROUND) for each in words) if word]
     form = r"(?<![^\W_]){}(?!(?<=\d)\d)"  # a number is whole, a word may have an ending
     return bool(words) and all(re.search(form.format(re.escape(word)), text.casefold()) for word in words)
+
+
+def _cut(words: str) -> str:
+    """The whole words at the beginning that a headline holds; a part of the first one if that is longer."""
+    whole = words[: _LONGEST_HEADLINE + 1].rpartition(" ")[0]
+    return (whole or words[:_LONGEST_HEADLINE]).rstrip(" ,;:(")
 
 
 def _filled(title: str, text: str) -> str:

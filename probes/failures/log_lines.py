@@ -26,7 +26,7 @@ TRIGGERS = tuple(
     for word in (
         *("rror", "xception", "raceback", "illed", "oom-kill", "atchdog", "ailed", "return code", "xitcode", "denied"),
         *("annot", "an't open", "Duplicate GPU", "ssertion", "not found", "terminate", "NCCL WARN", "NET/IB : Got"),
-        *("Segmentation", "Interrupt", "wandb: ERROR", "Xid (", '", line '),
+        *("Segmentation", "Interrupt", "wandb: ERROR", "Xid (", '", line ', "SIGTERM", "death signal"),
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
         *("'train_runtime'", "exits successfully", "waitForInput"),

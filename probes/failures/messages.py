@@ -224,12 +224,12 @@ def _waits() -> tuple[Message, ...]:
 
 _WORDS = tuple(word.decode() for word in TRIGGERS)
 
-_NOISE = re.compile(r"\d{3,}|0x[0-9a-fA-F]+")
+_NOISE = re.compile(r"\d{4,}|0x[0-9a-fA-F]+")
 
 
 def may_be_known(line: str) -> bool:
     """Whether a line has the pattern of a message, regardless of what is around it."""
-    return any(word in line for word in _WORDS) and _has_pattern(_NOISE.sub("999", line))
+    return any(word in line for word in _WORDS) and _has_pattern(_NOISE.sub("9999", line))
 
 
 @lru_cache(maxsize=8_192)

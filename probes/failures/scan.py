@@ -58,6 +58,10 @@ _ENDED = ("'train_runtime'", "exits successfully")
 """In the line that the Trainer prints after its last step, and in that of DeepSpeed's launcher on a process with exit
 code 0 (0.19.8 launcher/launch.py)."""
 
+_ROOT = "Root Cause (first observed failure)"
+_RANK_OF_ROOT = re.compile(r"\s*rank\s*: (\d+) \(local_rank")
+"""In torchrun's table of failures, and its line of the rank (torch 2.13 distributed/elastic/multiprocessing/errors)."""
+
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
 complete."""
@@ -127,6 +131,8 @@ class Scan:
     """The ranks that launchers and libraries report."""
     signs: frozenset[Sign]
     """What its lines show of the training."""
+    roots: frozenset[int] = frozenset()
+    """The ranks whose failure torchrun observed first, one for each of its agents."""
     earlier: Sequence[Scan] = ()
     """The trainings before it in the log."""
 
@@ -150,6 +156,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
         command=next((each.command for each in scans if each.command), ()),
         started=reduce(Ranks.joined, (each.started for each in scans)),
         signs=frozenset[Sign]().union(*(each.signs for each in scans)),
+        roots=frozenset().union(*(each.roots for each in scans)),
     )
 
 
@@ -188,6 +195,7 @@ class _Scanner:
         self._started = Ranks()
         self._signs = frozenset[Sign]()
         self._ended = 0
+        self._roots, self._is_root = set[int](), False
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
@@ -213,6 +221,10 @@ class _Scanner:
         if not (line.text.lstrip().startswith(BOX) and _OF_BOX.match(line.text)):
             self._signs |= signs_in(line.text)
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
+        self._is_root = self._is_root or _ROOT in line.text
+        if self._is_root and (found := _RANK_OF_ROOT.match(line.text)):
+            self._roots.add(int(found[1]))
+            self._is_root = False
         self._read(line, process)
         process.above = code_above(line, process.above) if line.text[:1] in (" ", "\t", "") else None
         process.last.append(line.text)
@@ -237,6 +249,7 @@ class _Scanner:
             command=self._command,
             started=self._started,
             signs=self._signs,
+            roots=frozenset(self._roots),
         )
 
     def _joined(self, line: LogLine) -> LogLine:

@@ -176,7 +176,7 @@ def test_the_rank_that_failed_first_is_shown_and_the_others_are_named(
     ranks = ["".join(f"[rank{rank}]: {line}\n" for line in (FRAMES + FULL).splitlines()) for rank in (3, 0, 2)]
     log.write_text("".join(ranks))
     text = _why(capsys, "train.log")[1]
-    assert "--> train.log:8, rank 3" in text and "It failed first; ranks 0, 2 followed." in text
+    assert "--> train.log:8, rank 3" in text and "Its error is the first in the log; ranks 0, 2 followed." in text
     later = WATCHDOG.replace("ank0", "ank4").replace("Rank 0", "Rank 4").replace("10:11:12.131415", "10:11:12.131400")
     log.write_text(WATCHDOG + later)
     text = _why(capsys, "train.log")[1]
@@ -298,7 +298,7 @@ def test_an_assertion_of_a_kernel_has_the_traceback_of_the_rank_that_raised_it(
         ("Using /root/ext/py310 as PyTorch extensions root...", "The log stops while an extension is built."),
         (
             "RuntimeError: [enforce fail at inline_container.cc:626] . unexpected pos 14893254976 vs 14893254872",
-            "Disk full while the checkpoint was saved.",
+            "The checkpoint could not be written. Usual causes: ",
         ),
         ("wandb: ERROR api_key not configured (no-tty)", "Weights & Biases has no API key."),
         ("ModuleNotFoundError: No module named 'flash_attn'", "The package flash-attn is not installed."),
@@ -454,15 +454,51 @@ def test_the_cause_is_shown_although_a_prediction_lacks_something(
 
 
 def test_an_error_of_the_prediction_comes_after_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["why", "train.log", "--config", "none.json", "--model", "Qwen2.5-7B", "--gpus", "8x48GB"]) == 2
+    Path("bad.json").write_text("{")
+    assert run(["why", "train.log", "--config", "bad.json", "--model", "Qwen2.5-7B", "--gpus", "8x48GB"]) == 2
     out, error = capsys.readouterr()
-    assert "CUDA out of memory, in the backward pass." in out and "none.json" in error
+    assert "CUDA out of memory, in the backward pass." in out and "bad.json" in error
 
 
 def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text(WATCHDOG)
     code, text = _why(capsys, "train.log", "--gpus", "4x48GB")
     assert code == 0 and "--gpus has no effect: memory did not run out." in text
+    log.write_text("my_project.BadError: 1\n")
+    code, text = _why(capsys, "train.log", "--config", "ds.json", "--gpus", "4x48GB", "--", "python", "train.py")
+    note = "--config and --gpus and the command behind -- have no effect: memory did not run out."
+    assert code == 1 and note in " ".join(text.split())
+
+
+@pytest.mark.parametrize("lines", [FRAMES + FULL, "my_project.BadError: 1\n"])
+def test_a_missing_configuration_is_refused_before_the_log(
+    lines: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with a log that needs none; a file of nearly its name is proposed."""
+    log.write_text(lines)
+    Path("ds_config.json").write_text(json.dumps(CONFIG))
+    assert run(["why", "train.log", "--config", "ds_confg.json"]) == 2
+    out, error = capsys.readouterr()
+    assert not out and "ds_confg.json cannot be read: there is no such file; write --config ds_config.json\n" in error
+
+
+def test_the_evidence_has_the_frame_of_the_engine_and_no_general_advice(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of DeepSpeed names the ZeRO stage; torch's advice against fragmentation stands in every message."""
+    site = "/opt/venv/lib/python3.11/site-packages"
+    frames = [
+        ("/data/train.py", "trainer.train()"),
+        (f"{site}/deepspeed/runtime/zero/stage_1_and_2.py", "self.optimizer.step()"),
+        (f"{site}/torch/optim/optimizer.py", "out = func(*args, **kwargs)"),
+        (f"{site}/torch/optim/adamw.py", "has_complex = self._init_group("),
+        (f"{site}/torch/optim/adamw.py", "state['exp_avg_sq'] = torch.zeros_like(p)"),
+    ]
+    shown = "".join(f'  File "{file}", line 7, in f\n    {code}\n' for file, code in frames)
+    log.write_text(f"Traceback (most recent call last):\n{shown}{FULL}")
+    text = _why(capsys, "train.log")[1]
+    assert "stage_1_and_2.py:7" in text and "but unallocated." in " ".join(text.split()).replace("| ", "")
+    assert "to avoid" not in text
 
 
 def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

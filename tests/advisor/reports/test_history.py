@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -120,25 +121,25 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
     [
         ("training", {"tokens_per_s": 1234.0, "peaks": PEAKS}, "8xH100-SXM5", ["1,230", "3.0", "8.0"]),
         ("probe", PROBE.result, "2xL4", ["a-model-with-~", "128", "zero2-offload", "4x2", "500", "5.0", "6.0"]),
-        ("probe", FAILED, "2 CPU ranks", ["memory", "a-model-with-~", "128", "zero2-offload", "4x2", "-", "-", "-"]),
+        ("probe", FAILED, "2 CPU ranks", ["a-model-with-~", "128", "zero2-offload", "4x2", "OOM", "-", "-"]),
         (
             "training",
             {"tokens_per_s": 4450.0, "peaks": PEAKS, **CRASH},
             "2xL4",
-            ["crash", "a-model-with-~", "128", "zero2-offload", "4x2", "4,450", "3.0", "8.0"],
+            ["a-model-with-~", "128", "zero2-offload", "4x2", "crash", "3.0", "8.0"],
         ),
-        ("training", {"step_s": 0.011, "peaks": PEAKS}, "2xL4", ["11", "ms", "a", "step", "3.0", "8.0"]),
+        ("training", {"step_s": 0.011, "peaks": PEAKS}, "2xL4", ["11", "ms/step", "3.0", "8.0"]),
         (
             "training",
             {"status": "stopped", "peaks": PEAKS},
             "2xL4",
-            ["stopped", "a-model-with-~", "128", "zero2-offload", "4x2", "-", "3.0", "8.0"],
+            ["a-model-with-~", "128", "zero2-offload", "4x2", "stopped", "3.0", "8.0"],
         ),
         (
             "dry-run",
             {"peak": {}, **NEED, "gpu_memory_bytes": 2**32},
             "2x24GB",
-            ["not", "fit", "a-model-with-~", "128", "zero2-offload", "4x2", "96,300", "6.0", "16.0"],
+            ["a-model-with-~", "128", "zero2-offload", "4x2", "too", "large", "6.0", "16.0"],
         ),
         ("dry-run", {"peak": {}, **NEED}, "2x24GB", ["4x2", "96,300", "6.0", "16.0"]),
         ("dry-run", {"peak": {}, "unit": "samples", **NEED}, "2x24GB", ["4x2", "96,300", "samples", "6.0", "16.0"]),
@@ -167,8 +168,8 @@ def test_a_record_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its kind, GPUs, result, model, strategy and batch; tokens per second of the slowest rank, memory of the fullest
-    GPU (of a dry run that of its verdict), RAM of all ranks, each in its column."""
+    """Its kind, GPUs, model, strategy and batch, how it ended if it failed, else its speed: tokens per second of the
+    slowest rank; memory of the fullest GPU (of a dry run that of its verdict), RAM of all ranks, each in its column."""
     Store().add(replace(PROBE, kind=kind, result=result, workload={"seq_len": 128, **({"gpus": gpus} if gpus else {})}))
     monkeypatch.setenv("COLUMNS", "110")
     run(["history"])
@@ -182,7 +183,7 @@ def test_a_failure_is_red_in_the_list(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.delenv("NO_COLOR", raising=False)
     Store().add(replace(PROBE, result=FAILED))
     run(["history"])
-    assert "\x1b[1;31mout of memory\x1b[0m" in capsys.readouterr().out
+    assert re.search(r"\x1b\[1;31m +OOM\x1b\[0m", capsys.readouterr().out)
 
 
 def test_the_training_of_a_command_has_the_name_of_its_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,19 +432,27 @@ def test_a_store_that_cannot_be_read_is_one_line(own_store: Path, capsys: pytest
     assert f"rm {own_store}" in line
 
 
+@pytest.mark.parametrize("width", [80, 64])
 def test_a_narrow_terminal_tells_runs_apart(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 64 columns the age and the model stay; the GPUs, which its page names, and the RAM are left out."""
-    monkeypatch.setenv("COLUMNS", "64")
-    Store().add(replace(PROBE, plan=PROBE.plan | {"zero_optimization": {"stage": 2}}))
+    """One line for each, whatever the others are, with its age and its GPUs; the plan at 80 columns."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    failure = {"failure": {"kind": "gpu_out_of_memory", "rank": 0}}
+    gpus = ("4xRTX-4090", "2x24GB", "8xH100-SXM5")
+    results: tuple[dict[str, Any], ...] = ({"step_s": 0.047, "peaks": PEAKS}, FAILED | failure, {"peaks": PEAKS})
+    for each, result in zip(gpus, results, strict=True):
+        Store().add(replace(PROBE, kind="training", result=result, workload={"gpus": each, "seq_len": 4096}))
     run(["history"])
-    (line,) = [line for line in _lines(capsys) if line.split()[:1] == ["1"]]
-    assert " days" in line and "a-model-with-~" in line and line.endswith("5.0") and len(line) <= 64
+    lines = [line for line in _lines(capsys) if line.split()[:1] in (["1"], ["2"], ["3"])]
+    assert len(lines) == 3 and all(" days " in line and "a-model-with-~" in line for line in lines)
+    assert all(each in line for each, line in zip(gpus, lines[::-1], strict=True))
+    assert lines[2].endswith("47 ms/step") and lines[1].endswith("GPU OOM")
+    assert ("zero2-offload" in lines[0]) == (width == 80)
 
 
 def test_the_legend_explains_what_the_table_has_and_a_narrow_one_keeps_the_ram_of_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     on_cpu = replace(ON_GPU, device="cpu", ranks=(replace(RANK, device_bytes=None, reserved_bytes=None),) * 2)
     Store().add(replace(PROBE, result=on_cpu.to_json()))
@@ -452,26 +461,56 @@ def test_the_legend_explains_what_the_table_has_and_a_narrow_one_keeps_the_ram_o
     text = " ".join(capsys.readouterr().out.split())
     assert "RAM GiB: host memory of all ranks " in text and "GPU GiB" not in text and "simulates" not in text
     Store().add(PROBE)
-    for width in ("80", "64"):
-        monkeypatch.setenv("COLUMNS", width)
-        run(["history"])
-        text = capsys.readouterr().out
-        words = " ".join(text.split())  # sentences, where columns have no room
-        assert ("GPU GiB RAM GiB" if width == "80" else "RAM GiB") in words.partition(" GPU GiB: ")[0]
-        assert "GPU GiB: device memory of the fullest GPU" in words
-        assert ("Not shown at this width: " in text) == (width == "80")
+    run(["history"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "GPU GiB: device memory of the fullest GPU" in text and "RAM GiB:" not in text
+    assert "Not shown at this width: " in text
+
+
+def test_words_choose_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """By a part of the model, the kind, the GPUs or the failure, all of them; what no record has is an error."""
+    Store().add(replace(PROBE, model_name="Qwen/Qwen2.5-7B", workload={"gpus": "2x24GB"}))
+    Store().add(replace(TRAINING, model_name="Qwen/Qwen2.5-7B", workload={"gpus": "8xH100-SXM5"}))
+    Store().add(replace(PROBE, result=FAILED))
+    for words, numbers in ((["qwen"], ["2", "1"]), (["qwen", "h100"], ["2"]), (["probe"], ["3", "1"])):
+        assert run(["history", *words]) == 0
+        assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == numbers
+    assert run(["history", "memory", "--json"]) == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [3]
+    assert run(["history", "llama"]) == 2
+    assert "no record has 'llama'" in capsys.readouterr().err
+
+
+def test_numbers_are_forgotten_only_behind_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that shows a record must not remove it by a word at its end. A range has the numbers that exist."""
+    for _ in range(5):
+        Store().add(PROBE)
+    assert run(["history", "2-3", "--forget"]) == 2
+    assert "write ds-advise history --forget 2-3" in capsys.readouterr().err
+    assert len(Store().find()) == 5
+    assert run(["history", "--forget", "3"]) == 0 and run(["history", "--forget", "2-4", "--json"]) == 0
+    assert capsys.readouterr().out.endswith('{"forgotten": [2, 4]}\n') or len(Store().find()) == 2
+    assert run(["history", "--forget", "8-9"]) == 2
+    assert "there is no record from 8 to 9" in capsys.readouterr().err
+
+
+def test_a_page_without_predicted_figures_has_no_column_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    Store().add(replace(PROBE, workload=PROBE.workload | {"predicted": {"of_another_version": 1.0}}))
+    run(["history", "1"])
+    assert "predicted" not in capsys.readouterr().out
 
 
 def test_runs_of_one_model_differ_by_their_length(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 80 columns; a terminal too narrow for a table has everything that is known, and nothing that is not."""
+    """At 90 columns; a terminal too narrow for a table has everything that is known, and nothing that is not."""
     for length in (2048, 4096):
         Store().add(replace(TRAINING, workload={"seq_len": length, "gpus": "2xL4"}))
     without = {"gpus": "1 CPU rank", "command": "python train.py", "observed_seq_len": 0}
     Store().add(replace(PROBE, result=ON_CPU.to_json(), workload=without))
+    monkeypatch.setenv("COLUMNS", "90")
     run(["history"])
-    lines = {line.split()[0]: line for line in _lines(capsys) if line.split()}
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
     assert " 2,048 " in lines["1"] and " 4,096 " in lines["2"]
     monkeypatch.setenv("COLUMNS", "40")
     run(["history"])

@@ -910,3 +910,78 @@ def test_the_first_loss_is_that_of_the_last_training_and_may_be_far_above() -> N
     long = diagnose_text(begin + "some other line\n" * 60_000 + end * 5)
     assert long.course is not None and "from 1.7 in the first logged step to 11.8" in long.course.headline
     assert diagnose_text(f"{begin}$ torchrun train.py --bf16\n" + end * 5).course is None
+
+
+FAILURES = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-29_10:11:12
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 12)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_10:11:12
+  rank      : 2 (local_rank: 2)
+  exitcode  : 1 (pid: 13)
+"""
+
+
+def test_the_rank_that_torchrun_saw_fail_first_counts_before_the_order_of_lines() -> None:
+    """Not against a known cause of another rank."""
+    errors = {1: "ValueError: bad row 7", 2: "KeyError: 'text'"}
+    lines = [f"[rank{rank}]: {line}\n" for rank, error in errors.items() for line in (FRAMES + error).splitlines()]
+    first, told = diagnose_text("".join(lines)), diagnose_text("".join(lines) + FAILURES)
+    assert first.first is not None and first.first.rank == 1 and not first.is_first
+    assert told.first is not None and told.first.rank == 2 and told.is_first and told.followers == (1,)
+    full = "".join(f"[rank1]: {line}\n" for line in (FRAMES + FULL).splitlines())
+    known = diagnose_text(full + "".join(line for line in lines if line.startswith("[rank2]")) + FAILURES)
+    assert known.first is not None and known.first.rank == 1 and known.message is not None
+
+
+AGENT = "W1129 10:11:12.131415 4700 torch/distributed/elastic/agent/server/api.py:739] "
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (f"{AGENT}Received 15 death signal, shutting down workers\n", "terminated"),
+        ("[2026-11-29] [INFO] [launch.py:335:sigkill_handler] Main process received SIGTERM, exiting\n", "terminated"),
+        ("E1129 10:11:12.1 4700 torch/x.py:984] failed (exitcode: -15) local_rank: 0 (pid: 4711)\n", "terminated"),
+        (f"{AGENT}Sending process 4711 closing signal SIGTERM\n", ""),  # of a rank, because another one failed
+        ("[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: x\n" + AGENT + "got signal: 15\n", ""),
+        (
+            f"{AGENT}Received 15 death signal, shutting down workers\n"
+            "slurmstepd: error: *** JOB 4711 ON node-3 CANCELLED AT 2026-05-01T12:00:00 DUE TO TIME LIMIT ***\n",
+            "time-limit",
+        ),
+        ("command terminated with exit code 137\n", "killed"),
+        ("command terminated with exit code 139\n", ""),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error\n"
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+            "Last error:\nsocketPollConnect: connect to 10.0.0.1<43211> returned Connection refused\n",
+            "nccl-connect",
+        ),
+    ],
+)
+def test_signals_from_outside_and_connections(log: str, message: str) -> None:
+    assert found(LOSS + log) == message
+
+
+def test_a_message_that_begins_in_the_next_line_is_the_headline() -> None:
+    """transformers' requires_backends begins with an empty line; a long headline ends with a whole word."""
+    named = diagnose_text(
+        "ImportError: \nA requires the SentencePiece library but it was not found in your environment.\n"
+    )
+    assert named.message is not None and named.message.fix.startswith("pip install sentencepiece")
+    assert named.first is not None and named.first.headline == "SentencePiece is not installed"
+    first = diagnose_text(
+        "ImportError: \nA requires the Other library but it was not found in your environment.\n"
+    ).first
+    assert first is not None and first.headline.startswith("ImportError: A requires the Other library but it was not")
+    long = diagnose_text(f"my.BadError: {'word ' * 40}\n").first
+    assert long is not None and long.headline.endswith("word...") and len(long.headline) < 104
