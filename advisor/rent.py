@@ -20,11 +20,12 @@ from ..estimators.json_form import SCHEMA_VERSION, from_attributes
 from ..estimators.time.job import HOUR_S, JobDuration, Price
 from .advise import build_question
 from .answer.advice import JobFigures, PlanFigures, job_figures, plan_figures
+from .answer.what_if import other_methods
 from .question.cluster import gpus_argument, machine_arguments
 from .question.file_question import question_words
 from .question.job import parse_duration
 from .question.options import OPTIONS
-from .question.prices import Machine, PriceTable, read_prices, shipped_prices
+from .question.prices import Machine, PriceTable, parse_money, read_prices, shipped_prices
 from .question.question import Question
 from .search.candidate import Candidate, candidate_duration
 from .search.choice import SAME_SPEED
@@ -135,6 +136,10 @@ class RentAdvice:
     most_nodes: int = MOST_NODES
     amount_is_assumed: bool = False
     """Whether the amount of training is `TOKENS`, because the question has none."""
+    remedy: tuple[str, Offer] | None = None
+    """Where nothing is recommended: the flags of another method under which a machine is, and that machine."""
+    refused_methods: tuple[str, ...] = ()
+    """Where nothing is recommended and there is no remedy: the flags of the methods under which nothing is, either."""
 
     @property
     def front(self) -> tuple[Offer, ...]:
@@ -264,23 +269,22 @@ def rent(
     *,
     prices: str | Path | None = None,
     deadline: str | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     most_nodes: int = MOST_NODES,
     **question: Any,
 ) -> RentAdvice:
     """Every machine of a price table with its best plan for a job, and the one to rent.
 
     prices: a CSV file (`docs/rent.md`), by default the table of this package. deadline: `24h`, `90m`, `3d`. budget: an
-    amount in the table's currency. most_nodes: limit on the machines joined by their network. question: the arguments
-    of `advise` except the machines and the price.
+    amount in the table's currency, `500` or `$500`. most_nodes: limit on the machines joined by their network.
+    question: the arguments of `advise` except the machines and the price.
 
     Raises DsAdviseError for what is unknown, impossible or contradictory. Without an offer within the limits
     `recommended` is None.
     """
     deadline_s = None if deadline is None else parse_duration("--deadline", deadline)
     table = shipped_prices() if prices is None else read_prices(Path(prices).expanduser())
-    if budget is not None and not 0 < budget < inf:
-        raise WorkloadError(f"--budget is {budget:g}", why="it must be above 0", fix="pass --budget 50")
+    most = None if budget is None else parse_money("--budget", budget, table.currency)
     basis: tuple[str, ...] = ()
     is_assumed = all(question.get(name) is None for name in ("data", "samples", "tokens"))
     if is_assumed:
@@ -291,17 +295,31 @@ def rent(
         length = f"{about.workload.seq_len:,} tokens each"
         basis = (f"Samples are assumed to have {length}, which time and cost depend on (--seq-len, --data FILE).",)
     found = _without_years(list(_market(about, table.machines, most_nodes)))
-    return RentAdvice(
+    advice = RentAdvice(
         table=table,
-        offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, budget),
+        offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, most),
         left_out=tuple(one for one in found if isinstance(one, LeftOut)),
         deadline_s=deadline_s,
-        budget=budget,
+        budget=most,
         basis=(*about.job_basis, *basis),
         asked={"model": model} | {name: value for name, value in question.items() if name in OPTIONS},
         most_nodes=most_nodes,
         amount_is_assumed=is_assumed,
     )
+    return advice if advice.recommended is not None else _with_other_methods(about, advice)
+
+
+def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
+    """The advice with the first other method under which a machine is recommended, or the methods without one."""
+    refused: list[str] = []
+    for flags, altered in other_methods(about):
+        refused.append(flags)
+        market = _market(altered, advice.table.machines, advice.most_nodes)
+        offers = (one for one in market if isinstance(one, Offer))
+        other = replace(advice, offers=ranked(offers, advice.deadline_s, advice.budget))
+        if other.recommended is not None:
+            return replace(advice, remedy=(flags, other.recommended))
+    return replace(advice, refused_methods=tuple(refused))
 
 
 def _without_years(found: Sequence[Offer | LeftOut]) -> list[Offer | LeftOut]:

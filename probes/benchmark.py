@@ -86,6 +86,7 @@ def run_benchmark(
     device: Device | None,
     ranks: int | None,
     nvme: str | None,
+    on_task: Callable[[str], None],
     on_progress: Callable[[str], None],
     total_s: float = TOTAL_S,
 ) -> Record:
@@ -94,6 +95,7 @@ def run_benchmark(
 
     device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
         the cores and measure together.
+    on_task, on_progress: take the title of each group when it begins, and what it does.
     nvme:   a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
     `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
@@ -133,8 +135,7 @@ def run_benchmark(
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
         for number, group in enumerate(todo, 1):
-            phase = f"{GROUPS[group][0]} ({number} of {len(todo)})"
-            on_progress(phase)
+            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)})")
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,
@@ -145,7 +146,7 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = _run(task, phase, on_progress)
+            measured, reasons[group] = _run(task, on_progress)
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     result = BenchResult(
@@ -179,11 +180,11 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
     return None
 
 
-def _run(task: Task, phase: str, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
+def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or the reason why there are none."""
 
     def report(_ranks: Ranks, memory: MemorySampler) -> None:
-        on_progress(f"{phase}: compiling its extension" if memory.compiles else phase)
+        on_progress("compiling its extension" if memory.compiles else "measuring")
 
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:

@@ -21,7 +21,7 @@ from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ...validate.lint.key_effects import unpredicted
 from ..question.file_question import FileQuestion, read_file_question, split_batch
-from ..question.options import OPTIONS
+from ..question.options import OPTIONS, CheckpointingChoice
 from ..question.question import Question
 from ..question.run import build_run
 from ..question.workload import assumes_half_precision, configured_workload
@@ -293,8 +293,9 @@ def _assumed(workload: Workload, plan: Plan, given: Collection[str], *, is_chose
 
 def _strategy_side(strategy: Strategy | PlainPyTorch, context: ComparisonContext, facts: DeepSpeedFacts) -> Side:
     """Return the strategy's best plan as the configuration that would be written for it. Plain PyTorch has none."""
-    # The comparison uses the batch size alone and ignores the job.
-    checkpointing = context.options.get("gradient_checkpointing", "on")
+    # As a file with `auto`: what the batch leaves open is chosen. The batch size alone counts, not the job.
+    is_given = context.question.micro_batch_size is not None
+    checkpointing: CheckpointingChoice = context.options.get("gradient_checkpointing") or ("on" if is_given else "auto")
     question = replace(context.question, job=None).replace_options(gradient_checkpointing=checkpointing)
     model, workload, cluster = question.model, question.workload, question.cluster
     if (steps := context.options.get("accumulation")) is not None:

@@ -12,9 +12,11 @@ from ...validate.lint import load_facts
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
 from ..question.machine_parts import parse_size
+from ..question.prices import parse_money
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
-from ..text.job import figure_and_interval, hours, money, money_and_interval
+from ..text.job import durations, figure_and_interval, hours, money, money_and_interval
+from ..text.labels import checkpointing_label
 from ..text.units import gib, rate, rough_rates
 from .comparison import ComparisonContext, build_side
 from .lint_file import UnreadFigures, lint_question
@@ -29,12 +31,14 @@ class Requirement:
     file: str
     name: RequirementName
     met: bool | None
-    """Null if it was not checked, because lint failed."""
+    """Null if it was not checked, because lint failed, or the plan does not fit and so has no speed."""
     detail: str
     """The figure and its limit; of lint a line for each error."""
     value: float | None
     """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money; null if
     it was not checked."""
+    is_conditional: bool = False
+    """Whether it is met only if the host has more RAM than is usual: the RAM was not given."""
     limit: float
     """Least allowed value for "fits" and "speed", largest allowed value for the others."""
 
@@ -61,22 +65,22 @@ def parse_limits(
     max_ram: str | None,
     min_tokens_per_second: float | None,
     max_duration: str | None,
-    max_cost: float | None,
+    max_cost: str | None,
+    currency: str,
 ) -> Limits:
-    """Return the limits from their options. Raises DsAdviseError for invalid sizes and times."""
-    for name, value in (("min-tokens-per-second", min_tokens_per_second), ("max-cost", max_cost)):
-        if value is not None and not 0 < value < float("inf"):
-            raise WorkloadError(
-                f"--{name} is {value:g}",
-                why="it must be above 0",
-                fix=f"pass a valid --{name}",
-            )
+    """Return the limits from their options. currency: that of the price; "" if it has none. Raises DsAdviseError for
+    invalid sizes, times and amounts."""
+    if min_tokens_per_second is not None and not 0 < min_tokens_per_second < float("inf"):
+        name = "--min-tokens-per-second"
+        raise WorkloadError(
+            f"{name} is {min_tokens_per_second:g}", why="it must be above 0", fix=f"pass a valid {name}"
+        )
     limits: dict[RequirementName, float | None] = {
         "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,
         "ram": parse_size("--max-ram", max_ram, least=10**6, most=10**15) if max_ram else None,
         "speed": min_tokens_per_second,
         "duration": None if max_duration is None else parse_duration("--max-duration", max_duration),
-        "cost": max_cost,
+        "cost": None if max_cost is None else parse_money("--max-cost", max_cost, currency),
     }
     return {name: limit for name, limit in limits.items() if limit}
 
@@ -108,8 +112,12 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
         memory = f"{fit.reason}, {memory}"
     host, ram = candidate.memory.host_bytes_per_node, context.question.cluster.host_memory_bytes_per_node
     offered_ram = "GiB, not checked: --ram" if ram is None else f"of {gib(ram)} GiB"
-    memory = f"{memory}; host RAM {gib(host)} {offered_ram}; {rate(candidate.tokens_per_s)} tokens/s"
-    notes = [side.filled] * bool(side.filled)
+    memory = f"{memory}; host RAM {gib(host)} {offered_ram}"
+    if fit.verdict != "does not fit":  # what cannot run has no speed
+        memory = f"{memory}; {rate(candidate.tokens_per_s)} tokens/s"
+    plan = candidate.plan
+    batch = f"micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
+    notes = [side.filled or f"{batch}, checkpointing {checkpointing_label(plan)}"]
     if side.unpredicted:
         names = ", ".join(feature.name for feature in side.unpredicted)
         notes.append("by a dry run" if side.dry_run is not None else f"without {names}: not predicted, dry-run it")
@@ -117,12 +125,16 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
         file=name,
         name="fits",
         met=fit.probability >= LEAST["safe"],
-        detail=f"{memory} ({'; '.join(notes)})" if notes else memory,
+        detail=f"{memory} ({'; '.join(notes)})",
         value=fit.probability,
         limit=LEAST["safe"],
+        is_conditional=fit.probability >= LEAST["safe"] and fit.assumed_host_bytes > 0,
     )
     for key, (value, text, write) in _figures(candidate, context.question).items():
-        if key in limits:
+        if key in limits and key in ("speed", "duration", "cost") and fit.verdict == "does not fit":
+            detail = "not checked, the plan does not fit"
+            yield Requirement(file=name, name=key, met=None, detail=detail, value=None, limit=limits[key])
+        elif key in limits:
             bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
             if key == "speed":
                 bound, met = f"at least {write(limits[key])} required", value >= limits[key]
@@ -145,9 +157,8 @@ def _figures(
         "speed": (time.tokens_per_s, speed, rate),
     }
     if duration is not None:
-        between = duration.duration_s_range
-        interval = between and (_tenths(between[0]), _tenths(between[1]))
-        text = figure_and_interval(_tenths(duration.duration_s), interval)
+        figure, *between = _tenths(duration.duration_s, *(duration.duration_s_range or ()))
+        text = figure_and_interval(figure, (between[0], between[1]) if between else None)
         found["duration"] = (duration.duration_s, text, _limit_of_time)
     if duration is not None and price is not None:
         cost, currency = duration.cost(price), price.currency
@@ -159,13 +170,15 @@ def _figures(
 
 
 def _limit_of_time(limit_s: float) -> str:
-    return hours(limit_s) if limit_s % HOUR_S == 0 else _tenths(limit_s)
+    return hours(limit_s) if limit_s % HOUR_S == 0 else _tenths(limit_s)[0]
 
 
 def _gib(size: int) -> str:
     return f"{gib(size)} GiB"
 
 
-def _tenths(duration_s: float) -> str:
-    """The hours with a digit more than `hours` has, so that a duration near its limit differs from it."""
-    return f"{duration_s / HOUR_S:,.1f} h" if duration_s >= 9.95 * HOUR_S else hours(duration_s)
+def _tenths(*durations_s: float) -> list[str]:
+    """The hours with a digit more than `durations` has, so that a duration near its limit differs from it."""
+    if max(durations_s) < 9.95 * HOUR_S:
+        return durations(*durations_s)
+    return [f"{duration_s / HOUR_S:,.1f} h" for duration_s in durations_s]

@@ -135,7 +135,7 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
     )  # AutoEP supports none of these methods, losses and states
     if question.workload.precision == "fp16" and question.cluster.gpu.has_bf16:  # the host checks fp16 for overflow
         yield [("--precision bf16", _altered(question, precision="bf16"))]
-    yield ((flags + back, altered) for flags, altered in _methods(without_autoep))
+    yield ((flags + back, altered) for flags, altered in other_methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
     if chosen is None or not chosen.fit.assumed_host_bytes:
         yield from ([asked] for asked in _smaller_states(question))
@@ -206,7 +206,7 @@ def _altered(question: Question, **workload: Any) -> Question:
     return replace(question, workload=replace(question.workload, **workload))
 
 
-def _methods(question: Question) -> Iterator[Asked]:
+def other_methods(question: Question) -> Iterator[Asked]:
     if question.model.module:
         return
     given, flags = question.workload, ""

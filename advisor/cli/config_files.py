@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +34,13 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...probes.run import Run
     from ..answer.comparison import ComparisonContext
     from ..answer.dry_run_answer import DryRunAnswer
     from ..answer.requirements import CheckResult
-    from ..document.blocks import Document
+    from ..document.blocks import Document, Style
 
 IMPORT_FORMATS = (
     "accelerate",
@@ -97,7 +99,7 @@ _compared = _file_question(
 @click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB; GB counts as GiB.")
 @click.option("--min-tokens-per-second", type=NUMBER, metavar="N", help="Minimum predicted speed of all GPUs.")
 @click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
-@click.option("--max-cost", type=NUMBER, metavar="N", help="Maximum cost of the job, by --price.")
+@click.option("--max-cost", metavar="AMOUNT", help="Maximum cost of the job, by --price, such as 500 or $1.5k.")
 @_compared
 @output_options
 def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:
@@ -117,7 +119,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     from ..answer.lint_file import UnreadFigures
     from ..answer.requirements import CheckResult, Requirement, check_file, parse_limits
     from ..question.file_question import FileQuestion, read_file_question
-    from ..question.job import check_job, has_amount
+    from ..question.job import check_job, has_amount, parse_price
     from ..render.deliver import show_document
 
     files, unread = list[FileQuestion](), dict[str, DsAdviseError]()
@@ -137,7 +139,9 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
         raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
     if limits["max_cost"] and asked.get("price") is None:
         raise click.UsageError("--max-cost needs --price")
-    parsed, known = parse_limits(**limits), with_dry_runs(files_context(files, question, say=output.say), output)
+    currency = parse_price(asked["price"]).currency if limits["max_cost"] else ""
+    parsed = parse_limits(**limits, currency=currency)
+    known = with_dry_runs(files_context(files, question, say=output.say), output)
     found: list[Requirement] = []
     for file in files:
         try:
@@ -176,26 +180,38 @@ def with_dry_runs(context: ComparisonContext | None, output: Output) -> Comparis
     return context if context is None or find_spec("torch") is None else replace(context, dry_run=ran)
 
 
+_LOOKS: Mapping[bool | None, tuple[str, Style]] = {
+    True: ("ok    ", "good"),
+    False: ("FAIL  ", "bad"),
+    None: ("skip  ", "dim"),
+}
+"""The first word of a line, and its style, by whether the requirement is met."""
+
+_CONDITIONAL: tuple[str, Style] = ("warn  ", "unsure")
+"""The same of a requirement that is met if the host's RAM allows."""
+
+
 def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
-    """Return one line per requirement and per error of lint, because logs of a pipeline are searched by line, their
-    number, and the notes."""
+    """Return, below each file, one line per requirement and per error of lint, because logs of a pipeline are searched
+    by line; then their number, and the notes."""
     from ..document import blocks as doc
     from ..text.units import counted_noun, printable
 
-    looks: dict[bool | None, tuple[str, doc.Style]] = {
-        True: ("ok  ", "good"),
-        False: ("FAIL", "bad"),
-        None: ("skip", "unsure"),
-    }
-    lines, counts = list[doc.Line](), dict.fromkeys(looks, 0)
-    for each in result.requirements:
-        word, style = looks[each.met]
-        counts[each.met] += 1
-        lines += [doc.Line(f"{word}  {each.file}: {each.name}: {line}", style) for line in each.detail.splitlines()]
-    total = f"{counted_noun(len(result.requirements), 'requirement')}: {counts[True]} met, {counts[False]} failed"
+    lines, counts = list[doc.Line](), dict.fromkeys(_LOOKS, 0)
+    for file, found in groupby(result.requirements, key=attrgetter("file")):
+        lines.append(doc.Line(printable(file), "bold"))
+        for each in found:
+            mark, style = _CONDITIONAL if each.is_conditional else _LOOKS[each.met]
+            counts[each.met] += 1
+            for line in each.detail.splitlines():
+                lines.append(doc.Line(f"{each.name}: {line}", "dim" if each.met is None else "", mark, style))
+    total = f"{counted_noun(len(result.requirements), 'requirement')}: {counts[True]} met"
+    if conditional := sum(each.is_conditional for each in result.requirements):
+        total += f" ({conditional} if the host's RAM allows)"
+    total += f", {counts[False]} failed"
     total += f", {counts[None]} skipped" * bool(counts[None])
     if result.unread:
-        lines += [doc.Line(f"FAIL  {printable(each.problem)}", "bad") for each in result.unread]
+        lines += [doc.Line(printable(each.problem), "", *_LOOKS[False]) for each in result.unread]
         total += f"; {counted_noun(len(result.unread), 'file')} not read"
     total += "."
     blocks: list[doc.Block] = [*lines, doc.Line(total, "bold"), *(doc.Line(note, "dim") for note in notes)]
@@ -236,9 +252,6 @@ def compare(
     sides = [name if is_strategy(name) else read_file_question(Path(name), question) for name in (first, second)]
     files = [side for side in sides if isinstance(side, FileQuestion)]
     check_job({name: value for each in (question, *(file.asked for file in files)) for name, value in each.items()})
-    is_set = "gradient_checkpointing" in question or any(file.recorded is not None for file in files)
-    if not is_set:
-        question["gradient_checkpointing"] = "on"  # the same on both sides
     context = with_dry_runs(files_context(files, question, say=output.say), output)
     if context is None:
         for option, is_given in (
@@ -249,8 +262,6 @@ def compare(
             if is_given:
                 raise click.UsageError(f"{option} needs --model")
     comparison = compare_sides(sides[0], sides[1], context)
-    if not is_set and any(side.filled for side in comparison.sides):
-        output.say("gradient checkpointing is on for both sides; `check` would choose it with the `auto` batch")
     show_document(lambda: comparison_document(comparison), output, html=html, plot=plot)
     return 0
 

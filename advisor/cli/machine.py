@@ -76,7 +76,9 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 
     was_busy = busy()
     with output.progress("benchmark") as on_progress:
-        record = run_benchmark(device=device, ranks=ranks, nvme=nvme, on_progress=on_progress)
+        record = run_benchmark(
+            device=device, ranks=ranks, nvme=nvme, on_task=on_progress.begin, on_progress=on_progress
+        )
     show_document(lambda: bench_document(record, warning=was_busy), output)
     return 0
 

@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,16 @@ class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as abov
 
 
 class _Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """Click type of a number: `0.05`, `9e3`, and what `parse_count` reads: `30k`, `20,000`."""
+
     name = "float"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return float(value)
         except ValueError:
+            with suppress(ValueError):
+                return float(parse_count(value))
             self.fail(f"{value[:40]!r} is not a number", param, ctx)
 
 

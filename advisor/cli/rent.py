@@ -10,7 +10,7 @@ import click
 from ..question.options import AnswerOptions, JobOptions, MethodOptions, SoftwareOptions, TrainingOptions, names_in
 from ..text.output import Output
 from .help import GroupedCommand
-from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, question_options, report_options
+from .options import COUNT, MODEL_ARGUMENT, PATH, output_options, question_options, report_options
 
 
 @click.command(cls=GroupedCommand)
@@ -21,7 +21,6 @@ from .options import COUNT, MODEL_ARGUMENT, NUMBER, PATH, output_options, questi
 @click.option("--deadline", metavar="TIME", help="Find the best value that ends in this time: 24h, 90m, 3d.")
 @click.option(
     "--budget",
-    type=NUMBER,
     metavar="AMOUNT",
     help="Find the fastest machine within this budget (prices' currency); with --deadline the best value.",
 )

@@ -35,10 +35,12 @@ class Sentence(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that only a terminal wraps, so that logs can be searched for it."""
+    """A line that only a terminal wraps, so that logs can be searched for it. mark, mark_style: as of a sentence."""
 
     text: str
     style: Style = ""
+    mark: str = ""
+    mark_style: Style = ""
 
 
 class Heading(NamedTuple):

@@ -53,8 +53,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
         match block:
             case Sentence(text, mark=mark):
                 yield _plain(f"{mark} {text}")
-            case Line(text):
-                yield _plain(text)
+            case Line(text, mark=mark):
+                yield _plain(f"{mark}{text}")
             case Facts(facts):
                 yield "\n".join(
                     f"- **{_plain(capitalised(title))}**: {_plain(f'{figure} {words}')}"

@@ -127,10 +127,13 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                     sentence(console, marked[:hang])
                     marked = Text(" " * hang) + marked[hang:]
                 sentence(console, marked, hang=hang)
-            case Line(text, style):
+            case Line(text, style, mark, mark_style):
                 is_screen = isinstance(console, Console) and console.file.isatty()
-                for line in wrapped(text, console.width).splitlines() if is_screen else [text]:
-                    row(console, line, style=_STYLES[style])
+                head, *more = wrapped(f"{mark}{text}", console.width).splitlines() if is_screen else [f"{mark}{text}"]
+                at, look = len(mark), _STYLES[style]
+                row(console, Text.assemble((head[:at], _STYLES[mark_style]), (head[at:], look)))
+                for following in more:
+                    row(console, f"{' ' * at}{following}", style=look)
             case Heading(title, printed=printed, gap=gap):
                 if gap:
                     blank(console)

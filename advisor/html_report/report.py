@@ -107,8 +107,8 @@ def _block(block: doc.Block) -> Markup | None:
             words = f"{mark}{text}"
             look = _classes(_CLASSES[style], "finding" * (mark == mark.lstrip() != ""))
             return element("p", _with_whole_flags(glued(words.strip(), "\N{NO-BREAK SPACE}")), class_=look)
-        case doc.Line(text, style):
-            return element("p", text, class_=_CLASSES[style])
+        case doc.Line(text, style, mark=mark):
+            return element("p", f"{mark}{text}", class_=_CLASSES[style])
         case doc.Table():
             note = element("p", block.footnote, class_=_CLASSES["dim"]) if block.footnote else None
             return joined(_table(block.without_meters()), note)

@@ -29,9 +29,11 @@ _SECONDS = {name: duration_s for duration_s, names in _UNITS.items() for name in
 _MOST = 10**15
 _MOST_EPOCHS = 10_000
 
-_CURRENCY = r"(?:[$€£¥₹]|[a-z]{3})?"
+CURRENCY = r"(?:[$€£¥₹]|[a-z]{3})?"
+"""A currency's sign or code, if there is one."""
+
 _PRICE = re.compile(
-    rf"(?P<before>{_CURRENCY})\s*(?P<figure>\d{{1,7}}(\.\d{{1,6}})?)\s*(?P<after>{_CURRENCY})"
+    rf"(?P<before>{CURRENCY})\s*(?P<figure>\d{{1,7}}(\.\d{{1,6}})?)\s*(?P<after>{CURRENCY})"
     r"(/\s*(?P<unit>gpu|card|node|machine))?\s*(/\s*(h|hr|hour))?"
 )
 

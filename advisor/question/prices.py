@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from ...ds_configs.job import Offer
-from ...estimators.errors import ClusterError, ConfigFileError
+from ...estimators.errors import ClusterError, ConfigFileError, WorkloadError
 from ...estimators.hardware import Cluster
 from ...estimators.time.job import HOUR_S, Price
 from ..data.rows import DataError, read_csv
 from .cluster import parse_cluster
 from .gpu_text import MOST_NODES
+from .job import CURRENCY
 
 _SHIPPED = Path(__file__).with_name("prices.csv")
 
@@ -53,6 +55,13 @@ MOST_PER_HOUR = 10_000.0
 """The highest plausible price of a GPU per hour, in any currency."""
 
 _COUNTS = re.compile(r"\s*((?:\d{1,2}\s*/\s*)*\d{1,2})\s*x\s*(.+)", re.IGNORECASE)
+
+_MONEY = re.compile(
+    rf"(?P<before>{CURRENCY})\s*(?P<figure>(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,12}})(?:\.\d{{1,6}})?(?:e\d{{1,2}})?)"
+    rf"(?P<kilo>[km]?)\s*(?P<after>{CURRENCY})",
+    re.IGNORECASE | re.ASCII,
+)
+_KILO = {"": 1, "k": 10**3, "m": 10**6}
 
 _EXAMPLE = "write it like: gpus,price_per_gpu then 8xH100-SXM5,2.49"
 
@@ -100,6 +109,24 @@ class PriceTable:
         """The days of the oldest and the newest price; None if no row has one."""
         dates = sorted(machine.price_date for machine in self.machines if machine.price_date)
         return (dates[0], dates[-1]) if dates else None
+
+
+def parse_money(option: str, value: float | str, currency: str) -> float:
+    """The amount in `500`, `$500`, `1,500 USD` or `1.5k`. currency: the code or sign of the prices that the amount is
+    compared with; "" if it is unknown. Raises WorkloadError for any other text, for an amount that is not above 0, and
+    for another currency."""
+    match = _MONEY.fullmatch(str(value).strip())
+    amount = float(match["figure"].replace(",", "")) * _KILO[match["kilo"].lower()] if match else 0.0
+    if match is None or not 0 < amount < inf:
+        why = "an amount above 0 is needed"
+        raise WorkloadError(f"{option} {str(value)[:40]!r} is not an amount", why=why, fix=f"write {option} 500")
+    for named in filter(None, (match["before"].upper(), match["after"].upper())):
+        if currency and SIGNS.get(named, named) != SIGNS.get(currency.upper(), currency.upper()):
+            raise WorkloadError(
+                f"{option} {str(value).strip()} is not in the currency of the prices, {currency.upper()}",
+                fix=f"write the amount in {currency.upper()}, or give prices in {named}",
+            )
+    return amount
 
 
 def shipped_prices() -> PriceTable:

@@ -28,7 +28,7 @@ from ..question.question import Question
 from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
-from ..text.labels import cluster_title, component_title, method_title, phase_title
+from ..text.labels import checkpointing_label, cluster_title, component_title, method_title, phase_title
 from ..text.units import gib, percent, printable, rate, times
 from .configuration import value_label
 
@@ -88,9 +88,11 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
             "Pass --model and --gpus to see the effect on memory and speed.",
         )
     first, second = comparison.candidates
-    found = [_speed(first, second)]
     assert comparison.question is not None, "plans have a question"
-    ranks = comparison.question.cluster.world_size
+    cluster = comparison.question.cluster
+    has_ram = cluster.host_memory_bytes_per_node is not None
+    found = [_speed(first, second, "" if has_ram or cluster.gpu.is_cpu else " the GPUs")]
+    ranks = cluster.world_size
     samples = [plan.plan.samples_per_step(ranks) for plan in (first, second)]
     if samples[0] != samples[1]:
         what = f"They train differently: A takes {samples[0]:,} samples a step, B takes {samples[1]:,}."
@@ -99,27 +101,32 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
             micro, steps = candidate.plan.micro_batch_size, candidate.plan.gradient_accumulation_steps
             what += f" --micro-batch {micro} --accumulation {steps} fills `auto` as in {fixed[0][0]}."
         found.append(what)
+    labels = [checkpointing_label(plan.plan) for plan in (first, second)]
+    if labels[0] != labels[1]:
+        set_both = "--gradient-checkpointing on or off sets both"
+        found.append(f"Gradient checkpointing: A {labels[0]}, B {labels[1]}; {set_both}.")
     saved = first.device_bytes - second.device_bytes
     if abs(saved) > _SMALL_SHARE * first.device_bytes:
         found.append(f"B takes {gib(abs(saved))} GiB {'less' if saved > 0 else 'more'} on each GPU.")
-    if comparison.question.cluster.host_memory_bytes_per_node is None and (first.fit.fits or second.fit.fits):
+    if not has_ram and (first.fit.fits or second.fit.fits):
         found.append("Host RAM is not checked; --ram SIZE checks it.")
     return tuple(found)
 
 
-def _speed(first: Candidate, second: Candidate) -> str:
+def _speed(first: Candidate, second: Candidate, where: str) -> str:
+    """Return which side fits, and the faster one. where: ` the GPUs` if the host's RAM is not known."""
     lacking = [plan.fit for plan in (first, second) if not plan.fit.fits]
     fits = "fits" if all(fit.verdict == "does not fit" for fit in lacking) else "is sure to fit"
     if len(lacking) == 2:
         return f"Neither {fits}: A {first.fit.reason}, B {second.fit.reason}."
     if lacking:
         which, other = ("A", "B") if first.fit.fits else ("B", "A")
-        return f"Only {which} {fits}; {other}: {lacking[0].reason}."
+        return f"Only {which} {fits}{where}; {other}: {lacking[0].reason}."
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
-        return "Both fit at about the same speed."
+        return f"Both fit{where} at about the same speed."
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
-    return f"Both fit; {faster} is {times(by)} as fast."
+    return f"Both fit{where}; {faster} is {times(by)} as fast."
 
 
 def _subject_of(question: Question) -> str:
@@ -138,9 +145,11 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     fits = [Figure(short.get(plan.fit.verdict, chance(plan.fit.probability))) for plan in plans]
     batches = [Figure(f"{plan.plan.micro_batch_size} x {plan.plan.gradient_accumulation_steps}") for plan in plans]
     chances = [plan.fit.probability * (fits[0] != fits[1]) for plan in plans]
+    recomputed = [Figure(checkpointing_label(plan.plan)) for plan in plans]
     rows = [
         _row("fits", fits, Figure(""), chances[1] - chances[0]),
         _row("micro batch x accumulation", batches, Figure(""), 0),
+        _row("gradient checkpointing", recomputed, Figure(""), 0),
     ]
 
     def ratio(title: str, values: Iterable[float], write: Callable[[Any], str], sign: int) -> None:

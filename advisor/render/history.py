@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.json_form import SCHEMA_VERSION, from_json
-from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, BenchResult
+from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, BenchResult, Unit
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
@@ -197,8 +197,8 @@ def _figures(record: Record) -> list[Cell]:
 
 
 def bench_document(record: Record, *, warning: str = "") -> doc.Document:
-    """Return a benchmark: every speed with its spread, and what was not measured. warning: why the speeds may be too
-    low."""
+    """Return a benchmark: the speeds that answers use, every speed with its spread, and what was not measured. warning:
+    why the speeds may be too low."""
     result = from_json(BenchResult, record.result)
     versions = f"torch {result.versions['torch']}, DeepSpeed {result.versions['deepspeed']}"
     devices = "The CPU as 1 rank" if result.ranks == 1 else f"The CPU as {result.ranks} ranks that share the cores"
@@ -221,15 +221,42 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     if record.id is not None:
         kept = f"Kept as number {record.id} (ds-advise history)."
         below.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
+    used = [*_used_speeds(result)]
+    summary: list[doc.Block] = [doc.Gap(), doc.Facts(used)] if used else []
     blocks: list[doc.Block] = [
         *([doc.Sentence(warning, "yellow")] if warning else []),
+        *([doc.Sentence(_DISTURBED, "yellow")] if result.is_noisy else []),
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
+        *summary,
         doc.Gap(),
         Table(["", "size", "median", "lowest to highest"], rows),
         *([doc.Gap(), *below] if below else []),
     ]
     machine = machine_title(record.machine)
     return doc.Document(subject=machine, verdict=f"This machine: {machine}.", tone=None, blocks=blocks, data=record)
+
+
+def _used_speeds(result: BenchResult) -> Iterator[doc.Fact]:
+    """Yield the speeds that answers use, as `question.this_machine` takes them from the figures."""
+    each = "of each GPU" if result.device == "cuda" else "of each rank"
+    up, down = (result.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
+    products = ((how, result.best("matrix_product", how=how)) for how in ("bf16", "fp16", "fp32"))
+    speeds: list[tuple[str, float | None, Unit, str]] = [
+        *((f"matrix products in {how}", rate, "flop/s", each) for how, rate in products),
+        ("memory", result.memory_bytes_per_s, "B/s", each),
+        ("memory of the host", result.best("host_memory"), "B/s", "by all cores"),
+        ("PCIe", min(up, down) if up and down else None, "B/s", "the slower direction"),
+        ("links", result.links_bytes_per_s, "B/s", "all-gather and reduce-scatter, bus bandwidth"),
+        ("CPU Adam", result.best("cpu_adam"), "parameters/s", "by all cores"),
+        ("NVMe read", result.best("nvme_read"), "B/s", ""),
+        ("NVMe write", result.best("nvme_write"), "B/s", ""),
+    ]
+    for title, speed, unit, words in speeds:
+        if speed:
+            yield doc.Fact(title, amount(speed, unit), words)
+
+
+_DISTURBED = f"Something disturbed it: many figures vary by more than {MOST_SPREAD:g} x."
 
 
 def _use(number: int, result: BenchResult) -> str:
@@ -241,12 +268,12 @@ def _use(number: int, result: BenchResult) -> str:
         if not result.is_noisy:
             return f"{uses} from now on."
         return (
-            f"{uses} until there is a less disturbed result: many figures vary by more than {MOST_SPREAD:g} x. "
-            f"Repeat it when the machine is idle, or forget it: ds-advise history --forget {number}"
+            f"{uses} until there is a less disturbed result. Repeat it when the machine is idle, or forget it: "
+            f"ds-advise history --forget {number}"
         )
     return (
-        f"Answers to {option} still use number {used.number}: here many figures vary by more than {MOST_SPREAD:g} x. "
-        "Repeat it when the machine is idle."
+        f"Answers to {option} still use number {used.number}, which is less disturbed. Repeat it when the machine is "
+        "idle."
     )
 
 

@@ -14,7 +14,7 @@ from ..document.charts import Bar, Limit, Part, Point, Points, StackedBars, Unit
 from ..question.question import Question
 from ..rent import Offer, RentAdvice
 from ..search.choice import SAME_SPEED
-from ..text.job import figure_and_interval, hours, money, money_and_interval
+from ..text.job import durations, figure_and_interval, hours, money, money_and_interval
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
 from ..text.units import count, counted_noun, gib, listed, percent, rate, whole_gib
 
@@ -89,7 +89,8 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     tokens_cost = _cents(figures.cost_per_million_tokens)
     if ends[0] is not None and ends[1] is not None and ends[2] is not None and ends[3] is not None:
         cost = money_and_interval(figures.cost, (ends[0], ends[1]), sign, named=True)
-        duration = figure_and_interval(duration, (hours(ends[2]), hours(ends[3])))
+        duration, low, high = durations(figures.duration_s, ends[2], ends[3])
+        duration = figure_and_interval(duration, (low, high))
     limits = _limits(advice)
     kind, amount = _kind(advice), f"{_amount(chosen)}{' (assumed)' * advice.amount_is_assumed}"
     condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
@@ -99,8 +100,14 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         f"{amount}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
         f"{rate(candidate.tokens_per_s)} tokens/s; a million tokens cost {per_million}."
     )
+    yield (
+        f"Plan: {plan_title(candidate.plan)}, micro batch {batch_label(candidate.plan)}, "
+        f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
+        f"{_ram(chosen)}."
+    )
     yield from _upper_ends(advice, chosen)
-    yield from _rule(advice)
+    if kind == _BEST_VALUE:
+        yield from _rule(advice)
     cheapest = advice.cheapest_choice
     if kind == _BEST_VALUE and cheapest is not None and cheapest is not chosen:
         other = cheapest.figures
@@ -109,11 +116,6 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
             f"{_cheapest_title(advice)}, {_title(cheapest)}, takes {hours(other.duration_s)} and costs "
             f"{money(other.cost, sign)}{condition}."
         )
-    yield (
-        f"Plan: {plan_title(candidate.plan)}, micro batch {batch_label(candidate.plan)}, "
-        f"{checkpointing_title(candidate.plan)}; it needs {gib(candidate.device_bytes)} GiB per GPU and "
-        f"{_ram(chosen)}."
-    )
 
 
 def _upper_ends(advice: RentAdvice, chosen: Offer) -> Iterator[str]:
@@ -125,7 +127,9 @@ def _upper_ends(advice: RentAdvice, chosen: Offer) -> Iterator[str]:
     missed = [f"the deadline at the upper end of its time, {hours(late)}"] * (late > (advice.deadline_s or inf))
     missed += [f"the budget at the upper end of its cost, {money(dear, sign)}"] * (dear > (advice.budget or inf))
     yield f"It misses {listed(missed)}."
-    if sure is not None:
+    if sure is None:
+        yield "No machine is known to meet the limits there."
+    else:
         ends = hours(sure.figures.duration_s_high or sure.figures.duration_s)
         cost = money(sure.figures.cost_high or sure.figures.cost, sign)
         kind = "fastest" if advice.recommends_fastest else "cheapest"
@@ -155,18 +159,13 @@ def _kind(advice: RentAdvice) -> str:
 
 
 def _rule(advice: RentAdvice) -> Iterator[str]:
-    """Yield what the best value is; nothing where the fastest machine is recommended."""
+    """Yield what the best value is."""
     cheapest = advice.cheapest_choice
-    if advice.recommends_fastest or cheapest is None:
+    if cheapest is None:
         return
     most = money(cheapest.figures.cost_high or cheapest.figures.cost, advice.table.sign)
-    whose = "the cheapest"
-    if cheapest is not advice.cheapest_within:
-        whose = f"{_title(cheapest)}, {_ENOUGH_RAM}"
-    yield (
-        f"Best value: the least cost times hours, of the machines that cost at most {most}, the upper end of the "
-        f"interval of {whose}."
-    )
+    whose = "the cheapest" if cheapest is advice.cheapest_within else f"{_title(cheapest)}, {_ENOUGH_RAM}"
+    yield f"Best value: the least cost times hours of those up to {most}, within the interval of {whose}."
 
 
 def _cheapest_title(advice: RentAdvice) -> str:
@@ -188,25 +187,47 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
     deadline_s, budget, sign = advice.deadline_s, advice.budget, advice.table.sign
     if advice.cheapest is None:
         yield "No plan fits on any of these machines."
+        yield from _remedy(advice)
         return
     yield f"No machine {_limits(advice)}."
     in_time = advice.cheapest_in_time if deadline_s is not None else None
     affordable = advice.fastest_affordable if budget is not None else None
-    title = "cheapest" if advice.cheapest_of_all is advice.cheapest else _ENOUGH_RAM.removeprefix("the ")
-    nearest = (
+    is_dear = budget is not None and affordable is None
+    if is_dear and deadline_s is not None:
+        yield f"No machine costs at most {money(budget or 0, sign)}, however long it takes."
+    nearest = [
         (f"cheapest within {hours(deadline_s or 0)}", in_time) if in_time else ("fastest", advice.fastest),
         (f"fastest within {money(budget or 0, sign)}", affordable)
         if affordable
         # The cheapest of all may take years.
         else ("best value without the deadline", advice.best_value)
         if budget is None
-        else (title, advice.cheapest_of_all),
-    )
+        else ("cheapest", advice.cheapest),
+    ]
+    known = advice.cheapest_of_all
+    if is_dear and known is not advice.cheapest and known is not nearest[0][1]:
+        nearest.append((_ENOUGH_RAM.removeprefix("the "), known))
     for which, offer in nearest:
         assert offer is not None, "there are offers"
         figures = offer.figures
         condition = f", if {_condition(offer)}" if figures.is_conditional else ""
         yield f"The {which} is {_title(offer)}: {hours(figures.duration_s)}, {money(figures.cost, sign)}{condition}."
+    yield from _remedy(advice)
+
+
+def _remedy(advice: RentAdvice) -> Iterator[str]:
+    """Yield the other method with which a machine would meet the limits, and that machine, or that none would."""
+    if advice.remedy is None:
+        if advice.refused_methods:
+            yield f"With {listed(advice.refused_methods, 'or')} there is none, either."
+        return
+    flags, offer = advice.remedy
+    figures = offer.figures
+    condition = f", if {_condition(offer)}" if figures.is_conditional else ""
+    yield (
+        f"With {flags} there is one: {_title(offer)}, {hours(figures.duration_s)}, "
+        f"{money(figures.cost, advice.table.sign)}{condition}."
+    )
 
 
 def _limits(advice: RentAdvice) -> str | None:
@@ -244,20 +265,22 @@ def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
 def _table(advice: RentAdvice, shown: Sequence[Offer], *, has_letters: bool) -> Table:
     """Return the table of offers. has_letters: whether the chart of points, of which they are the key, is shown."""
     rows = []
-    for offer, letter in zip(shown, _LETTERS.ljust(len(shown)), strict=False):
+    times = durations(*(offer.figures.duration_s for offer in shown))
+    for offer, time, letter in zip(shown, times, _LETTERS.ljust(len(shown)), strict=False):
         job = offer.figures
-        condition = ", if RAM allows" if job.is_conditional else ""
+        condition = " ?" if job.is_conditional else ""
         cells = (
             f"{f'{letter} ' * has_letters}{_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
-            Figure(hours(job.duration_s), job.duration_s),
+            Figure(time, job.duration_s),
             Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),
             _plan(advice, offer),
         )
         rows.append(Row(cells, "chosen" if offer is advice.recommended else "" if job.meets_limits else "faded"))
-    return Table(
-        (f"{'  ' * has_letters}machines", "time", "cost", "RAM GiB", "plan"), rows, optional=(3, 4), hidden=HIDDEN
-    )
+    # A machine's RAM decides whether a conditional plan fits: there it stays longer than the plan.
+    leaves_out = (4, 3) if any(offer.figures.is_conditional for offer in shown) else (3, 4)
+    head = (f"{'  ' * has_letters}machines", "time", "cost", "RAM GiB", "plan")
+    return Table(head, rows, optional=leaves_out, hidden=HIDDEN)
 
 
 def _same_of_all(question: Question, shown: Sequence[Offer]) -> Question:
@@ -277,6 +300,8 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer], *, all_offers: bool) -> I
     hidden, table = len(advice.offers) - len(shown), advice.table
     units = f"cost in {table.currency}"
     yield units if all(offer.figures.meets_limits for offer in shown) else f"{units}; rows with * miss your limits"
+    if any(offer.figures.is_conditional for offer in shown):
+        yield "rows with ? need more RAM than their GPUs have memory, and the table does not give their RAM"
     if hidden:
         yield (
             f"{hidden} more cost no less than one of these, and take no less time or at most "

@@ -21,6 +21,15 @@ def hours(duration_s: float) -> str:
     return f"{value:.1f} h" if value < 9.95 else f"{value:,.0f} h"
 
 
+def durations(*durations_s: float) -> list[str]:
+    """Return durations that stand beside each other in one unit, that of the longest: `1.8 h`, `2.3 h`, with two
+    digits."""
+    longest_s = max(durations_s, default=0.0)
+    size, unit = (HOUR_S, "h") if longest_s >= 2 * HOUR_S else (60, "min") if longest_s >= 100 else (1, "s")
+    values = [duration_s / size for duration_s in durations_s]
+    return [f"{value:,.0f} {unit}" if value >= 9.95 else f"{value:.2g} {unit}" for value in values]
+
+
 def money(amount: float, currency: str, *, like: float | None = None) -> str:
     """Return `$64.00`, `$6.37`, `1,240`. like: an amount beside it, whose precision it has."""
     figure = f"{amount:,.2f}" if (amount if like is None else like) < 99.995 else f"{amount:,.0f}"
@@ -39,8 +48,8 @@ def whole_job(duration: JobDuration, price: Price | None) -> tuple[str, str]:
     gpu_hours = f"{count} GPU-hours"
     if duration.cluster.gpu.is_cpu:
         gpu_hours = f"{count} rank-hours"
-    time = hours(duration.duration_s)
-    interval = between and figure_and_interval(time, (hours(between[0]), hours(between[1])), named=True)
+    time, *ends_of_time = durations(duration.duration_s, *(between or ()))
+    interval = between and figure_and_interval(time, (ends_of_time[0], ends_of_time[1]), named=True)
     words = f"{counted_noun(steps, 'step')}, {gpu_hours}"
     if interval and interval != time:
         words = f"{interval.removeprefix(time).lstrip()}, {words}"

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from ...probes.machine import cpu_cores
-from .findings import Findings, note, ok, problem, warning
+from .findings import Findings, ok, problem, warning
 from .machine import ExaminedMachine
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -81,6 +81,9 @@ _NAMES = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
 """Names that others may be misspellings of."""
+
+_INHERIT = "are submitted from here and inherit it"
+"""Why a variable matters on a machine without GPUs."""
 
 _SAME_NAME = 0.93
 """Least similarity of a misspelled name: one letter of 15 differs or lacks. Real variables of NCCL, torch and other
@@ -212,10 +215,12 @@ def _interfaces(machine: ExaminedMachine) -> Findings:
         found = [each for each in existing for word in wanted if each == word or (not whole and each.startswith(word))]
         if value.startswith("^") or found:
             continue
-        report = problem if not is_nccl or _gpus(machine) else note  # only GPUs communicate by NCCL
+        # Only GPUs communicate by NCCL. A job that is submitted here inherits the variable; its node may differ.
+        is_here = not is_nccl or _gpus(machine)
+        report, where = (problem, "") if is_here else (warning, f" in jobs that {_INHERIT}, on a node without it")
         yield report(
             f"{written}: there is no such network interface",
-            f"{'NCCL' if is_nccl else 'gloo'} fails at its start; the interfaces are {', '.join(existing[:6])}",
+            f"{'NCCL' if is_nccl else 'gloo'} fails at its start{where}; the interfaces are {', '.join(existing[:6])}",
             f"unset {name}, or name an interface of `ip addr`",
         )
 
@@ -226,10 +231,10 @@ def _allocator(machine: ExaminedMachine) -> Findings:
             near = get_close_matches(key, _ALLOCATOR_KEYS, 1, 0.8)
             if not near or near[0] == key:
                 continue
-            report, effect = (problem, "torch fails at") if _gpus(machine) else (note, "on a GPU torch would fail at")
+            report, where = (problem, "") if _gpus(machine) else (warning, f" in jobs that {_INHERIT}")
             yield report(
                 f"{key} in {name} is no key of torch's allocator",
-                f"{effect} the first use of the GPU",
+                f"torch fails at the first use of the GPU{where}",
                 f"write {near[0]}",
             )
 

@@ -52,11 +52,13 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
 ) -> None:
     code = run(["check", *options])
     lines, has_model = capsys.readouterr().out.splitlines(), "--model" in options
-    requirements = [line for line in lines if line.startswith(("ok ", "FAIL ", "skip "))]
+    requirements = [line for line in lines if line.startswith(("ok ", "FAIL ", "skip ", "warn "))]
+    files = [line for line in lines if line in options]
+    assert files == [word for word in options if word.endswith(".json")]
     skipped = [line for line in requirements if line.startswith("skip")]
-    assert skipped == ["skip  bad.json: fits: not checked, lint failed"] * ("bad.json" in options and has_model)
-    assert [line.split(": ")[1] for line in requirements if line.startswith("FAIL")] == failed
-    total, *note = lines[len(requirements) :]
+    assert skipped == ["skip  fits: not checked, lint failed"] * ("bad.json" in options and has_model)
+    assert [line.split()[1].rstrip(":") for line in requirements if line.startswith("FAIL")] == failed
+    total, *note = lines[len(requirements) + len(files) :]
     met = len(requirements) - len(failed) - len(skipped)
     assert total.endswith(f": {met} met, {len(failed)} failed{', 1 skipped' * bool(skipped)}.")
     assert [line.startswith("Only lint was checked") for line in note] == [True] * (not has_model)
@@ -75,8 +77,9 @@ def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture
     Path("e.json").write_text(json.dumps(GOOD))
     assert run(["check", "nope.json", "good.json"]) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ok    good.json: lint: ") and lines[1] == "FAIL  nope.json: no such file"
-    assert lines[2] == "1 requirement: 1 met, 0 failed; 1 file not read."
+    assert lines[0] == "good.json" and lines[1].startswith("ok    lint: ")
+    assert lines[2] == "FAIL  nope.json: no such file"
+    assert lines[3] == "1 requirement: 1 met, 0 failed; 1 file not read."
     assert run(["check", "nope.json", "good.json", "--json"]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert answer["met"] is False and answer["unread"] == [{"file": "nope.json", "problem": "nope.json: no such file"}]
@@ -112,11 +115,37 @@ def test_a_plan_has_its_speed_and_what_was_not_checked(capsys: pytest.CaptureFix
     Path("offload.json").write_text(json.dumps(GOOD | {"zero_optimization": offload}))
     question = ["check", "offload.json", "--model", "Qwen2.5-14B", "--gpus", "2x32GB", "--offline"]
     assert run(question) == 0
-    fits = r"fits: [\d.]+ of 31\.4 GiB per GPU; host RAM [\d.]+ {ram}; [\d,]+ tokens/s$"
-    unchecked = fits.format(ram="GiB, not checked: --ram")
-    assert re.search(unchecked, capsys.readouterr().out, re.MULTILINE)
+    batch = "micro batch 2 x accumulation 4, checkpointing on"
+    fits = rf"^{{word}}  fits: [\d.]+ of 31\.4 GiB per GPU; host RAM [\d.]+ {{ram}}; [\d,]+ tokens/s \({batch}\)$"
+    unchecked = fits.format(word="warn", ram="GiB, not checked: --ram")
+    out = capsys.readouterr().out
+    assert re.search(unchecked, out, re.MULTILINE)
+    assert out.endswith("2 requirements: 2 met (1 if the host's RAM allows), 0 failed.\n")
+    assert run([*question, "--json"]) == 0
+    assert [each["is_conditional"] for each in json.loads(capsys.readouterr().out)["requirements"]] == [False, True]
     assert run([*question, "--ram", "900GB"]) == 0
-    assert re.search(fits.format(ram=r"of [\d.]+ GiB"), capsys.readouterr().out, re.MULTILINE)
+    assert re.search(fits.format(word="ok  ", ram=r"of [\d.]+ GiB"), capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_that_cannot_run_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is a limit of it met."""
+    limits = ["--min-tokens-per-second", "1", "--max-cost", "1M", "--max-duration", "99999d"]
+    question = ["check", "good.json", "--model", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline", *JOB]
+    assert run([*question, *limits]) == 1
+    out = capsys.readouterr().out
+    assert "tokens/s" not in out and out.count("not checked, the plan does not fit") == 3
+    assert "5 requirements: 1 met, 1 failed, 3 skipped." in out
+
+
+@pytest.mark.usefixtures("folder")
+def test_limits_are_numbers_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--min-tokens-per-second", "1.5k", "--max-cost", "$9k"]
+    assert run(["check", "good.json", *ON, *JOB, *limits]) == 0
+    out = capsys.readouterr().out
+    assert "at least 1,500 required" in out and "at most $9,000 allowed" in out
+    assert run(["check", "good.json", *ON, *JOB, "--max-cost", "9000 EUR"]) == 2
+    assert "--max-cost 9000 EUR is not in the currency of the prices, $" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +227,7 @@ def test_each_error_has_a_line_and_a_wrong_stage_only_one(capsys: pytest.Capture
     zero = {"stage": 4, "offload_optimizer": {"device": "cpu"}, "overlap_com": True}
     Path("bad.json").write_text(json.dumps({**BAD, "zero_optimization": zero}))
     assert run(["check", "bad.json"]) == 1
-    *errors, total, _ = capsys.readouterr().out.splitlines()
+    _, *errors, total, _ = capsys.readouterr().out.splitlines()
     assert [re.findall(r"DS\d+", line) for line in errors] == [["DS020"], ["DS010"]]
-    assert all(line.startswith("FAIL  bad.json: lint: ") for line in errors)
+    assert all(line.startswith("FAIL  lint: ") for line in errors)
     assert total == "1 requirement: 0 met, 1 failed."

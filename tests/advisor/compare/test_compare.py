@@ -286,7 +286,8 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
         "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills "
         "`auto` as in A." in words
     )
-    assert "gradient checkpointing is on for both sides" in said
+    assert "Gradient checkpointing: A on, B off; --gradient-checkpointing on or off sets both." in words
+    assert said == ""
     wider = [*where, "--micro-batch", "4", "--accumulation", "4"]
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *wider]) == 0
     printed, said = capsys.readouterr()
@@ -294,6 +295,23 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"), *where]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "train_batch_size 128 32" in words and "128 *" not in words
+
+
+def test_auto_is_filled_as_in_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file has one plan in both commands, and an option decides for both."""
+    auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": True}}
+    paths = [str(tmp_path / f"z{stage}.json") for stage in (2, 3)]
+    for stage, path in enumerate(paths, 2):
+        Path(path).write_text(json.dumps(auto | {"zero_optimization": {"stage": stage}}))
+    where = ["--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline"]
+    for options in ([], ["--micro-batch", "1"], ["--gradient-checkpointing", "on"]):
+        assert run_here(["check", *paths, *where, *options]) == 0
+        checked = re.findall(r"; ([\d,]+) tokens/s", capsys.readouterr().out)
+        assert run_here(["compare", *paths, *where, *options]) == 0
+        printed = capsys.readouterr().out
+        assert re.findall(r"^ tokens/s +(\S+) +(\S+)", printed, re.MULTILINE) == [tuple(checked)]
+        assert re.search(r"^ gradient checkpointing +(on|off) +(on|off)$", printed, re.MULTILINE)
+        assert printed.startswith(" Both fit the GPUs")  # the RAM is not known
 
 
 def test_identical_files_have_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

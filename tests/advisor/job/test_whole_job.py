@@ -12,7 +12,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import check_job, parse_amount, parse_duration, parse_price
 from ds_advise.advisor.search.candidate import candidate_duration
-from ds_advise.advisor.text.job import hours, money, money_and_interval
+from ds_advise.advisor.text.job import durations, money, money_and_interval
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose
 from ds_advise.advisor.train.settings import TrainingSettings
@@ -161,7 +161,9 @@ def test_answer_and_json_have_hours_and_cost(capsys: pytest.CaptureFixture[str])
     assert 0 < plan["model_flops_utilization"] < 1 and job["evaluation_s"] > 0
     assert run([*asked, "--details", "--no-deepspeed-estimate"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"{job['steps']:,} steps" in text and money(job["cost"], "$") in text and hours(job["duration_s"]) in text
+    assert f"{job['steps']:,} steps" in text and money(job["cost"], "$") in text
+    time, low, high = durations(job["duration_s"], job["duration_s_low"], job["duration_s_high"])  # in one unit
+    assert time in text and f"({low} to {high} in 80 % of runs)" in text
     assert "(MFU)" in text and "evaluation" in text and "to write" in text
 
 

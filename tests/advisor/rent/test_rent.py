@@ -109,11 +109,11 @@ def test_a_machine_of_unknown_ram_is_conditional_and_not_the_headline(
     printed = " ".join(" ".join(lines).split())
     assert printed.startswith("The best value: 1 x H100-SXM5.")
     cost = re.search(r"H100-SXM5\. .*?: \$([\d,.]+) \(", printed)
-    most = re.search(r"of the machines that cost at most \$([\d,.]+),", printed)
-    assert "the upper end of the interval of 1 x H100-SXM5, the cheapest whose RAM is known to suffice" in printed
+    most = re.search(r"the least cost times hours of those up to \$([\d,.]+),", printed)
+    assert "within the interval of 1 x H100-SXM5, the cheapest whose RAM is known to suffice" in printed
     assert cost is not None and most is not None and float(cost[1]) <= float(most[1])
     assert "3090, takes" not in printed  # of unknown RAM: it stands in the table alone
-    assert re.search(r" 1 x RTX 3090, if RAM allows +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
+    assert re.search(r" 1 x RTX 3090 \? +[\d.]+ h +[\d.]+ +\d+ of \? ", printed)
     assert re.search(r"> 1 x H100-SXM5 +[\d.]+ h +[\d.]+ +\d+ of 400 ", printed)
     (tmp_path / "alone.csv").write_text("\n".join(["gpus,price_per_gpu,ram", rows["cheap"]]))
     assert run(["rent", "Qwen2.5-7B", "--prices", str(tmp_path / "alone.csv")]) == 0
@@ -250,7 +250,9 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
     ("words", "why"),
     [
         ("--deadline soon", "--deadline 'soon'"),
-        ("--budget 50EUR", "'50EUR' is not a number"),
+        ("--budget 50EUR", "--budget 50EUR is not in the currency of the prices, USD"),
+        ("--budget lots", "--budget 'lots' is not an amount"),
+        ("--budget 0", "--budget '0' is not an amount: an amount above 0 is needed"),
         ("--max-nodes 0", "not a whole number"),
         ("--tokens 1B", "both set the amount"),
         ("--prices nowhere.csv", "No such file"),
@@ -340,6 +342,48 @@ def test_a_limit_that_the_interval_misses_is_named(tmp_path: Path, capsys: pytes
     code, printed = _printed(f"--budget {fast.figures.cost * 1.01:.2f}", path, capsys)
     assert code == 0 and "It misses the budget at the upper end of its cost, $" in printed
     assert "The fastest that meets the limits there too: 1 x H100-SXM5" in printed
+
+
+def test_the_plan_stands_before_the_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A budget may have a sign. Where no machine is known to stay within it, the answer says so."""
+    path = tmp_path / "prices.csv"
+    path.write_text("gpus,price_per_gpu,ram\n1xA100-80GB,1,200GiB\n")
+    (only,) = rent("Qwen2.5-7B", prices=path, **JOB | {"epochs": 3}).offers
+    code, printed = _printed(f"--budget ${only.figures.cost * 1.01:.2f}", path, capsys)
+    assert code == 0 and "No machine is known to meet the limits there." in printed
+    assert printed.index("Plan: ") < printed.index("It misses the budget at the upper end")
+    assert rent("Qwen2.5-7B", prices=path, budget="$1.5k", **JOB).budget == 1500
+
+
+def test_limits_that_nothing_meets_have_a_method_that_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or that none would; no machine is named twice."""
+    path = tmp_path / "prices.csv"
+    path.write_text("gpus,price_per_gpu,ram\n1xRTX 3090,0.02,\n8xH100,2,2TB\n")
+    question = ["rent", "Qwen2.5-7B", "--tokens", "100M", "--prices", str(path)]
+
+    def found(*limits: str) -> str:
+        assert run([*question, *limits]) == 1
+        return " ".join(capsys.readouterr().out.split())
+
+    printed = found("--budget", "$6", "--deadline", "2h")
+    assert "With --method lora there is one: 8 x H100-SXM5, " in printed
+    printed = found("--budget", "$0.01", "--deadline", "2h")
+    assert "With --method lora or --method qlora there is none, either." in printed
+    assert "No machine costs at most $0.01, however long it takes." in printed
+    assert "The cheapest is 1 x RTX 3090: " in printed and "if it has" in printed
+    assert printed.count("is 8 x H100-SXM5: ") == 1  # the cheapest in time, whose RAM is known
+
+
+def test_an_interval_and_a_column_have_one_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("gpus,price_per_gpu,ram\n1/2/4/8xA100-80GB,2,2TB\n")
+    for tokens in ("50M", "100M", "200M", "400M"):
+        assert run(["rent", "Qwen2.5-1.5B", "--tokens", tokens, "--prices", str(path), "--all"]) == 0
+        printed = capsys.readouterr().out
+        (sentence,) = re.findall(r" in ([\d.]+ \w+) \(([\d.]+ \w+) to ([\d.]+ \w+)\)", " ".join(printed.split()))
+        assert len({each.split()[1] for each in sentence}) == 1, sentence
+        rows = re.findall(r"^[> ] \w \d x A100\S+ +[\d.,]+ (\w+) ", printed, re.MULTILINE)
+        assert len(rows) == 4 and len(set(rows)) == 1, printed
 
 
 def test_machines_on_which_the_job_cannot_run_are_named_with_the_reason(

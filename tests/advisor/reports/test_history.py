@@ -77,6 +77,8 @@ def test_a_benchmark_says_what_makes_this_machine_slow(monkeypatch: pytest.Monke
     assert f"load {cpu_cores() + 0.5:.1f} on {cpu_cores()} cores" in shown
     assert "Products in fp32 are 80 x as fast as in bf16: pass --precision fp32." in shown
     assert shown.count("matrix product, bf16") == 1, "a kind is named once for all its sizes"
+    summary, _, table = shown.partition(" size median")
+    assert "matrix products in bf16 1 Gflop/s of each GPU" in summary and "fp32 80" in summary and "256" in table
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
     assert busy() == "" and "--precision" not in _bench(1e11)
 
@@ -93,7 +95,9 @@ def test_a_disturbed_benchmark_does_not_replace_a_better_one() -> None:
     ]
     assert "Answers to --device cpu --ranks 2 on this machine use these speeds from now on." in shown[0]
     assert "copy in RAM, each rank, fp32" in shown[0] and "uncertain" not in shown[0]
-    assert "(5.0 x)" in shown[1] and "still use number 1: here many figures vary by more than 2 x" in shown[1]
+    assert "(5.0 x)" in shown[1] and "still use number 1, which is less disturbed" in shown[1]
+    note = "Something disturbed it: many figures vary by more than 2 x."
+    assert note not in shown[0] and shown[1].index(note) < shown[1].index("copy in RAM")
 
 
 def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:

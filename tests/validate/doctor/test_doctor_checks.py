@@ -377,8 +377,8 @@ def test_variables_of_gpus_do_not_matter_without_them(
     assert (finding.status, "breaks a training on the CPU, or" in finding.what) == ("ok", True)
 
 
-def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Callable[..., Checkup]) -> None:
-    """A login node has none, and its jobs fail."""
+def test_variables_that_are_wrong_for_gpus_are_a_warning_without_them(checkup: Callable[..., Checkup]) -> None:
+    """A login node has none, and jobs that are submitted there inherit them and fail."""
     for variable, words in {
         "NCCL_SOCKET_IFNAME=eth7": "no such network interface",
         "PYTORCH_ALLOC_CONF=expandable_segment:True": "no key of torch's allocator",
@@ -386,8 +386,9 @@ def test_variables_that_are_wrong_for_gpus_are_noted_without_them(checkup: Calla
         variables = dict([variable.split("=")])
         files = {**NO_GPUS, "sys/class/net/lo": ""}
         found = checkup(environment=variables, files=files, nvml=failing("no driver"), hosts=False).findings
-        ((status, what),) = [(each.status, each.what) for each in found if each.area == "environment"]
-        assert status == "note" and words in what
+        (warned,) = [each for each in found if each.area == "environment"]
+        assert warned.status == "warning" and words in warned.what
+        assert "in jobs that are submitted from here and inherit it" in warned.why
 
 
 def test_a_misspelled_variable_is_named(checkup: Callable[..., Checkup]) -> None:
