@@ -66,11 +66,13 @@ def build_question(
     example_inputs: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     say: Callable[[str], None] = lambda _: None,
+    strategy: str = "",
     **options: Unpack[QuestionOptions],
 ) -> Question:
     """The question for the arguments of `advise`.
 
-    Only one of `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits.
+    Only one of `micro_batch` and `seq_len` can be "max": the largest value with which a plan fits, one of `strategy` if
+    it is given.
 
     say: receives progress of recording a model, and warnings about quantized weights and parts to freeze that the model
         does not have.
@@ -163,10 +165,11 @@ def build_question(
         say(f"--freeze {','.join(absent)} has no effect: {shape.name} has no such part")
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:
         raise WorkloadError("ZeRO++ is not possible here", why=question.obstacle_to_zeropp, fix="leave --zeropp out")
+    only = known_plan(strategy) if strategy else None
     if options["micro_batch"] == "max":
-        return largest_micro_batch_question(question)
+        return largest_micro_batch_question(question, only)
     if options["seq_len"] == "max":
-        question = longest_sequence_question(question)
+        question = longest_sequence_question(question, only)
         return question.with_default_batch() if question.free_batch else question
     return question
 
@@ -187,8 +190,8 @@ def documented(function: _Function) -> _Function:
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
-        check_names(given, names, function.__name__)
         try:
+            check_names(given, names, function.__name__)
             return function(*args, **given)
         except DsAdviseError as error:
             error.what, error.why, error.fix = map(_in_python, (error.what, error.why, error.fix))
@@ -214,6 +217,8 @@ def _in_python(text: str) -> str:
             return f'{name}="{bare}"{value[len(bare) :]}'
         return f"{name} {value}".rstrip()
 
+    explained = r'ds_advise.estimate(MODEL, strategy="\1") '
+    text = re.sub(r"ds-advise explain MODEL --strategy (\w[\w-]*) (?!--set)", explained, text)
     return text if "ds-advise " in text else re.sub(r"--([a-z][a-z-]*)(?:[ =]('[^']*'|[\w./:@+-]+))?", argument, text)
 
 
@@ -279,7 +284,7 @@ def estimate(
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
-    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, **options)
+    question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, strategy=strategy, **options)
     return PlanEstimate.of(strategy_candidate(question, strategy, settings), question)
 
 

@@ -48,7 +48,7 @@ def advise(
     example_inputs: of a module that is given as an object: the arguments of its `forward` with any number of samples, a
         tensor, a tuple or a dict by name.
     loss_fn: of such a module: the loss by output and inputs; by default the output's `loss`, or its mean.
-    sharding: "fsdp" also predicts plain PyTorch (`Recommendation.pytorch_baseline`), whose plan counts as one that fits
+    sharding: "fsdp" also predicts plain PyTorch (`Answer.pytorch_baseline`), whose plan counts as one that fits
         if no DeepSpeed plan does.
     deepspeed_estimate: also show DeepSpeed's own estimate in reports and data. `Answer.deepspeed_estimate` has it
         either way, computed when it is read (it imports torch and deepspeed, which takes seconds).

@@ -48,14 +48,19 @@ class AssumedPart(NamedTuple):
     """Whether it is named even if it does not decide: another plan may depend on it."""
 
 
+def network_phrase(cluster: Cluster) -> str:
+    """Return `3,200 Gb/s between nodes` if this network is assumed, else ""."""
+    is_assumed = cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None
+    return f"{network_bytes_per_s(cluster) * 8 / 1e9:,g} Gb/s between nodes" if is_assumed else ""
+
+
 def assumed_parts(cluster: Cluster, chosen: Candidate) -> Iterator[AssumedPart]:
     """Yield what is assumed of the machines of a plan besides their GPUs."""
     gpu, node = cluster.gpu, chosen.node(cluster)
-    if cluster.nodes > 1 and cluster.interconnect_bytes_per_s is None:
+    if phrase := network_phrase(cluster):
         assumed = network_bytes_per_s(cluster)
         slower = next((each for each in SLOWER_NETWORKS if each * 1e9 / 8 < assumed), SLOWER_NETWORKS[-1])
         network = replace(cluster, interconnect_bytes_per_s=slower * 1e9 / 8)
-        phrase = f"{assumed * 8 / 1e9:,g} Gb/s between nodes"
         yield AssumedPart(phrase, ((f"--interconnect {slower}Gb/s", network),), is_named=True)
     if gpu.is_cpu:
         return

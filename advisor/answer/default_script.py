@@ -30,6 +30,7 @@ def script_files(answer: Recommendation, path: Path, config_path: str) -> tuple[
         description=module.factory if module else None,
     )
     script = words.script_of(run)
+    reads_files = script.name == words.TRAINER.name and question.workload.objective != "embedding"
     files = [(path, script.read_text("utf-8"))]
     if script.name == "engine.py" and (module is None or question.workload.method != "full"):
         files.append((path.with_name(words.TRAINER.name), words.TRAINER.read_text("utf-8")))
@@ -39,4 +40,4 @@ def script_files(answer: Recommendation, path: Path, config_path: str) -> tuple[
     own, config_words = words.option_words(arguments), words.option_words(config)
     rendezvous = Rendezvous("static") if question.cluster.nodes > 1 else None
     start = launcher_words("torchrun", question.cluster, [str(path), *own, *config_words], rendezvous=rendezvous)
-    return files, OwnScript(str(path), tuple(own), tuple(config_words), shell_line(start))
+    return files, OwnScript(str(path), tuple(own), tuple(config_words), shell_line(start), reads_files)

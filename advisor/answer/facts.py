@@ -12,11 +12,12 @@ from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, ke
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..document.blocks import Fact
+from ..question.options import GLOBAL_BATCH
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration, chance
 from ..text.job import whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
-from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, whole_gib
+from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, tokens, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
 from .recommendation import Recommendation
@@ -142,7 +143,9 @@ def batch_fact(question: Question, chosen: Candidate) -> Fact:
     samples = plan.samples_per_step(cluster.world_size)
     noun = counted_noun(samples, OBJECTIVES[question.workload.objective].sample).partition(" ")[2]
     prompts = f" of {samples // rollouts.num_generations} prompts" if rollouts else ""
-    asked = " (--global-batch)" if question.is_batch_free or question.free_batch else ""
+    reason = question.reason_for_fewer_samples
+    fewer = f"; fewer than {GLOBAL_BATCH}: {reason}" if reason else ""
+    asked = f" (--global-batch{fewer})" if question.is_batch_free or question.free_batch else ""
     parts = [
         f"{noun}{prompts}{asked}",
         batch_factors(plan),
@@ -207,7 +210,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     size = f"{count(model.parameters)} parameters"
     if question.trainable_parameters != model.parameters:
         size = f"{size}, {count(question.trainable_parameters)} trained"
-    length = str(workload.seq_len)
+    length = tokens(workload.seq_len)
     if any(block.cross_attention for block in model.blocks):
         length = f"{length} (target tokens, which are counted; the source has {model.encoder_len(workload.seq_len)})"
     training = f"{workload.precision} · {workload.optimizer}"

@@ -16,6 +16,10 @@ from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, i
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times
 
+_MUCH_LESS_RAM = 0.5
+"""Share of the chosen plan's host RAM below which a plan that is as fast is named with its own: a host of the next
+smaller size holds it."""
+
 
 def reasons(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, candidates: Sequence[Candidate]
@@ -267,6 +271,9 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
                 gain = f"up to {gain}"
             names = _joined([plan.strategy for plan in passed])
             why = f"{chosen.strategy} leaves more memory free" if for_room else "the simpler plan is used"
+            least = min(passed, key=lambda plan: plan.host_bytes)
+            if not for_room and least.host_bytes < _MUCH_LESS_RAM * chosen.host_bytes:
+                why += f", with {gib(chosen.host_bytes)} GiB of RAM ({least.strategy}: {gib(least.host_bytes)})"
             yield f"{names}: predicted {gain} faster, within the error; {why}."
     if behind:
         speeds = sorted(plan.tokens_per_s for plan in behind)

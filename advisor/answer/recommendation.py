@@ -81,6 +81,8 @@ class OwnScript(NamedTuple):
     config_words: tuple[str, ...]
     start: str
     """The shell line that starts it, on every node."""
+    reads_files: bool = False
+    """Whether it has the option `--train_file`."""
 
 
 class Changes:

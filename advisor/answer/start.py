@@ -10,6 +10,7 @@ from typing import Any
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.files import free_bytes
+from ...ds_configs.job_files import JobFile
 from ...ds_configs.launch_commands import (
     ALLOCATOR_SETTING,
     Launcher,
@@ -140,10 +141,13 @@ def has_fsdp_file(question: Question, plain: Candidate) -> bool:
     return plain.plan.sharding == "fsdp2" or (plain.plan.sharding == "fsdp" and is_nf4)
 
 
-def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_run: bool = True) -> Iterator[Block]:
+def next_steps(
+    answer: Recommendation, config_path: str, *, details: bool, dry_run: bool = True, launchers: bool = True
+) -> Iterator[Block]:
     """Yield the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
-    every launcher's command. dry_run: include the command that dry-runs the script."""
+    every launcher's command. dry_run: include the command that dry-runs the script. launchers: include
+    the job files whose start repeats the arguments of the default script."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
@@ -165,15 +169,26 @@ def next_steps(answer: Recommendation, config_path: str, *, details: bool, dry_r
     elif answer.taken is not None:
         yield from _pytorch_steps(answer, answer.taken)
     for file in answer.job_files:
+        if not launchers and repeats_script(answer, file):
+            continue
         how = "Or" if chosen is not None or answer.taken is None else "Start it"
         yield from (Sentence(f"{how} with {file.path}:"), Commands(file.start))
+
+
+def repeats_script(answer: Recommendation, file: JobFile) -> bool:
+    """Return whether the start of a job file repeats the arguments of the default script."""
+    words = answer.script.arguments[:1] if answer.script else ()
+    return any(word in line for word in words for line in file.start)
 
 
 def _own_script(answer: Recommendation, chosen: Candidate, script: OwnScript) -> Iterator[Block]:
     where = " on every node" if answer.question.cluster.nodes > 1 else ""
     if server := server_commands(answer.question.workload, answer.question.cluster, answer.question.model.name):
         yield from (Sentence(_SERVER), Commands(server))
-    yield Sentence(f"Start {script.path}{where}; it trains on random rows until it gets your data:")
+    data = "it trains on random rows until it gets your data"
+    if script.reads_files:
+        data = "without --train_file FILE (Arrow: input_ids, labels; ds-advise train makes it) its rows are random"
+    yield Sentence(f"Start {script.path}{where}; {data}:")
     exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
     yield Commands([*exports, script.start])
 

@@ -27,7 +27,7 @@ from ..search.search import best_over_losses, fastest
 from ..text.job import hours, money
 from ..text.labels import batch_label
 from ..text.units import rate, whole_gib
-from .assumed_parts import WORTH_LISTING, deciding_parts
+from .assumed_parts import WORTH_LISTING, deciding_parts, network_phrase
 from .recommendation import Change, Changes
 
 MOST_STEPS = 3
@@ -169,7 +169,9 @@ class _Answer(NamedTuple):
             text = f"fits: {text}"
         else:
             ratio = best.tokens_per_s / chosen.tokens_per_s
-            text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x)"
+            network = network_phrase(self.question.cluster)
+            assumed = f" at {network}" if network and network != network_phrase(question.cluster) else ""
+            text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x{assumed})"
             if chosen.plan.pin_memory and not best.plan.pin_memory:
                 text = f"{text}, pin_memory false"
         need = best.fit.assumed_host_bytes

@@ -223,7 +223,7 @@ def _of_question(
     if strategy is not None:
         known_plan(strategy)
     _refuse_unknown(model)
-    built = build_question(model, **question, say=output.say)
+    built = build_question(model, **question, say=output.say, strategy=strategy or "")
     if settings is None and strategy not in get_args(PlainPyTorch):
         return explain_answer(answer_question(built), strategy=strategy)
     kept, keys = split_settings(named_settings(settings or ""))

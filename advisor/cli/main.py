@@ -79,6 +79,8 @@ class AdviseByDefault(click.Group):
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:
             args = ["advise", "--help"]
+        elif args[:1] == ["help"] and not Path("help").exists():
+            args = [*(name for name in args[1:2] if name in COMMANDS), "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
             if args[0] in _WORDS or args[0].isidentifier() or args[1:]:
                 from .mistakes import other_tools_command  # imported here: an answer does not need it
@@ -89,9 +91,7 @@ class AdviseByDefault(click.Group):
                 line = shlex.join(["ds-advise", meant, *args[1:]])
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; write {line}")
             if args[0] in _WORDS:
-                of = [*args[1:2]] if args[0] == "help" and args[1:2] and args[1] in COMMANDS else []
-                option = " ".join([*of, _WORDS[args[0]]])
-                raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {option}")
+                raise click.UsageError(f"no command or model {args[0]!r}; write ds-advise {_WORDS[args[0]]}")
             if {"--help", "-h"} & {*args[1:]} and args[0].isidentifier() and not is_model(args[0]):
                 raise click.UsageError(f"no command or model {args[0][:40]!r}; write ds-advise --help")
             args = ["advise", *args]

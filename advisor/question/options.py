@@ -418,7 +418,7 @@ class BatchOptions(TypedDict, total=False):
         int | Literal["no-accumulation"] | None,
         Option(
             "Samples per step, kept exactly; no-accumulation: the fastest micro batch.",
-            default_text=f"about {GLOBAL_BATCH}; less for few samples",
+            default_text=f"about {GLOBAL_BATCH}; less for few samples, or for a step of over 4 M tokens",
             former={
                 "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "
                 "which accumulates more of them, is faster per token"

@@ -176,13 +176,26 @@ class Question:
         is a power of two divides its part. `wanted` is reduced to `MAX_TOKENS_PER_STEP`, and to an epoch of
         `STEPS_PER_EPOCH` steps.
         """
-        spec, job, length = OBJECTIVES[self.workload.objective], self.job, self.workload.seq_len
-        wanted = min(wanted, MAX_TOKENS_PER_STEP / (spec.sequences * length))
-        if job is not None:
-            wanted = min(wanted, (job.samples or job.samples_in_all(length)) // STEPS_PER_EPOCH)
+        spec = OBJECTIVES[self.workload.objective]
+        wanted = min(wanted, *self._batch_limits().values())
         replicas = cluster.world_size // (self.options["sequence_parallel_size"] or 1)
         unit = max(1, replicas) * (self.micro_batch_size or spec.least_samples)
         return unit << max(0, round(log2(max(1.0, wanted) / unit)))
+
+    @property
+    def reason_for_fewer_samples(self) -> str:
+        """What reduces the default global batch below `GLOBAL_BATCH`: "long samples", "few samples" or ""."""
+        limit, reason = min((limit, reason) for reason, limit in self._batch_limits().items())
+        batch = self.workload.global_batch_size or GLOBAL_BATCH
+        return reason if self.free_batch and batch < GLOBAL_BATCH and limit < GLOBAL_BATCH else ""
+
+    def _batch_limits(self) -> dict[str, float]:
+        """The largest default global batches, each by its reason."""
+        job, length = self.job, self.workload.seq_len
+        limits = {"long samples": MAX_TOKENS_PER_STEP / (OBJECTIVES[self.workload.objective].sequences * length)}
+        if job is not None:
+            limits["few samples"] = (job.samples or job.samples_in_all(length)) // STEPS_PER_EPOCH
+        return limits
 
     def _check_sequence_parallel_size(self, size: int) -> None:
         ranks = self.cluster.world_size

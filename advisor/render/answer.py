@@ -15,7 +15,7 @@ from ..answer.facts import answer_subject
 from ..answer.phases import phase_facts
 from ..answer.reasons import close_plans
 from ..answer.recommendation import Change, Recommendation
-from ..answer.start import has_fsdp_file, next_steps, written_config
+from ..answer.start import has_fsdp_file, next_steps, repeats_script, written_config
 from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
@@ -43,13 +43,15 @@ _GIVE_WAY = {
     "most changes": "",
     "dry run": "the dry run",
     "changes": "what would change the answer",
+    "launchers": "starts by further launchers",
     "close": "notes on plans that are close",
     "others": "plans that are not chosen",
 }
 """Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that
 it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit, at last all
-but the chosen one. The dry run is the command for it. The changes, whose title says that there are more, first lose all
-but `_FEWER_CHANGES` and those of what is assumed, then all but those, or all but one."""
+but the chosen one. The dry run is the command for it; the further launchers repeat all arguments of the script. The
+changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those of what is assumed, then
+all but those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
@@ -67,7 +69,8 @@ def answer_document(
     is_written: bool = True,
     columns: int = 0,
 ) -> doc.Document:
-    """Return the answer, with at most `MOST_LINES` lines unless `details`, in `columns` columns, or 80 if that is less.
+    """Return the answer, with at most `MOST_LINES` lines unless `details` or `all_candidates`, in `columns` columns, or
+    80 if that is less.
 
     config_path: the configuration file that commands name, whether written or not. details: include the reasons,
     smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
@@ -93,7 +96,7 @@ def answer_document(
         parts = (
             head,
             () if answer.taken else change_section,
-            _start(answer, config_path, details=details, dry_run="dry run" not in left_out, is_written=is_written),
+            _start(answer, config_path, details=details, left_out=left_out, is_written=is_written),
             _ladder(answer, details=details, all_candidates=all_candidates, left_out=left_out),
             memory_and_time_blocks(answer, charts=charts, left_out=left_out),
             _further_charts(answer) if charts else (),
@@ -104,7 +107,7 @@ def answer_document(
             _left_out(answer, left_out),
         )
         whole = replace(document, blocks=[*chain.from_iterable(parts)])
-        if details or _fits_screen(whole, columns):
+        if details or all_candidates or _fits_screen(whole, columns):
             break
     return whole
 
@@ -135,16 +138,18 @@ def _further_charts(answer: Recommendation) -> Iterator[doc.Block]:
 
 
 def _start(
-    answer: Recommendation, config_path: str, *, details: bool, dry_run: bool, is_written: bool
+    answer: Recommendation, config_path: str, *, details: bool, left_out: Collection[str], is_written: bool
 ) -> Iterator[doc.Block]:
     """Yield the written files and the next steps."""
-    steps = next_steps(answer, config_path, details=details, dry_run=dry_run)
+    has_dry_run, has_launchers = "dry run" not in left_out, "launchers" not in left_out
+    steps = next_steps(answer, config_path, details=details, dry_run=has_dry_run, launchers=has_launchers)
     first = next(steps, None)
     if isinstance(first, Sentence):
-        kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
+        other = "is another configuration (--force replaces it)" if answer.kept_config else ""
+        kept = f"; {answer.kept_config} {other}" if other else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
         if not is_written and (answer.recommended or answer.try_first):
-            written = f"{config_path} is not written. "
+            written = f"{config_path} is not written{f': it {other}' if other else ''}. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps
@@ -165,6 +170,7 @@ def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Bl
     absent |= set() if answer.recommended is not None else {"dry run"}
     absent |= set() if answer.question.workload.rollouts else {"phases"}
     absent |= {"dry run"} if answer.question.cluster.gpu.is_cpu or answer.script else set()
+    absent |= set() if any(repeats_script(answer, file) for file in answer.job_files) else {"launchers"}
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
     absent |= {"unsure"} if "others" in parts else set()
     absent |= set() if close_plans(answer.question, answer.ladder, answer.recommended) else {"close"}

@@ -67,6 +67,8 @@ def deliver(
                 check_write(text, file, force=force)
         except DsAdviseError as error:
             failure, files = error, []
+            is_other = not force and any(differs(text, file) for file, text in _configs(answer, destination))
+            answer = replace(answer, kept_config=str(destination) if is_other else "")
     path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)

@@ -120,6 +120,9 @@ def _notes(
         yield "batch", "batch: micro x accum"
     if details:
         yield "ckpt", "ckpt: checkpointing"
+    # The facts say it of the chosen plan.
+    if any(plan.plan.cpu_checkpointing for plan in plans if plan is not answer.shown):
+        yield "ckpt", "ckpt host: layer inputs in RAM"
     if shares or details:
         yield "RAM GiB", "RAM, NVMe: per node"
     cluster, length = answer.question.cluster, answer.question.model.fixed_len

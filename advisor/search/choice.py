@@ -124,22 +124,29 @@ def is_passed_for_room(rival: Candidate, chosen: Candidate) -> bool:
 def costly_features(plan: Plan) -> frozenset[str]:
     """Return the costly features of a plan: sample sharing, weight gathering (stage 3), and offloading of states or of
     layer inputs. A plan that offloads transfers more, over a slower link, than one that only gathers, so it has all
-    features of the latter."""
-    gathers = plan.zero_stage == 3
+    features of the latter. A plan that shares samples needs changes to the training script, so it has all features of
+    every plan that does not."""
+    gathers, shares = plan.zero_stage == 3, plan.ranks_per_sample > 1
     used = {
-        "share": plan.ranks_per_sample > 1,
         "transfer": gathers or offloads(plan),
         "offload": offloads(plan),
         "offload states": plan.offloads,
         "offload inputs": plan.cpu_checkpointing,
         "gather and offload": gathers and offloads(plan),
     }
-    return frozenset(feature for feature, is_used in used.items() if is_used)
+    own = {feature for feature, is_used in used.items() if is_used}
+    return frozenset({*used, *(f"{feature} of shared samples" for feature in ("share", *own))} if shares else own)
 
 
 def offloads(plan: Plan) -> bool:
     """Whether a plan keeps states, weights or layer inputs outside the GPU."""
     return plan.offloads or plan.cpu_checkpointing
+
+
+def burdens(plan: Plan) -> frozenset[str]:
+    """Return what a plan demands of the host or of the training script: offloading, sample sharing."""
+    used = {"offload": offloads(plan), "share": plan.ranks_per_sample > 1}
+    return frozenset(burden for burden, is_used in used.items() if is_used)
 
 
 def worth_trying_first(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import lcm
 
+from ...estimators.plan import PlainPyTorch, Strategy
 from ..question.question import Largest, Question
 from .search import any_fits
 
@@ -47,8 +48,8 @@ def largest(holds: Callable[[int], bool], most: int, *, parts: int = 0) -> tuple
     return low, high
 
 
-def largest_micro_batch_question(question: Question) -> Question:
-    """Return the question with the largest micro batch that fits, or one sample if none does.
+def largest_micro_batch_question(question: Question, only: Strategy | PlainPyTorch | None = None) -> Question:
+    """Return the question with the largest micro batch that fits, or one sample if none does. only: as for `any_fits`.
 
     With a global batch, the search covers the divisors of each GPU's part.
     """
@@ -59,7 +60,7 @@ def largest_micro_batch_question(question: Question) -> Question:
     sizes: Sequence[int] = range(1, LARGEST_MICRO_BATCH + 1)
     if question.workload.global_batch_size is not None:
         sizes = [micro for micro, _ in question.batch_shapes(question.sequence_parallel_sizes()[0])]
-    fits, fails = largest(lambda index: any_fits(resized(sizes[index - 1])), len(sizes))
+    fits, fails = largest(lambda index: any_fits(resized(sizes[index - 1]), only), len(sizes))
     found = Largest(
         option="micro_batch",
         value=sizes[fits - 1] if fits else None,
@@ -68,8 +69,9 @@ def largest_micro_batch_question(question: Question) -> Question:
     return replace(resized(sizes[max(fits, 1) - 1]), largest=found)
 
 
-def longest_sequence_question(question: Question) -> Question:
-    """Return the question with the longest sequence that fits, or the shortest tried if none does.
+def longest_sequence_question(question: Question, only: Strategy | PlainPyTorch | None = None) -> Question:
+    """Return the question with the longest sequence that fits, or the shortest tried if none does. only: as for
+    `any_fits`.
 
     Learned positions limit the sequence, rotary positions do not, although a model may have been trained for fewer. If
     the number of GPUs is not a power of two, lengths that any number of GPUs can share are searched separately.
@@ -80,12 +82,12 @@ def longest_sequence_question(question: Question) -> Question:
 
     def searched(step: int, limit: int) -> tuple[int, int]:
         """Return (the longest multiple of the step that fits, or 0; a longer one that does not)."""
-        fits, fails = largest(lambda steps: any_fits(at_length(steps * step)), limit // step, parts=PARTS)
+        fits, fails = largest(lambda steps: any_fits(at_length(steps * step), only), limit // step, parts=PARTS)
         return fits * step, min(limit, fails * step)
 
     model = question.model
     most = model.fixed_len or (model.max_positions if model.has_learned_positions else None)
-    if most is not None and any_fits(at_length(most)):
+    if most is not None and any_fits(at_length(most), only):
         return replace(at_length(most), largest=Largest(option="seq_len", value=most, too_large=None))
     if model.fixed_len is not None:
         return replace(question, largest=Largest(option="seq_len", value=None, too_large=model.fixed_len))

@@ -22,9 +22,9 @@ from .choice import (
     LEAST_GAIN,
     SAME_SPEED,
     best_of_strategy,
+    burdens,
     costly_features,
     fastest_that_fits,
-    offloads,
     tolerance,
 )
 from .search_space import NO_SETTINGS, PlanFields, Stage, search_stages
@@ -76,20 +76,21 @@ def strategy_candidates(
     return candidates, ""
 
 
-def any_fits(question: Question) -> bool:
+def any_fits(question: Question, only: Strategy | PlainPyTorch | None = None) -> bool:
     """Whether some strategy has a plan that fits with the probability that the question's risk requires. If the loss is
-    free, the one with the least memory is assumed."""
-    question, least = question.offered_loss_question or question, LEAST[question.risk]
+    free, the one with the least memory is assumed. only: the strategy that is asked; its loss is not searched."""
+    question = question if only else question.offered_loss_question or question
+    least, strategies = LEAST[question.risk], (only,) if only else STRATEGIES[::-1]
     return any(
         fit.probability >= least
-        for strategy in reversed(STRATEGIES)  # the last strategies need the least GPU memory
+        for strategy in strategies  # the last strategies need the least GPU memory
         for sweeps in _runnable(strategy, question)
         for sweep in sweeps
         for fit in sweep.smallest_fits()
     )
 
 
-def _runnable(strategy: Strategy, question: Question) -> Iterator[list[BatchSweep]]:
+def _runnable(strategy: Strategy | PlainPyTorch, question: Question) -> Iterator[list[BatchSweep]]:
     """Yield the sweeps of a strategy (`_until_memory_suffices`); nothing if it cannot run."""
     stages = _until_memory_suffices(search_stages(strategy, question))
     first = next(stages)
@@ -129,11 +130,11 @@ def best_over_losses(question: Question, best: Candidate) -> tuple[Question, Can
     `best`.
 
     The plan with the loss that one argument enables is returned if it gains `LEAST_GAIN`, or if it makes offloading
-    needless and is not slower; else the one without.
+    or sample sharing needless and is not slower; else the one without.
     """
     offered = question.offered_loss_question
     if offered is not None:
-        enough = best.tokens_per_s * (1.0 if offloads(best.plan) else 1 + LEAST_GAIN)
+        enough = best.tokens_per_s * (1.0 if burdens(best.plan) else 1 + LEAST_GAIN)
         other = fastest(offered, enough=enough)
         return (question, best) if other is None or not _is_worth_a_loss(other, best) else (offered, other)
     own = question.default_loss_question
@@ -146,8 +147,8 @@ def best_over_losses(question: Question, best: Candidate) -> tuple[Question, Can
 
 def _is_worth_a_loss(offered: Candidate, own: Candidate) -> bool:
     """Whether the plan with the loss that one argument enables is taken in place of the one without."""
-    saves_offload = offloads(own.plan) and not offloads(offered.plan)
-    return offered.tokens_per_s >= own.tokens_per_s * (1.0 if saves_offload else 1 + LEAST_GAIN)
+    is_simpler = burdens(offered.plan) < burdens(own.plan)
+    return offered.tokens_per_s >= own.tokens_per_s * (1.0 if is_simpler else 1 + LEAST_GAIN)
 
 
 class _BranchAndBound:

@@ -82,10 +82,15 @@ def counted_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def tokens(number: int) -> str:
+    """Return a length in tokens: `2048`, `131,072`."""
+    return f"{number:,}" if number >= 10_000 else str(number)
+
+
 def rate(per_s: float) -> str:
     """Return tokens per second with two or three significant digits, the precision of the prediction."""
-    if per_s >= 1e7:
-        return f"{per_s / 1e6:.3g} M" if per_s < 9.995e8 else f"{per_s / 1e6:,.0f} M"
+    if per_s >= 9.995e8:
+        return f"{per_s / 1e6:,.0f} M"
     if per_s >= 1000:
         digits = len(str(int(per_s))) - 3
         return f"{round(per_s, -digits):,.0f}"

@@ -577,3 +577,11 @@ def test_a_fix_goes_on_in_the_line_of_its_error(fix: str, line: str) -> None:
 )
 def test_an_interval_has_its_estimate(interval: tuple[float, float, float], shown: tuple[str, str]) -> None:
     assert rough_rates(*interval) == shown
+
+
+def test_the_word_help_shows_the_help() -> None:
+    """As git and pip do; of a command, too."""
+    for words in (["help"], ["help", "lint"]):
+        shown = CliRunner().invoke(program, words)
+        assert shown.exit_code == 0
+        assert shown.output == CliRunner().invoke(program, [*words[1:], "--help"]).output

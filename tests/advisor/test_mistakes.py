@@ -277,8 +277,6 @@ LINES = {
     "page --port 99999999": "from 0 to 65535",
     "train --model gpt2 --data rows.jsonl --learning-rate 1e30": "it must be above 0 and below 100",
     "gpt3.5": "no model named 'gpt3.5'",
-    "help": "write ds-advise --help\n",
-    "help explain": "write ds-advise explain --help\n",
     "rent help": "write ds-advise rent --help\n",
     "estimate gpt2": "write ds-advise gpt2 --gpus 2x24GB",
     "ds.json": "write ds-advise lint ds.json\n",

@@ -176,6 +176,7 @@ def test_the_package_lists_what_it_exports() -> None:
     [
         ({"gpus": "2x32QB"}, 'or give the memory alone, such as gpus="2x24GB"'),
         ({"gpus": "2x24GB", "ram": "lots"}, "ram='lots' is not a size"),
+        ({"gpus": "2x24GB", "strategy": "zero3"}, 'ds_advise.estimate(MODEL, strategy="zero3") shows one'),
         ({"gpus": "2x24GB", "device": "cpu"}, 'gpus does not apply to device="cpu"'),
     ],
 )

@@ -247,7 +247,11 @@ def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step
 def test_plans_that_are_close_are_named() -> None:
     """All of them, equal ones too, with their speeds; nothing where no other strategy fits."""
     faster, close = build_question("Llama-2-7b", "8xA100-80GB", seq_len=4096, global_batch="no-accumulation").doubts
-    assert re.fullmatch(r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used\.", faster)
+    assert re.fullmatch(
+        r"zero3.*: predicted (up to )?[1-9]0? % faster, within the error; .* used"
+        r", with [\d,.]+ GiB of RAM \(zero3: [\d.]+\)\.",
+        faster,
+    )
     assert re.fullmatch(r"zero2( and .*)? (is|are) close: [\d,]+( to [\d,]+)? tokens/s\.", close)
     assert build_question("Qwen2.5-14B", "2x32GB").doubts == ()
 

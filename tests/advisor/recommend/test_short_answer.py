@@ -68,7 +68,10 @@ def test_a_long_script_leaves_only_the_chosen_plan() -> None:
 @pytest.mark.parametrize(
     ("question", "left_out"),
     [
-        ("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", "the bars of memory and time, plans that may not fit"),
+        (
+            "Qwen3-32B --gpus 8x8xH100 --seq-len 32768 --loss standard",
+            "the bars of memory and time, plans that may not fit",
+        ),
         ("Qwen2.5-14B --gpus 2x32GB", "the bars of memory and time"),
         ("gpt2 --gpus L4 --framework deepspeed", ""),
     ],
@@ -168,7 +171,8 @@ def test_a_host_of_unknown_ram_is_not_assumed_to_have_terabytes() -> None:
     lines = _answer(asked)
     assert lines[0].startswith(" Nothing fits.")
     assert any(line.endswith("needs --ram") for line in lines)
-    assert any("needs --ram: pass it if a host has more than 2,048 GiB" in line for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "needs --ram: pass it if a host has more than 2,048 GiB" in text and "ckpt host: layer inputs in RAM" in text
     assert _answer(f"{asked} --ram 10TB")[0].endswith("fits.")
 
 
@@ -258,6 +262,52 @@ def test_a_file_that_is_not_written_is_said_to_be_missing(tmp_path: Path, monkey
 
 def test_code_in_a_sentence_is_not_broken_inside_a_name() -> None:
     """At 40 columns, where a sequence-parallel training's arguments are longer than a line."""
-    lines = [line.strip() for line in _answer("Qwen3-32B --gpus 8x8xH100 --seq-len 32768", 40)]
+    lines = [line.strip() for line in _answer("Qwen3-32B --gpus 8x8xH100 --seq-len 32768 --loss standard", 40)]
     at = lines.index("sp_handler=")
     assert lines[at + 1 : at + 3] == ["DeepSpeedSequenceParallelConfig(", "sp_seq_length_is_variable=True,"]
+
+
+def test_all_plans_that_are_asked_for_are_shown() -> None:
+    """In as many lines as they take."""
+    rows = [line for line in _answer("llama3.1-8b --gpus 8xH100 --all") if re.match(r"^[> ] (ddp|zero)", line)]
+    assert len(rows) > MOST_LINES - 10 and sum(row[2:].startswith("zero1 ") for row in rows) > 1
+
+
+def test_the_starts_of_many_job_files_take_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of the default script are not repeated for every launcher."""
+    monkeypatch.chdir(tmp_path)
+    asked = "llama3.1-8b --gpus 8xH100 --offline --no-deepspeed-estimate --script c.py --emit"
+    words = ["advise", *asked.split(), "slurm,skypilot,ray,kubernetes,hostfile,accelerate"]
+    text = CliRunner().invoke(program, words, env={"COLUMNS": "80"}).output
+    assert len(text.splitlines()) <= MOST_LINES and text.count("--adam_epsilon") == 1
+    assert "starts by further launchers (--details)." in text and "kubectl create -f trainjob.yaml" in text
+    assert "without --train_file FILE (Arrow: input_ids, labels; ds-advise train makes it)" in " ".join(text.split())
+    details = CliRunner().invoke(program, [*words, "--details"], env={"COLUMNS": "80"}).output
+    assert details.count("--adam_epsilon") == 3
+
+
+def test_a_file_that_is_kept_is_named_as_another_configuration(tmp_path: Path) -> None:
+    """The commands name it."""
+    path = tmp_path / "a.json"
+    path.write_text("{}", encoding="utf-8")
+    done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", str(path)])
+    assert "is not written: it is another configuration (--force replaces it)." in " ".join(done.output.split())
+
+
+def test_a_network_that_more_nodes_need_is_named_with_their_speed() -> None:
+    text = " ".join(" ".join(_answer("llama3.1-8b --gpus 8xH100")).split())
+    assert re.search(r"--gpus 2x8xH100-SXM5 .* x at 3,200 Gb/s between nodes\)", text)
+    text = " ".join(" ".join(_answer("llama3.1-8b --gpus 2x8xH100 --interconnect 100Gb/s")).split())
+    assert "What would change the answer" in text and "between nodes" not in text
+
+
+def test_a_plan_of_much_more_ram_than_one_of_its_speed_names_both() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-72B --gpus 8x192GB --method lora")).split())
+    assert re.search(r"the simpler plan is used, with 1,\d+ GiB of RAM \(zero3: 15\d\.\d\)", text)
+
+
+@pytest.mark.parametrize(
+    ("length", "batch"), [(131_072, "32 samples (--global-batch),"), (200_000, "fewer than 32: long samples),")]
+)
+def test_a_smaller_default_batch_says_why(length: int, batch: str) -> None:
+    assert batch in " ".join(_answer(f"llama3.1-8b --gpus 8xH100 --seq-len {length}"))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ds_advise.advisor.advise import build_question, predicted
+from ds_advise.advisor.advise import build_question, estimate, predicted
 from ds_advise.advisor.answer.advice import build_advice
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.question.question import Largest
@@ -103,3 +103,15 @@ def test_the_answer_says_what_was_found(model: str, gpus: str, options: dict[str
     assert sentence in " ".join(printed(answer, width=200).split())
     option = next(name for name, value in options.items() if value == "max")
     assert to_json(build_advice(answer))["largest"]["option"] == option
+
+
+@pytest.mark.parametrize("options", [{"seq_len": "max"}, {"micro_batch": "max"}])
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+def test_the_largest_of_a_strategy_is_one_that_it_fits(strategy: str, options: dict[str, Any]) -> None:
+    """Not one that only another strategy does."""
+    plan = estimate("llama3.1-8b", gpus="8xH100", strategy=strategy, **options)
+    assert plan.fits and plan.strategy == strategy
+    largest = plan.question.largest
+    assert largest is not None and largest.too_large is not None
+    own = {**options, next(iter(options)): largest.too_large}
+    assert not estimate("llama3.1-8b", gpus="8xH100", strategy=strategy, **own).fits

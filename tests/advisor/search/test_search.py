@@ -96,9 +96,31 @@ def test_a_costly_feature_must_gain_a_tenth_over_plans_without_it() -> None:
     assert drop_dominated([offloaded, gathered]) == [gathered]
     stored = Timed(replace(plan, zero_stage=1, gradient_checkpointing=True, cpu_checkpointing=True), 107)
     assert drop_dominated([stored, gathered]) == [gathered]
-    # Plans with different costly features do not dominate each other.
-    shared = Timed(replace(plan, zero_stage=1, sequence_parallel_size=4), 100)
-    assert drop_dominated([shared, gathered]) == [shared, gathered]
+    # A plan that shares samples needs changes to the script: every plan without is simpler.
+    shared = Timed(replace(plan, zero_stage=1, sequence_parallel_size=4), 109)
+    for simple in (sharded, gathered, offloaded._replace(tokens_per_s=100)):
+        assert drop_dominated([shared, simple]) == [simple]
+    fast = shared._replace(tokens_per_s=120)
+    assert drop_dominated([fast, gathered]) == [fast, gathered]
+    both = Timed(replace(shared.plan, zero_stage=3), 115)
+    assert drop_dominated([shared, both]) == [shared]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "options", "loss"),
+    [
+        ("Llama-3.1-8B", "8xH100", {"seq_len": 32_768}, "fused"),
+        ("Qwen2.5-7B", "8xA100-80GB", {"seq_len": 32_768}, "fused"),
+        ("Qwen2.5-32B", "8xA100-40GB", {"seq_len": 8192, "method": "qlora"}, "standard"),
+    ],
+)
+def test_samples_are_not_shared_where_a_plan_of_equal_speed_does_without(
+    model: str, gpus: str, options: dict[str, Any], loss: str
+) -> None:
+    """Another loss, or stage 3, makes the sharing needless."""
+    answer = predicted(build_question(model, gpus=gpus, offline=True, **options))
+    assert answer.recommended is not None and answer.recommended.plan.ranks_per_sample == 1
+    assert answer.question.workload.loss == loss
 
 
 @pytest.mark.parametrize(
