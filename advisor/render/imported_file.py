@@ -247,7 +247,7 @@ def _own_report(answer: ImportAnswer) -> LintReport | None:
     part, report = answer.run.deepspeed, answer.report
     if part is None or report is None or part.path is not None:
         return report
-    return report_in_file(report, answer.form, answer.source)
+    return report_in_file(report, answer.form, answer.source, answer.run)
 
 
 def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> Iterator[doc.Block]:

@@ -493,11 +493,33 @@ def test_findings_in_a_configuration_within_the_file_have_their_place_in_it(
     words = ["from", "acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "--no-run"]
     assert run([*words, "-o", "better.yaml"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "DS316 advice acc.yaml:2: Weights are not gathered" in printed and "DS154" not in printed
+    assert "DS316 advice acc.yaml:2 deepspeed_config: Weights are not gathered" in printed and "DS154" not in printed
+    assert "(for accelerate deepspeed_config.zero3_save_16bit_model)." in printed
     _, found, _ = _imported(capsys, *words[1:-2], "--no-run")
     places = {each["code"]: (each["line"], each["column"], each["path"]) for each in found["findings"]}
     assert places["DS316"] == (2, 1, "deepspeed_config")
     assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_findings_are_on_what_a_file_says(stage: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither on keys that accelerate adds, nor on those that TRL's own files have."""
+    Path("acc.yaml").write_text(
+        f"distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: {stage}\n"
+    )
+    Path("trl.yaml").write_text(
+        f"model_name_or_path: Qwen/Qwen2.5-7B\ndataset_text_field: t\naccelerate_config: zero{stage}\n"
+    )
+    _, found, _ = _imported(capsys, "acc.yaml", "--model", "Qwen2.5-7B", "--gpus", "H100")
+    assert {each["code"] for each in found["findings"]} == ({"DS307", "DS316"} if stage == 3 else set())
+    _, found, _ = _imported(capsys, "trl.yaml", "--gpus", "H100")
+    assert (
+        f"accelerate_config zero{stage} is TRL 1.16's own, trl/accelerate_configs/zero{stage}.yaml" in found["remarks"]
+    )
+    places = {each["code"]: (each["line"], each["fix"].partition(":")[0]) for each in found["findings"]}
+    where = "in a DeepSpeed configuration of its own, `zero_optimization.sub_group_size`"
+    assert places == ({"DS307": (3, where)} if stage == 3 else {})
 
 
 @pytest.mark.usefixtures("folder")
@@ -558,6 +580,8 @@ def test_an_example_of_llama_factory_needs_no_checkout(
     words = ["a.json", "--gpus", "4xA100-80GB", "--offline"]
     _, shipped, _ = _imported(capsys, *words)
     assert f"{name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted" in shipped["remarks"]
+    fixes = [each["fix"] for each in shipped["findings"] if each["code"] == "DS307"]
+    assert all(each.startswith(f"in {name}, `zero_optimization.sub_group_size`: write ") for each in fixes)
     Path(name).parent.mkdir(parents=True)
     Path(name).write_text((EXAMPLES / "LLaMA-Factory" / name).read_text())
     _, own, _ = _imported(capsys, *words)
