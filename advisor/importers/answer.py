@@ -209,7 +209,7 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     """Put the overrides into the run, with a remark for each assumed value."""
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
-    by_script = run.leaves_batch_to_script and not run.obstacle
+    by_script = run.leaves_batch_to_script and not run.obstacle and (model or run.model) is not None
     assumed = []
     if by_script and micro is None:
         assumed.append("micro batch 1 (--micro-batch)")

@@ -268,6 +268,24 @@ def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place
 
 
 @pytest.mark.usefixtures("folder")
+def test_where_nothing_can_be_written_or_predicted_the_reason_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a command that was typed with -o has it once."""
+    assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "-o", "no/new.yaml"]) == 2
+    out, error = capsys.readouterr()
+    assert not out and "there is no folder no; create it" in error
+    Path("new.yaml").write_text("mine: 1\n")
+    assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "--no-run", "-o", "new.yaml"]) == 2
+    printed = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    assert printed.endswith("-o new.yaml --force") and printed.count("-o new.yaml") == 1
+    Path("acc.yaml").write_text(ACCELERATE)
+    assert run(["from", "acc.yaml", "--gpus", "80GB"]) == 2
+    assert (
+        capsys.readouterr().out.splitlines()[1]
+        == " There are no figures: acc.yaml does not name a model; pass --model."
+    )
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
