@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -50,10 +51,10 @@ def compare_with_class(folder: Path) -> ClassComparison:
         return ClassComparison(name=name, not_compared="transformers is not installed")
     if kind is None:
         return ClassComparison(name=name, not_compared=f"transformers has no class {name}")
-    from transformers.utils import logging
+    from transformers.utils.logging import get_verbosity, set_verbosity
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    verbosity = get_verbosity()
+    set_verbosity(logging.CRITICAL)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             _, found = kind.from_pretrained(
@@ -68,7 +69,7 @@ def compare_with_class(folder: Path) -> ClassComparison:
         first = next(iter(str(error).splitlines()), "")[:200]
         return ClassComparison(name=name, not_compared=f"transformers stopped: {first or type(error).__name__}")
     finally:
-        logging.set_verbosity(verbosity)
+        set_verbosity(verbosity)
     reshaped = {each if isinstance(each, str) else each[0] for each in found["mismatched_keys"]}
     return ClassComparison(name=name, missing=tuple(sorted(found["missing_keys"])), reshaped=tuple(sorted(reshaped)))
 

@@ -83,7 +83,7 @@ def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None
     verdict = f"{name}: {_kind(contents)}, {size(contents.size_bytes)}"
     if answer.newer:
         newest, *others = (f"{_base(each)} is damaged: {printable(each.problem)}." for each in answer.newer)
-        advice = [*map(doc.Sentence, others), doc.Sentence(_resume_instead(answer)), doc.Gap()]
+        advice: list[doc.Block] = [*map(doc.Sentence, others), doc.Sentence(_resume_instead(answer)), doc.Gap()]
         blocks = [*advice, doc.Sentence(verdict, "bold"), *blocks]
         return doc.Document(subject=name, verdict=newest, tone="bad", blocks=blocks, data=answer)
     return doc.Document(subject=name, verdict=verdict, tone=None, blocks=blocks, data=answer)
