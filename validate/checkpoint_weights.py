@@ -21,6 +21,7 @@ from typing import Any, Literal
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
 from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in
+from .checkpoint_class import own_tensors
 from .checkpoint_layout import (
     CHECKSUMS,
     MODEL_STATES,
@@ -110,6 +111,11 @@ class CheckpointContents:
     def is_model(self) -> bool:
         """Whether the folder holds a model alone, without states of a training."""
         return not self.resumed_by
+
+    @property
+    def loads_weights(self) -> bool:
+        """Whether the files of `weights` are those that `from_pretrained` looks for."""
+        return bool(self.weights) and not self.missing_to_load
 
     @property
     def is_adapter(self) -> bool:
@@ -350,7 +356,7 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
             why="peft saves them as adapter_model.safetensors",
             fix="use that file, or ds-advise train --merge",
         )
-    own = _own_tensors(config)
+    own = own_tensors(config)
     if own is None:
         return
     for name in [name for name in tensors if name not in own]:
@@ -439,22 +445,6 @@ def _write_shards(
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return broken
-
-
-def _own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the tensors of the model's class, without aliases of tied weights; None if transformers has no such
-    class."""
-    import torch
-    import transformers
-
-    name = next(iter(config.get("architectures") or ()), "")
-    kind = getattr(transformers, name, None)
-    if kind is None or "auto_map" in config:
-        return None
-    with torch.device("meta"):
-        model = kind(transformers.AutoConfig.for_model(**config))
-    aliases = set(getattr(model, "all_tied_weights_keys", None) or ())
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in aliases}
 
 
 def _belongs_to_model(path: Path) -> bool:

@@ -334,6 +334,8 @@ def from_file(
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
     if destination is not None and not destination.name:
         raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
+    if destination is not None and not destination.parent.is_dir():
+        raise click.UsageError(f"--output {destination}: there is no folder {destination.parent}; create it")
     answer, failure = import_file(file, destination=destination, **question), None
     with output.progress("dry run") as on_progress:
         result = run_by_tool(
@@ -353,7 +355,8 @@ def from_file(
             failure = error
     elif destination is not None and answer.unwritable is None and answer.obstacle is None:
         output.say(f"{destination} is not written: there is no change to write")
-    writes = typed_command("-o", f"better{file.suffix}")
+    further = ("-o", f"better{file.suffix}") if destination is None else ("--force",)
+    writes = typed_command(*further)
     show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:

@@ -254,19 +254,22 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     """Show the contents of a checkpoint of DeepSpeed or the Trainer, check its files, and export its weights.
 
     DIR holds `latest`, or is a folder of states or of a universal checkpoint; of a training's output folder, the newest
-    usable checkpoint is taken. Every file is read once. Archives must be complete; files written under `launch` or
-    `train` must match their checksums. DeepSpeed's zero_to_fp32 assembles the weights.
+    usable checkpoint is taken, after the damage of newer ones. Every file is read once. Archives must be complete;
+    files written under `launch` or `train` must match their checksums. Where transformers is installed, the weights
+    must be those of the model's class. DeepSpeed's zero_to_fp32 assembles the weights.
 
     \b
     ds-advise checkpoint output/checkpoint-500
     ds-advise checkpoint output/checkpoint-500 --to-hf my-model
 
-    Exit code: 0 if it is intact, 1 if it is damaged or its values are NaN or infinite, 2 if it cannot be read.
+    Exit code: 0 if it is intact, 1 if it or a newer one in DIR is damaged, if values are NaN or infinite, or if weights
+    are missing, 2 if it cannot be read.
     """
     from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
+    from ...validate.checkpoint_class import compare_with_class
     from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later
     from ...validate.checkpoint_weights import read_contents, write_model
-    from ..render.checkpoint import CheckpointAnswer, checkpoint_document
+    from ..render.checkpoint import CheckpointAnswer, UnusableCheckpoint, checkpoint_document
     from ..render.deliver import show_document
 
     if not to_hf:
@@ -275,11 +278,15 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         from .mistaken_files import folder_instead
 
         raise ConfigFileError(f"{folder} is not a folder", fix=folder_instead(folder))
+    newer: tuple[UnusableCheckpoint, ...] = ()
     if inside := checkpoints_below(folder):
         usable, damaged = newest_usable(inside, by_deepspeed=False, say=output.say)
-        for each in damaged:
-            output.say(f"{each.folder.name} is damaged: {each.problem}")
         found = usable or damaged[0]
+        if usable is not None:
+            newer = tuple(
+                UnusableCheckpoint(folder=str(each.folder), problem=each.problem, damaged=each.damaged)
+                for each in damaged
+            )
         contents = read_contents(found.folder)
         output.say(f"{folder} contains {counted_noun(len(inside), 'checkpoint')}; {found.folder.name} is taken")
     else:
@@ -288,7 +295,13 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     conversion = None
     if to_hf and found.is_whole:
         conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice
+    compared = None
+    if contents.loads_weights and not contents.is_adapter and not found.damaged and not to_hf:
+        output.say("comparing the weights with the model's class ...")
+        compared = compare_with_class(Path(contents.folder))
     answer = CheckpointAnswer(
+        newer=newer,
+        compared=compared,
         contents=contents,
         evidence=found.evidence,
         damaged=found.damaged,
@@ -306,7 +319,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
                 instead = usable.folder
                 break
     show_document(lambda: checkpoint_document(answer, instead=instead), output)
-    return 1 if found.damaged or found.non_finite or (conversion and conversion.non_finite) else 0
+    is_broken = found.damaged or found.non_finite or (conversion and conversion.non_finite)
+    return 1 if is_broken or newer or answer.lacks_weights else 0
 
 
 @click.command(cls=GroupedCommand)

@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 import click
 
 from ...ds_configs.launch_commands import COUNTS, PROGRAMS, Launcher
+from ...probes.command.words import is_training
 from ...probes.command_line import command_line
 from ..question.gpu_text import meant_gpus
 from .model_argument import is_model, positional_places
@@ -115,6 +116,18 @@ def gpus_in_front(args: Sequence[str]) -> list[str]:
         return [*args]
     rest = [word for word in users if word not in ("--gpus", f"--gpus={gpus}", gpus)]
     return [*args[:end], "--gpus", found, *rest]
+
+
+def training_behind(words: Sequence[str]) -> list[str]:
+    """Return the words of a line that runs the command which stands in the place of a file, as one word or as several;
+    [] if they are no command that trains."""
+    try:
+        users = [part for word in words for part in shlex.split(word)]
+    except ValueError:  # a quote without its pair
+        return []
+    gpus = value_of("--gpus", users)
+    users = [word for word in users if word not in ("--gpus", f"--gpus={gpus}", gpus)]
+    return ["--gpus", gpus or GPUS, "--", *users] if users and is_training(users) else []
 
 
 def words_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

@@ -13,6 +13,7 @@ from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import FP8_RESTS_IN
+from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part, read_source
 
 WITH_FILE = (
@@ -48,22 +49,11 @@ FIELDS: Mapping[tuple[str, ...], tuple[str, ...]] = {
 }
 """The fields that `_deepspeed` makes DeepSpeed's keys from."""
 
+CONFIG_OPTIONS = ("accelerate_config", "config_file")
+"""TRL's options that name a configuration of accelerate (1.16 cli/accelerate_config.py)."""
+
 _PREFIX = "parallelism_config_"
 """Of all keys in accelerate's `parallelism_config`."""
-
-_ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
-SHIPPED_BY_TRL: Mapping[str, Mapping[str, Any]] = {
-    "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
-    "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
-    "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
-    "fsdp2": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, **_ON_8_GPUS},
-    **{
-        f"zero{stage}": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage}, **_ON_8_GPUS}
-        for stage in (1, 2, 3)
-    },
-}
-"""The configurations that TRL ships (`--accelerate_config`), reduced to the keys that decide a figure (TRL 1.16
-accelerate_configs)."""
 
 
 class AccelerateFormat:
@@ -232,7 +222,9 @@ def _deepspeed(source: Source, block: Mapping[str, Any]) -> DeepSpeedPart:
     precision = _precision(source.values)
     if precision in ("bf16", "fp16"):
         config[precision] = {"enabled": True}
-    return DeepSpeedPart(name="deepspeed_config", config=config)
+    paths = (("zero_optimization", name) for name in zero if name != "stage")
+    implied = tuple(path for path in paths if FIELDS[path][-1] not in block)
+    return DeepSpeedPart(name="deepspeed_config", config=config, implied=implied)
 
 
 def _precision(values: Mapping[str, Any]) -> str:
@@ -264,8 +256,9 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
     path = find_file(name, folder)
     if path is not None:
         source = read_source(path)
-    elif name in SHIPPED_BY_TRL:
-        source = Source(path=folder / name, text="", kind="yaml", values=SHIPPED_BY_TRL[name])
+    elif name in TRL_ACCELERATE:
+        source = Source(path=folder / name, text="", kind="yaml", values=TRL_ACCELERATE[name])
+        run.remarks.append(f"accelerate_config {name} is TRL 1.16's own, trl/accelerate_configs/{name}.yaml")
     else:
         run.sharding, run.deepspeed = "zero", DeepSpeedPart(name=name, config=None)
         return

@@ -193,8 +193,8 @@ def complete_answer(answer: ImportAnswer, destination: Path | None) -> ImportAns
     source, form, run, figures, document = answer.source, answer.form, answer.run, answer.figures, answer.document
     report = None
     if document is not None:
-        is_own = form.name == "accelerate" and run.deepspeed is not None and run.deepspeed.path is None
-        report = lint_part(document, None if figures is None else figures.question, in_accelerates_file=is_own)
+        question = None if figures is None else figures.question
+        report = lint_part(document, question, in_accelerates_file=run.is_from_fields)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
@@ -209,7 +209,7 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     """Put the overrides into the run, with a remark for each assumed value."""
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
-    by_script = run.leaves_batch_to_script and not run.obstacle
+    by_script = run.leaves_batch_to_script and not run.obstacle and (model or run.model) is not None
     assumed = []
     if by_script and micro is None:
         assumed.append("micro batch 1 (--micro-batch)")
@@ -241,8 +241,15 @@ def _start_on(run: ImportedRun, cluster: Cluster) -> None:
 
 
 def _document(part: DeepSpeedPart) -> Document | None:
+    """The configuration as lint reads it: without keys that the user has not written."""
     if part.config is None:
         return None
     if part.path is not None:
         return read_config_file(part.path).document
-    return read_document(config_text(part.config).encode(), name=part.name)
+    config = {
+        block: {key: each for key, each in value.items() if (block, key) not in part.implied}
+        if isinstance(value, Mapping)
+        else value
+        for block, value in part.config.items()
+    }
+    return read_document(config_text(config).encode(), name=part.name)

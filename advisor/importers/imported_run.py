@@ -30,6 +30,8 @@ class DeepSpeedPart:
     """The path of the found file; None if the configuration is part of the tool's file, or built in."""
     remark: str = ""
     """What is assumed of it; "" for nothing."""
+    implied: tuple[tuple[str, ...], ...] = ()
+    """Paths of keys in `config` that accelerate adds to what its file says, with DeepSpeed's defaults."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +119,12 @@ class ImportedRun:
     def processes(self) -> int | None:
         """The number of ranks; None if the file does not set it."""
         return None if self.gpus_per_node is None else (self.nodes or 1) * self.gpus_per_node
+
+    @property
+    def is_from_fields(self) -> bool:
+        """Whether accelerate makes the DeepSpeed configuration from the fields of its own file."""
+        is_inside = self.deepspeed is not None and self.deepspeed.path is None
+        return is_inside and (self.tool == "accelerate" or bool(self.accelerate_file))
 
     @property
     def is_fsdp(self) -> bool:

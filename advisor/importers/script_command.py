@@ -1,33 +1,77 @@
-"""The training command of a shell script, with the variables that the script itself sets."""
+"""The training commands of a shell script, with the variables that the script itself sets."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ...probes.command.words import is_assignment, is_training, shell_lines
 
 _REFERENCE = re.compile(
-    r"'[^']*'|\$\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}|\$(?P<bare>[A-Za-z_]\w*|[0-9@*#])", re.ASCII
+    r"'[^']*'"
+    r'|(?P<quote>"?)\$\{(?P<array>\w+)\[[@*]\]\}(?P=quote)'
+    r"|\$\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}"
+    r"|\$\{(?P<other>\w+)[^}]*\}"
+    r"|\$(?P<bare>[A-Za-z_]\w*|[0-9@*#])",
+    re.ASCII,
 )
-"""A reference to a variable, or a text in single quotes, in which a shell replaces none."""
+"""A reference to a variable, or a text in single quotes, in which a shell replaces none. Quotes around all elements of
+an array keep each element a word of its own."""
 
-_LITERAL = re.compile(r"[\w./:@%+=,-]*", re.ASCII)
-"""A value that means the same in every place of a command."""
+_LITERAL = re.compile(r"[\w./:@%+=, -]*", re.ASCII)
+"""A value that means the same in every place of a command: blanks divide words outside of quotes alone."""
+
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+
+_ARRAY = re.compile(
+    r"^[ \t]*(?:(?:export|local|readonly|declare(?:[ \t]+-\w+)?)[ \t]+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)="
+    r"""\((?P<words>(?:[^()"']|"(?:[^"\\]|\\.)*"|'[^']*')*)\)""",
+    re.MULTILINE | re.ASCII,
+)
+"""The assignment of an array, whose words may stand in several lines."""
+
+_LONG_TEXT = re.compile(r'^(?P<start>[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=)"(?P<text>[^"]*\n[^"]*)"', re.MULTILINE)
+"""The assignment of a text in several lines."""
 
 
-def training_command(text: str) -> str:
-    """The first training command of a script, behind `env` with what is exported before; "" for none. Variables with a
-    literal value in the script are replaced by it; others stay."""
+class ScriptCommand(NamedTuple):
+    """A command of a script that may start a training."""
+
+    line: int
+    text: str
+    """The command as a shell reads it, behind `env` with what is exported before."""
+
+
+class _Array(NamedTuple):
+    line: int
+    name: str
+    is_continued: bool
+    words: str
+    """As they are written, in one line."""
+
+
+def training_commands(text: str) -> list[ScriptCommand]:
+    """The training commands of a script. Variables with a literal value in the script, and arrays, are replaced by it;
+    others stay."""
+    text = _COMMENT.sub("", text)
+    arrays = [*_arrays(text)]
+    text = _ARRAY.sub(lambda match: "\n" * match[0].count("\n"), text)
+    text = _LONG_TEXT.sub(
+        lambda match: f'{match["start"]}"{_in_line(match["text"])}"' + "\n" * match[0].count("\n"), text
+    )
     values: dict[str, str] = {}
     exported: dict[str, None] = {}
+    found: list[ScriptCommand] = []
     for line in shell_lines(text):
         first, words = line.words[0], line.words
         if is_training(words):
-            command = _replaced(_training_part(line.text), values)
+            known = _elements([array for array in arrays if array.line < line.number], values)
+            command = _replaced(_training_part(line.text), values, known)
             settings = [shlex.quote(f"{name}={values[name]}") for name in exported if name in values]
-            return " ".join([*(["env", *settings] if settings else []), command])
+            whole = " ".join([*(["env", *settings] if settings else []), command])
+            found.append(ScriptCommand(line.number, whole))
         if first == "export":
             words = words[1:]
         elif not all(map(is_assignment, words)):
@@ -38,7 +82,31 @@ def training_command(text: str) -> str:
                 values[name] = _replaced(value, values)
             if first == "export":
                 exported[name] = None
-    return ""
+    return found
+
+
+def _arrays(text: str) -> Iterator[_Array]:
+    for match in _ARRAY.finditer(text):
+        words = re.sub(r"(?:^|(?<=\s))#.*$", "", match["words"], flags=re.MULTILINE)
+        yield _Array(text.count("\n", 0, match.start()) + 1, match["name"], bool(match["more"]), _in_line(words))
+
+
+def _shortened(match: re.Match[str]) -> str:
+    """An assignment in one line, with as many lines behind it as it had."""
+    return f'{match["start"]}"{_in_line(match["text"])}"' + "\n" * match[0].count("\n")
+
+
+def _in_line(text: str) -> str:
+    return " ".join(text.replace("\\\n", " ").split())
+
+
+def _elements(arrays: list[_Array], values: Mapping[str, str]) -> dict[str, str]:
+    """The words of each array as a shell reads them."""
+    known: dict[str, str] = {}
+    for array in arrays:
+        words = _replaced(array.words, values, known)
+        known[array.name] = f"{known.get(array.name, '')} {words}".strip() if array.is_continued else words
+    return known
 
 
 _KEPT_OR_END = re.compile(
@@ -63,12 +131,17 @@ def _training_part(line: str) -> str:
 
 def unknown_variables(command: str) -> list[str]:
     """The variables that a command still refers to."""
-    found = (match["braced"] or match["bare"] for match in _REFERENCE.finditer(command))
+    kinds = ("array", "braced", "other", "bare")
+    found = (next((match[kind] for kind in kinds if match[kind]), None) for match in _REFERENCE.finditer(command))
     return list(dict.fromkeys(name for name in found if name))
 
 
-def _replaced(text: str, values: Mapping[str, str]) -> str:
+def _replaced(text: str, values: Mapping[str, str], arrays: Mapping[str, str] | None = None) -> str:
     def value(match: re.Match[str]) -> str:
+        if match["array"]:
+            words = (arrays or {}).get(match["array"])
+            is_whole = match["quote"] or words is None or not {"'", '"'} & {*words}
+            return words if words is not None and is_whole else match[0]
         found = values.get(match["braced"] or match["bare"] or "", match["default"])
         return found if found is not None and _LITERAL.fullmatch(found) else match[0]
 

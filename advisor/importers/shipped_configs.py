@@ -1,4 +1,5 @@
-"""DeepSpeed configurations that tools ship, for files that name one where the tool's checkout is absent."""
+"""Configurations of DeepSpeed and of accelerate that tools ship, for files that name one where the tool's checkout is
+absent."""
 
 from __future__ import annotations
 
@@ -76,6 +77,27 @@ default and with its present names of keys."""
 
 _AXOLOTL_COMPILE = {"disable": False, "backend": "inductor"}
 """`compile` of the files with torch_compile in their names, keys that DeepSpeed 0.19.8 refuses."""
+
+
+_ON_8_GPUS = {"mixed_precision": "bf16", "num_processes": 8}
+_NO_OFFLOAD = {"offload_optimizer_device": "none", "offload_param_device": "none"}
+_TRL_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
+    "zero1": {"zero_stage": 1, "gradient_accumulation_steps": 1},
+    "zero2": {"zero_stage": 2, **_NO_OFFLOAD},
+    "zero3": {"zero_stage": 3, **_NO_OFFLOAD, "zero3_save_16bit_model": True},
+}
+TRL_ACCELERATE: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", **_ON_8_GPUS},
+    "fsdp1": {"distributed_type": "FSDP", **_ON_8_GPUS},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, **_ON_8_GPUS},
+    **{
+        name: {"distributed_type": "DEEPSPEED", "deepspeed_config": block, **_ON_8_GPUS}
+        for name, block in _TRL_DEEPSPEED.items()
+    },
+}
+"""accelerate's configurations that TRL ships, by the names of `--accelerate_config`, reduced to the keys that decide a
+figure or a finding (TRL 1.16 trl/accelerate_configs/*.yaml)."""
 
 
 def ms_swift_config(name: str) -> dict[str, Any] | None:

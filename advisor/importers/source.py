@@ -15,7 +15,7 @@ from ..text.units import listed
 from .file_text import edit_json, edit_yaml, read_yaml
 from .imported_run import DeepSpeedPart, Value
 from .script_arguments import ScriptArguments
-from .script_command import training_command, unknown_variables
+from .script_command import training_commands, unknown_variables
 
 Kind = Literal["yaml", "json"]
 
@@ -69,9 +69,15 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
 def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileError:
     """The error for a script, with the first training command in its text, and what is exported before."""
     command = f"torchrun {path}"
+    others: list[str] = []
     if path.suffix != ".py":
-        command = training_command(text) or "COMMAND, with the command that starts the training"
+        found = training_commands(text)
+        command = found[0].text if found else "COMMAND, with the command that starts the training"
+        others = [str(each.line) for each in found[1:]]
     why = "a dry run of its command answers in its place"
+    if others:
+        lines = f"line{'s' * (len(others) > 1)} {listed(others)}"
+        why = f"a dry run of its first command answers in its place, and so may those of {lines}"
     if unknown := unknown_variables(command):
         names = listed([f"${name}" for name in unknown])
         why += f", once you have replaced {names}, which the script gives no literal value"

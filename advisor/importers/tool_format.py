@@ -16,9 +16,10 @@ from ...estimators.optimizers import trainer_optimizer, trainer_optimizer_step
 from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
-from .accelerate import SHIPPED_BY_TRL, AccelerateFormat, changed_counts
+from .accelerate import AccelerateFormat, changed_counts
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
 from .script_arguments import ScriptArguments, rollout_options
+from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 together: bf16 is assumed"
@@ -211,7 +212,7 @@ class ToolFormat:
 
         Raises ConfigFileError if the DeepSpeed configuration is in accelerate's file, which this file names.
         """
-        if run.accelerate_file and part is not None and run.accelerate_file not in SHIPPED_BY_TRL:
+        if run.accelerate_file and part is not None and run.accelerate_file not in TRL_ACCELERATE:
             raise ConfigFileError(
                 f"the DeepSpeed configuration is in accelerate's {run.accelerate_file}",
                 fix="pass that file to ds-advise from, with --model and --gpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .accelerate import add_accelerate_file
+from .accelerate import CONFIG_OPTIONS, add_accelerate_file
 from .imported_run import ImportedRun
 from .script_arguments import ScriptArguments
 from .source import Source
@@ -94,7 +94,7 @@ def _trl_details(run: ImportedRun, arguments: ScriptArguments, source: Source) -
     if not bf16 and not fp16:  # base_config.py: bf16 is on by default
         run.training["precision"] = "bf16" if bf16 is None else "fp32"
     # cli/accelerate_config.py: keys that are accelerate's go to its launcher.
-    if (name := arguments.text("accelerate_config", "config_file")) and run.deepspeed is None:
+    if (name := arguments.text(*CONFIG_OPTIONS)) and run.deepspeed is None:
         add_accelerate_file(run, name, source.path.parent)
     machines = arguments.number("num_machines") or run.nodes or 1
     if processes := arguments.number("num_processes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +12,23 @@ from typing import Literal
 
 from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile, is_only_latest
+from ...validate.checkpoint_class import ClassComparison
 from ...validate.checkpoint_weights import CheckpointContents, Conversion
 from ..document import blocks as doc
-from ..text.units import count, counted_noun, gib, printable, size
+from ..text.units import count, counted_noun, ended, gib, printable, size
 
 _MOST_FILES = 5
 """Largest number of damaged files that are listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusableCheckpoint:
+    """A checkpoint from which a training must not resume."""
+
+    folder: str
+    problem: str
+    """The first damaged file, or the one with NaN, in one phrase."""
+    damaged: tuple[CheckpointFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +36,8 @@ class CheckpointAnswer:
     """Contents of a checkpoint, its damage, and its conversion."""
 
     schema_version: int = SCHEMA_VERSION
+    newer: tuple[UnusableCheckpoint, ...]
+    """The newer checkpoints of the named folder, which are damaged or hold NaN; the newest first."""
     contents: CheckpointContents
     evidence: Literal["checksums", "structure"]
     """checksums: the files equal the saved ones; structure: the files' archives are complete."""
@@ -34,14 +48,24 @@ class CheckpointAnswer:
     """The first file with such a value; "" without."""
     unexamined: int
     """Number of files of tensors whose values were not examined."""
+    compared: ClassComparison | None
+    """The weights that from_pretrained loads, compared with the model's class; null if there are none."""
     conversion: Conversion | None
     """Null if nothing was converted."""
     written: str
     """The folder with the model; "" if none was written."""
 
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether a tensor is missing or has another shape in the only weights that it has: DeepSpeed resumes from its
+        own states."""
+        return self.compared is not None and not self.compared.is_loaded and self.contents.resumed_by != "deepspeed"
+
 
 def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None) -> doc.Document:
-    """Return what the checkpoint is, whether it is whole, and its possible uses; then damage, sizes and commands.
+    """Return the damage of newer checkpoints, what this one is, whether it is whole, and its possible uses; then
+    damage, sizes and commands.
+
     instead: for one that must not be used, the newest usable checkpoint or folder of states of the same training."""
     contents = answer.contents
     name = printable(_named(contents))
@@ -57,7 +81,30 @@ def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None
     if answer.conversion is None and not answer.damaged and not answer.non_finite:
         blocks += _next_steps(contents)
     verdict = f"{name}: {_kind(contents)}, {size(contents.size_bytes)}"
+    if answer.newer:
+        newest, *others = (f"{_base(each)} is damaged: {printable(each.problem)}." for each in answer.newer)
+        advice: list[doc.Block] = [*map(doc.Sentence, others), doc.Sentence(_resume_instead(answer)), doc.Gap()]
+        blocks = [*advice, doc.Sentence(verdict, "bold"), *blocks]
+        return doc.Document(subject=name, verdict=newest, tone="bad", blocks=blocks, data=answer)
     return doc.Document(subject=name, verdict=verdict, tone=None, blocks=blocks, data=answer)
+
+
+def _resume_instead(answer: CheckpointAnswer) -> str:
+    """Return from what to resume in place of newer checkpoints. `resume_from_checkpoint=True` takes the folder
+    `checkpoint-STEP` of the largest step, whole or not (transformers 5.24 trainer_utils.py `get_last_checkpoint`)."""
+    newest, instead = _base(answer.newer[0]), printable(_named(answer.contents))
+    if not answer.contents.resumed_by:
+        return f"{instead} is the newest whole one, a model without states to resume from."
+    if re.fullmatch(r"checkpoint-\d+", newest):
+        return (
+            f"resume_from_checkpoint=True would take {newest}. Resume with "
+            f'resume_from_checkpoint="{instead}", or move {" and ".join(map(_base, answer.newer))} away.'
+        )
+    return f"Resume from {instead}, the newest whole one."
+
+
+def _base(checkpoint: UnusableCheckpoint) -> str:
+    return printable(Path(checkpoint.folder).name)
 
 
 def _saved(contents: CheckpointContents) -> str:
@@ -89,6 +136,7 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     """Yield whether the values are numbers and the files whole, and then the uses."""
     contents, damaged = answer.contents, answer.damaged
     is_broken = bool(answer.non_finite) and answer.conversion is None
+    lacking = None if answer.compared is None or answer.compared.is_loaded or damaged else answer.compared
     if is_broken:
         advice = "do not use it" if contents.is_model else "do not resume from it"
         yield _non_finite(answer.non_finite, answer.non_finite_file, advice)
@@ -100,7 +148,9 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         "structure": "every file was read, none is missing or cut off",
     }[answer.evidence]
     numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
-    if is_broken and not damaged:
+    if lacking is not None:
+        yield from _lacking(lacking)
+    if (is_broken or lacking is not None) and not damaged:
         yield doc.Sentence(f"Its files are complete: {evidence}.")
     elif damaged and not is_broken:
         yield doc.Sentence(f"The states are whole: every file of them was read, none is missing or cut off{numbers}.")
@@ -115,12 +165,28 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     elif damaged:
         yield from _load(contents, contents.tag, f"`{printable(damaged[0].name)}` {printable(damaged[0].problem)}")
     else:
-        yield doc.Sentence(_uses(contents))
+        yield doc.Sentence(_uses(contents, loads_weights=contents.loads_weights and lacking is None))
+        if answer.compared is not None and answer.compared.not_compared:
+            why = ended(printable(answer.compared.not_compared))
+            yield doc.Sentence(f"Whether a tensor of the model's class is missing was not checked: {why}", "unsure")
         if contents.missing_to_load:
-            lacking = " and ".join(contents.missing_to_load)
-            yield doc.Sentence(f"from_pretrained loads its weights only with {lacking}, which the folder lacks.")
+            needed = " and ".join(contents.missing_to_load)
+            yield doc.Sentence(f"from_pretrained loads its weights only with {needed}, which the folder lacks.")
         there = f"names {printable(contents.latest)}" if contents.latest else "is missing"
         yield from _latest(contents, f"`{_latest_file(contents)}` {there}")
+
+
+def _lacking(compared: ClassComparison) -> Iterator[doc.Block]:
+    """Yield the tensors that `from_pretrained` does not take from the files."""
+    for names, what, then in (
+        (compared.missing, "missing", "from_pretrained would initialize {} at random"),
+        (compared.reshaped, "of another shape", "from_pretrained stops at {}"),
+    ):
+        if names:
+            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+            first = printable(names[0]) if len(names) == 1 else f"the first {printable(names[0])}"
+            of = f"{counted_noun(len(names), 'tensor')} of {printable(compared.name)} {are} {what}, {first}"
+            yield doc.Sentence(f"{of}: {then.format(them)}.", "bad")
 
 
 def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
@@ -173,7 +239,10 @@ def _load(contents: CheckpointContents, tag: str, found: str) -> Iterator[doc.Bl
 
 def _damage(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     damaged = answer.damaged
-    use = "transformers' from_pretrained does not load it" if answer.contents.is_model else "Do not resume from it"
+    use = "Do not resume from it"
+    if answer.contents.is_model:
+        loader = "peft's PeftModel." if answer.contents.is_adapter else "transformers' "
+        use = f"{loader}from_pretrained does not load it"
     yield doc.Sentence(f"Damaged: {counted_noun(len(damaged), 'file')}. {use}.", "bad")
     yield from (doc.Sentence(f"  {printable(file.name)} {file.problem}", hang=4) for file in damaged[:_MOST_FILES])
     if len(damaged) > _MOST_FILES:
@@ -207,8 +276,8 @@ def _stages(contents: CheckpointContents) -> str:
     return "ZeRO-1 or 2" if contents.joins_partitions else "ZeRO-3"
 
 
-def _uses(contents: CheckpointContents) -> str:
-    """Return what one can do with an intact checkpoint."""
+def _uses(contents: CheckpointContents, *, loads_weights: bool) -> str:
+    """Return what one can do with an intact checkpoint. loads_weights: whether from_pretrained loads its weights."""
     if contents.is_universal:
         return f"You can resume with {_stages(contents)} on any number of GPUs, with checkpoint.load_universal."
     weights = "adapter with PeftModel." if contents.is_adapter else "weights with "
@@ -218,7 +287,7 @@ def _uses(contents: CheckpointContents) -> str:
         f"resume{fsdp} with Accelerator.load_state": contents.resumed_by == "accelerate",
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
-        f"load its {weights}from_pretrained": bool(contents.weights) and not contents.missing_to_load,
+        f"load its {weights}from_pretrained": loads_weights,
         "export its weights": _can_export(contents),
         "convert it for other GPUs": contents.has_zero_states and not contents.converted,
     }

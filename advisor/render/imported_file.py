@@ -71,7 +71,7 @@ def import_document(result: ToolRun, *, command: str) -> doc.Document:
         left_out = _GIVE_WAY[:count]
         faults, changes = _faults(result.answer, report, left_out), _changes(result.answer, left_out, command)
         refusals = [doc.Sentence(capitalised(ended(printable(fault))), "bad") for fault in result.answer.run.faults]
-        blocks = [*refusals, *_plans(result), *_remarks(result), *faults, *changes]
+        blocks = [*_no_figures(result.answer), *refusals, *_plans(result), *_remarks(result), *faults, *changes]
         document = doc.Document(subject=name, verdict=f"{name}, {verdict}", tone=tone, blocks=blocks, data=data)
         if line_count(document) <= MOST_LINES:
             break
@@ -93,6 +93,12 @@ def _verdict(result: ToolRun) -> tuple[str, doc.Tone | None]:
         return f"{title}: it cannot run, because {figures.refusal}.", "bad"
     fit = figures.as_is.fit
     return f"{title}: {refused}{fits_sentence(_plan_title(figures.as_is.plan), fit)}", tone or fit_tone(fit)
+
+
+def _no_figures(answer: ImportAnswer) -> Iterator[doc.Block]:
+    """Yield why there are no figures."""
+    if answer.obstacle is not None:
+        yield doc.Sentence(f"There are no figures: {ended(printable(str(answer.obstacle)))}", "bad")
 
 
 def _plans(result: ToolRun) -> Iterator[doc.Block]:
@@ -247,7 +253,7 @@ def _own_report(answer: ImportAnswer) -> LintReport | None:
     part, report = answer.run.deepspeed, answer.report
     if part is None or report is None or part.path is not None:
         return report
-    return report_in_file(report, answer.form, answer.source)
+    return report_in_file(report, answer.form, answer.source, answer.run)
 
 
 def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> Iterator[doc.Block]:

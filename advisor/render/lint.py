@@ -310,8 +310,9 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
 
 
 def finding_lines(finding: LintFinding, name: str) -> Iterator[doc.Block]:
-    """Yield a finding's problem, place and fix, without the lines of the file."""
-    mark, place = f"{finding.code} {finding.severity}", f"{printable(name)}:{finding.line}"
+    """Yield a finding's problem, place, key and fix, without the lines of the file."""
+    mark, key = f"{finding.code} {finding.severity}", printable(".".join(finding.path))
+    place = f"{printable(name)}:{finding.line} {key}".rstrip()
     fix = f" Fix: {ended(printable(finding.fix))}" if finding.fix else ""
     problem = f" {place}: {ended(printable(finding.sentence))}{fix}"
     yield doc.Sentence(problem, hang=4, mark=mark, mark_style=_STYLES[finding.severity])

@@ -13,7 +13,7 @@ import torch
 from ds_advise.advisor.cli.main import run
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
 from ds_advise.validate.checkpoint_weights import read_contents
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.helpers import write_checkpoint
 
@@ -180,7 +180,65 @@ def test_a_model_that_from_pretrained_does_not_load_is_not_whole(
             save_file({"weight": torch.ones(2)}, tmp_path / "model" / name)
     code, printed = _shown(capsys, "model")
     assert code == bool(missing) and ("from_pretrained does not load it. " + missing in printed) == bool(missing)
+    assert ("peft's PeftModel.from_pretrained does not" in printed) == missing.startswith("adapter_config")
     assert ("You can load its " in printed) != bool(missing)
+
+
+def test_a_damaged_newest_checkpoint_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`resume_from_checkpoint=True` takes the one of the largest step (transformers 5.24 `get_last_checkpoint`)."""
+    for step in (2, 4, 10):
+        _write(tmp_path / "out" / f"checkpoint-{step}")
+    (tmp_path / "out" / "checkpoint-10" / "optimizer.pt").unlink()
+    weights = tmp_path / "out" / "checkpoint-4" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, printed = _shown(capsys, "out")
+    assert code == 1 and printed.startswith(
+        "checkpoint-10 is damaged: the optimizer states are missing. checkpoint-4 is damaged: model.safetensors is cut "
+        "off. resume_from_checkpoint=True would take checkpoint-10. Resume with "
+        'resume_from_checkpoint="out/checkpoint-2", or move checkpoint-10 and checkpoint-4 away. out/checkpoint-2: '
+    )
+    assert run(["checkpoint", "out", "--json"]) == 1
+    newer = json.loads(capsys.readouterr().out)["newer"]
+    assert [(each["folder"], each["damaged"][0]["problem"]) for each in newer] == [
+        ("out/checkpoint-10", "are missing"),
+        ("out/checkpoint-4", "is cut off"),
+    ]
+
+
+@pytest.mark.slow
+def test_weights_that_from_pretrained_would_invent_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a class that transformers has; the tied head is none of them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    path, name = tmp_path / "model" / "model.safetensors", "model.norm.weight"
+    code, printed = _shown(capsys, "model")
+    assert code == 0 and "not checked" not in printed and "You can load its weights" in printed
+    tensors = load_file(path)
+    for changed, says in (
+        (None, f"1 tensor of LlamaForCausalLM is missing, {name}: from_pretrained would initialize it at random."),
+        (torch.ones(3), f"1 tensor of LlamaForCausalLM is of another shape, {name}: from_pretrained stops at it."),
+    ):
+        left = {key: value for key, value in tensors.items() if key != name}
+        save_file(left if changed is None else left | {name: changed}, path, metadata={"format": "pt"})
+        code, printed = _shown(capsys, "model")
+        assert code == 1 and says in printed and "You can load nothing" in printed and "Whole" not in printed
+    named = path.with_name("config.json")
+    for text, why in (
+        (named.read_text().replace("LlamaFor", "OtherFor"), "transformers has no class OtherForCausalLM."),
+        ("{}", "config.json names no class."),
+    ):
+        named.write_text(text)
+        code, printed = _shown(capsys, "model")
+        assert code == 0 and f"is missing was not checked: {why}" in printed
+    named.write_text('{"architectures": ["LlamaForCausalLM"]}')
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "was not checked: transformers is not installed." in _shown(capsys, "model")[1]
 
 
 def test_renamed_states_are_ordered_by_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

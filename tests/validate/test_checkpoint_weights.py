@@ -191,8 +191,11 @@ def test_the_newest_of_several_folders_is_taken(
     assert printed.out.startswith(f" out/{names[1]}: ZeRO-2 checkpoint of 2 ranks")
     assert f"out contains 2 checkpoints; {names[1]} is taken" in printed.err
     (folder / "latest").unlink()
-    assert run(["checkpoint", "out"]) == 0
-    assert capsys.readouterr().out.startswith(f" out/{names[0]}: ")
+    assert run(["checkpoint", "out"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f" {names[1]} is damaged: latest is missing.")
+    assert f"\n out/{names[0]}: " in printed.out
+    assert f"Resume from out/{names[0]}, the newest whole one." in printed.out
     assert run(["checkpoint", str(tmp_path)]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
 
@@ -336,10 +339,10 @@ def test_a_trainers_folder_is_exported_without_zero(tmp_path: Path, capsys: pyte
         folder = write_checkpoint(tmp_path / "out" / f"checkpoint-{step}", ranks=1, stage=0)
     (folder / "model.safetensors").write_bytes(b"{}")
     for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
-        assert run(["checkpoint", "out", "--to-hf", dtype, "--dtype", dtype]) == 0
+        assert run(["checkpoint", "out", "--to-hf", dtype, "--dtype", dtype]) == 1  # not the newest
         printed = capsys.readouterr()
-        assert printed.out.startswith(" out/checkpoint-8: checkpoint without ZeRO")
-        assert "checkpoint-12 is damaged: model.safetensors is cut off" in printed.err
+        assert printed.out.startswith(" checkpoint-12 is damaged: model.safetensors is cut off.")
+        assert "\n out/checkpoint-8: checkpoint without ZeRO" in printed.out
         assert "out contains 3 checkpoints; checkpoint-8 is taken" in printed.err
         weights = load_file(tmp_path / dtype / "model.safetensors")
         assert torch.equal(weights["weight"], torch.arange(4096.0).to(kind))

@@ -268,6 +268,24 @@ def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place
 
 
 @pytest.mark.usefixtures("folder")
+def test_where_nothing_can_be_written_or_predicted_the_reason_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a command that was typed with -o has it once."""
+    assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "-o", "no/new.yaml"]) == 2
+    out, error = capsys.readouterr()
+    assert not out and "there is no folder no; create it" in error
+    Path("new.yaml").write_text("mine: 1\n")
+    assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "--no-run", "-o", "new.yaml"]) == 2
+    printed = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    assert printed.endswith("-o new.yaml --force") and printed.count("-o new.yaml") == 1
+    Path("acc.yaml").write_text(ACCELERATE)
+    assert run(["from", "acc.yaml", "--gpus", "80GB"]) == 2
+    assert (
+        capsys.readouterr().out.splitlines()[1]
+        == " There are no figures: acc.yaml does not name a model; pass --model."
+    )
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_fault_that_accelerate_refuses_is_removed_in_the_new_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +344,27 @@ BAD = {
         "x.sh",
         "(torchrun t.py > log 2>&1 &)\n",
         "ds-advise --gpus 2x80GB --offline -- torchrun t.py\n",
+    ),
+    "its options are in an array": (
+        "x.sh",
+        'B=4\nARGS=(\n  --bf16 True  # fast\n  --name "a b" --b $B\n)\nARGS+=(--c 1)\n'
+        'torchrun t.py "${ARGS[@]}" --d ${E[0]}\nARGS=()\n',
+        "once you have replaced $E, which the script gives no literal value; ds-advise --gpus 2x80GB --offline -- "
+        'torchrun t.py --bf16 True --name "a b" --b 4 --c 1 --d ${E[0]}\n',
+    ),
+    "its options are in a text": (
+        "x.sh",
+        'N=2\nDS="--bf16 True --deepspeed ds.json"\nRUN="\n  --nproc_per_node $N \\\n  --nnodes 1\n"\n'
+        'torchrun $RUN t.py $DS --name "$DS"\n',
+        "is not read: a dry run of its command answers in its place; ds-advise --gpus 2x80GB --offline -- "
+        "torchrun --nproc_per_node 2 --nnodes 1 t.py --bf16 True --deepspeed ds.json "
+        '--name "--bf16 True --deepspeed ds.json"\n',
+    ),
+    "it has several commands": (
+        "x.sh",
+        "# one\ntorchrun a.py\n\ntorchrun b.py \\\n  --c 1\npython d.py\n",
+        "a dry run of its first command answers in its place, and so may those of lines 4 and 6; "
+        "ds-advise --gpus 2x80GB --offline -- torchrun a.py\n",
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
     "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
@@ -401,6 +440,23 @@ def test_bad_input_is_one_sentence(what: str, capsys: pytest.CaptureFixture[str]
     out, error = capsys.readouterr()
     assert (code, error.count("\n")) == (2, 1) and message in error and "error of ds-advise itself" not in error
     assert not [word for word in ("as it is", "Better", "Change in", "assumed") if word in out]
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["trl sft --model_name_or_path m --bf16"], "trl sft --model_name_or_path m --bf16"),
+        (["trl", "sft", "--model_name_or_path", "m", "--gpus", "8xH100"], "trl sft --model_name_or_path m"),
+        (["torchrun t.py --lr 1", "--gpus=8xH100"], "torchrun t.py --lr 1"),
+        (["accelerate launch t.py"], "accelerate launch t.py"),
+    ],
+)
+def test_a_command_in_place_of_a_file_is_run(
+    words: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["from", *words]) == 2
+    gpus = "8xH100" if any("gpus" in word for word in words) else "2x24GB"
+    assert capsys.readouterr().err.endswith(f"; write ds-advise --gpus {gpus} -- {instead}\n")
 
 
 @pytest.mark.usefixtures("folder")
@@ -493,11 +549,31 @@ def test_findings_in_a_configuration_within_the_file_have_their_place_in_it(
     words = ["from", "acc.yaml", "--model", "Qwen2.5-1.5B", "--gpus", "80GB", "--offline", "--no-run"]
     assert run([*words, "-o", "better.yaml"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "DS316 advice acc.yaml:2: Weights are not gathered" in printed and "DS154" not in printed
+    assert "DS316 advice acc.yaml:2 deepspeed_config: Weights are not gathered" in printed and "DS154" not in printed
+    assert "(for accelerate deepspeed_config.zero3_save_16bit_model)." in printed
     _, found, _ = _imported(capsys, *words[1:-2], "--no-run")
     places = {each["code"]: (each["line"], each["column"], each["path"]) for each in found["findings"]}
     assert places["DS316"] == (2, 1, "deepspeed_config")
     assert json.loads(Path("better.ds_config.json").read_text())["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_findings_are_on_what_a_file_says(stage: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither on keys that accelerate adds, nor on those that TRL's own files have."""
+    Path("acc.yaml").write_text(
+        f"distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: {stage}\n"
+    )
+    Path("trl.yaml").write_text(
+        f"model_name_or_path: Qwen/Qwen2.5-7B\ndataset_text_field: t\naccelerate_config: zero{stage}\n"
+    )
+    _, found, _ = _imported(capsys, "acc.yaml", "--model", "Qwen2.5-7B", "--gpus", "H100")
+    assert {each["code"] for each in found["findings"]} == ({"DS307", "DS316"} if stage == 3 else set())
+    _, found, _ = _imported(capsys, "trl.yaml", "--gpus", "H100")
+    assert f"accelerate_config zero{stage} is TRL 1.16's own, " in " ".join(found["remarks"])
+    places = {each["code"]: (each["line"], each["fix"].partition(":")[0]) for each in found["findings"]}
+    where = "in a DeepSpeed configuration of its own, `zero_optimization.sub_group_size`"
+    assert places == ({"DS307": (3, where)} if stage == 3 else {})
 
 
 @pytest.mark.usefixtures("folder")
@@ -558,6 +634,8 @@ def test_an_example_of_llama_factory_needs_no_checkout(
     words = ["a.json", "--gpus", "4xA100-80GB", "--offline"]
     _, shipped, _ = _imported(capsys, *words)
     assert f"{name} is not here: LLaMA-Factory's own of 2026-08 (ff6d4d1) is counted" in shipped["remarks"]
+    fixes = [each["fix"] for each in shipped["findings"] if each["code"] == "DS307"]
+    assert all(each.startswith(f"in {name}, `zero_optimization.sub_group_size`: write ") for each in fixes)
     Path(name).parent.mkdir(parents=True)
     Path(name).write_text((EXAMPLES / "LLaMA-Factory" / name).read_text())
     _, own, _ = _imported(capsys, *words)

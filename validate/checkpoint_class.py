@@ -1,0 +1,98 @@
+"""The tensors of a model's class in transformers, and those of them that the files of a folder lack.
+
+`from_pretrained` initializes a tensor that its files lack at random, and only logs it. Its own loading on torch's meta
+device tells which they are, whatever names it converts (transformers 5.24 modeling_utils.py `from_pretrained`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassComparison:
+    """The tensors of a folder's safetensors, compared with those of the class that its config.json names."""
+
+    name: str
+    """The class; "" if config.json names none."""
+    missing: tuple[str, ...] = ()
+    """Tensors of the class that the files lack; `from_pretrained` initializes them at random."""
+    reshaped: tuple[str, ...] = ()
+    """Tensors that have another shape in the files; `from_pretrained` stops at them."""
+    not_compared: str = ""
+    """Why they were not compared; "" if they were."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `from_pretrained` takes every tensor from the files, as far as it was compared."""
+        return not self.missing and not self.reshaped
+
+
+def compare_with_class(folder: Path) -> ClassComparison:
+    """Compare the names and shapes of a folder's tensors with those of the model's class. No memory is allocated for
+    weights, and no code of the model is run."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        name = str(next(iter(config.get("architectures") or ()), ""))
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+        return ClassComparison(name="", not_compared="config.json cannot be read")
+    if not name:
+        return ClassComparison(name="", not_compared="config.json names no class")
+    try:
+        kind = _class(config)
+    except ImportError:
+        return ClassComparison(name=name, not_compared="transformers is not installed")
+    if kind is None:
+        return ClassComparison(name=name, not_compared=f"transformers has no class {name}")
+    from transformers.utils.logging import get_verbosity, set_verbosity
+
+    verbosity = get_verbosity()
+    set_verbosity(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            _, found = kind.from_pretrained(
+                folder,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                use_safetensors=True,
+                local_files_only=True,
+            )
+    except Exception as error:  # transformers raises any: for an unknown quantization, a value of config.json
+        first = next(iter(str(error).splitlines()), "")[:200]
+        return ClassComparison(name=name, not_compared=f"transformers stopped: {first or type(error).__name__}")
+    finally:
+        set_verbosity(verbosity)
+    reshaped = {each if isinstance(each, str) else each[0] for each in found["mismatched_keys"]}
+    return ClassComparison(name=name, missing=tuple(sorted(found["missing_keys"])), reshaped=tuple(sorted(reshaped)))
+
+
+def own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the tensors of the model's class, without aliases of tied weights; None if transformers has no such
+    class."""
+    kind = _class(config)
+    if kind is None:
+        return None
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        model = kind(transformers.AutoConfig.for_model(**config))
+    aliases = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in aliases}
+
+
+def _class(config: Mapping[str, Any]) -> Any:
+    """The class of transformers that a configuration names; None for a foreign one. Raises ImportError."""
+    import transformers
+
+    kind = getattr(transformers, str(next(iter(config.get("architectures") or ()), "")), None)
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return kind if is_model and "auto_map" not in config else None
