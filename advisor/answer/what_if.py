@@ -176,9 +176,9 @@ class _Answer(NamedTuple):
                 text = f"{text}, pin_memory false"
         need = best.fit.assumed_host_bytes
         if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
-            text = f"{text}, needs {whole_gib(need):,} GiB of RAM"
+            text = f"{text}, needs {whole_gib(need):,} GiB RAM"
         elif chosen is not None and self._suits_smaller_host(chosen):
-            text = f"{text}, {whole_gib(best.ram_to_fit):,} GiB of RAM"
+            text = f"{text}, {whole_gib(best.ram_to_fit):,} GiB RAM"
         if (loss := self.question.workload.loss) != question.workload.loss:
             return f"{text}, {loss} loss"
         return ", ".join((text, *notes))

@@ -125,7 +125,7 @@ def test_every_change_keeps_its_promise(model: str, gpus: str, options: dict[str
             assert promised is not None, change
             assert best.strategy == promised[1], change
             assert best.tokens_per_s == pytest.approx(float(promised[2].replace(",", "")), rel=0.03), change
-            named = re.search(r"needs ([\d,]+) GiB of RAM", change.outcome)
+            named = re.search(r"needs ([\d,]+) GiB RAM", change.outcome)
             most = max(known, int(named[1].replace(",", "")) * 2**30 if named else 0)
             assert best.fit.assumed_host_bytes <= most, change
 

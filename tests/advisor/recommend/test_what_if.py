@@ -110,7 +110,7 @@ def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram(
         assert best is not None and best.tokens_per_s > chosen.tokens_per_s / 1.15
         need = whole_gib(host_bytes_to_fit(best.memory.host_bytes_per_node))
         assert need < 128 < whole_gib(chosen.memory.host_bytes_per_node)
-        assert offered[flags].endswith(f"{need} GiB of RAM") and rate(best.tokens_per_s) in offered[flags]
+        assert offered[flags].endswith(f"{need} GiB RAM") and rate(best.tokens_per_s) in offered[flags]
     alone = answer(build_question("Qwen2.5-7B", gpus="8xH100"))
     assert not any("optimizer" in change.flags for change in alone.changes)
 
@@ -123,7 +123,7 @@ def test_adapters_come_first_with_their_ram_where_the_answer_hangs_on_the_ram(mo
     first = next(change for change in found.changes if not change.assumed)
     again = answer(build_question(model, gpus=gpus, method="lora", offline=True)).recommended
     assert first.flags == "--method lora" and again is not None
-    assert f"{whole_gib(again.ram_to_fit)} GiB of RAM" in first.outcome and "needs" not in first.outcome
+    assert f"{whole_gib(again.ram_to_fit)} GiB RAM" in first.outcome and "needs" not in first.outcome
     printed = " ".join(" ".join(printed_document(answer_document(found), 80).split()).split())
     assert "--method lora" in printed.partition("What would change the answer")[2]
 
