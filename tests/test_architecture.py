@@ -48,6 +48,11 @@ Module = tuple[str, ...]
 
 
 @cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(root: Path = PACKAGE, folders: tuple[str, ...] = tuple(MAY_IMPORT)) -> dict[Module, set[Module]]:
     """The modules of the folders that each module imports, at any depth of its code."""
     paths = {
@@ -59,7 +64,7 @@ def imports(root: Path = PACKAGE, folders: tuple[str, ...] = tuple(MAY_IMPORT)) 
     graph: dict[Module, set[Module]] = {module: set() for module in modules}
     for name, path in paths.items():
         module = name[:-1] if name[-1] == "__init__" else name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ImportFrom):
                 target = _target(node, package=name[:-1])
                 graph[module] |= {
@@ -121,7 +126,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_every_name_that_a_module_imports_from_another_exists() -> None:
     """Also inside of a function, whose call alone would show it. Nothing is imported for it: all modules take long."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES}
+    trees = {path: _tree(path) for path in PACKAGE_FILES}
     modules = {_module(path): names_of(tree) for path, tree in trees.items()}
     lacking = [
         f"{path}:{node.lineno}: {alias.name}"
