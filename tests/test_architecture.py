@@ -38,8 +38,18 @@ SLOW = (
 
 CHECKOUT = Path(__file__).parents[1]
 
+PACKAGE_FILES = [
+    *PACKAGE.glob("__*__.py"),
+    *(path for folder in MAY_IMPORT for path in sorted((PACKAGE / folder).rglob("*.py"))),
+]
+
 Module = tuple[str, ...]
 """A module by its names below `ds_advise`; a folder's `__init__.py` has the folder's name."""
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
@@ -54,7 +64,7 @@ def imports(root: Path = PACKAGE, folders: tuple[str, ...] = tuple(MAY_IMPORT)) 
     graph: dict[Module, set[Module]] = {module: set() for module in modules}
     for name, path in paths.items():
         module = name[:-1] if name[-1] == "__init__" else name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ImportFrom):
                 target = _target(node, package=name[:-1])
                 graph[module] |= {
@@ -69,6 +79,24 @@ def _target(node: ast.ImportFrom, package: Module) -> Module:
     if node.level:
         return package[: len(package) - node.level + 1] + names
     return names[1:] if names[0] == "ds_advise" else ()
+
+
+def _module(path: Path) -> Module:
+    name = path.relative_to(PACKAGE).with_suffix("").parts
+    return name[:-1] if name[-1] == "__init__" else name
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    """The names that a module binds, and more: also those of its functions and classes."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
 
 
 def circle(graph: dict[Any, set[Any]]) -> list[Any]:
@@ -94,6 +122,23 @@ def test_a_folder_imports_only_what_stands_below_it() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle(imports())
     assert not circle(imports(CHECKOUT, ("benchmarks",)))
+
+
+def test_every_name_that_a_module_imports_from_another_exists() -> None:
+    """Also inside of a function, whose call alone would show it. Nothing is imported for it: all modules take long."""
+    trees = {path: _tree(path) for path in PACKAGE_FILES}
+    modules = {_module(path): names_of(tree) for path, tree in trees.items()}
+    lacking = [
+        f"{path}:{node.lineno}: {alias.name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.level or str(node.module).startswith("ds_advise"))
+        for alias in node.names
+        for target in [_target(node, package=path.relative_to(PACKAGE).parts[:-1])]
+        if (*target, alias.name) not in modules and not {alias.name, "__getattr__"} & modules.get(target, set())
+        if not (PACKAGE.joinpath(*target, alias.name)).is_dir()
+    ]
+    assert not lacking
 
 
 def test_only_their_own_tests_import_the_benchmarks() -> None:

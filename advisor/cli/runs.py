@@ -49,9 +49,9 @@ class _Described(NamedTuple):
     run: Run
     name: str
     """The name of its configuration."""
-    others: str = ""
+    others: Callable[[], str] = str
     """The command that finds the fastest plan for its training; "" if this is the plan of that command's answer, or the
-    closed form does not know the model."""
+    closed form does not know the model. Derived once DeepSpeed has taken the configuration."""
 
 
 def _described(
@@ -78,14 +78,23 @@ def _described(
     cluster = training_cluster(question.options, place(question.options))
     run = read_run(question.config, question.model, cluster, **question.options)
     _warn_of_set_keys(run)
+    has_default_batch = False
     if "micro_batch" not in question.batch and run.shape is not None and run.workload.optimizer in OPTIMIZERS:
         batch = {"gradient_checkpointing": "on"} | question.batch
         filled = filled_batch(run.config, run.shape, run.workload, cluster, **batch)
         if filled.words:
             output.say(filled.words)
+            has_default_batch = True
             micro, steps = filled.micro_batch_size, filled.gradient_accumulation_steps or 1
             run = replace(run, micro_batch_size=micro, gradient_accumulation_steps=steps)
-    others = "" if run.shape is None else f"ds-advise {question_words(question.model, question.asked)}"
+
+    def others() -> str:
+        if run.shape is None:
+            return ""
+        plan = None if has_default_batch else run.plan()  # the default batch is that of the answer, too
+        batch = {} if plan is None else {"global_batch": plan.samples_per_step(cluster.world_size)}
+        return f"ds-advise {question_words(question.model, question.asked | batch)}"
+
     return _Described(run, Path(question.name).name, others)
 
 
@@ -190,7 +199,8 @@ def dry_run(
     if timeline is not None:
         check_target(timeline, "--timeline", force=force)
     document: Callable[..., Document]
-    cluster, others = None, ""
+    cluster = None
+    others: Callable[[], str] = str
     if words:
         refuse_described(run)
         check_script(words, Path.cwd())  # before the machine is looked for
@@ -218,8 +228,11 @@ def dry_run(
         following = [Sentence(f"A training fails there too. Fix: {ended(failure.fix)}")]
     if not answer.fit.fits:
         if words:
-            others = shlex.join(["ds-advise", *option_words(machine_options(machine)), "--", *words])
-        following = next_command("Find the fastest plan that fits:", others) if others else []
+            given = [] if file is None else [str(file)]  # its batch is that of the training
+            asked = shlex.join(["ds-advise", *given, *option_words(machine_options(machine)), "--", *words])
+        else:
+            asked = others()
+        following = next_command("Find the fastest plan that fits:", asked) if asked else []
     show_document(lambda: document(answer, explain=explain, following=following), output, html=html, plot=plot)
     return 0 if answer.fit.fits and failure is None else 1
 

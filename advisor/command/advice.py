@@ -210,6 +210,16 @@ class CommandAdvice(Recommendation):
         return None if self.proof is None else self.proof.changed
 
     @property
+    def needs_its_lines(self) -> bool:
+        """Whether the command enables gradient checkpointing only by a line that the user adds, and the plan does not
+        fit without it, by the prediction."""
+        changed, chosen, question = self.changed, self.recommended, self.question
+        if changed is None or chosen is None or not changed.forced.checkpointing:
+            return False
+        without = chosen.plan.replace_fields(gradient_checkpointing=False)
+        return not predict(question.model, question.workload, question.cluster, without).fit.fits
+
+    @property
     def start(self) -> list[str]:
         """The words that start every rank of the changed command: with a launcher in front of a script without one."""
         assert self.changed is not None

@@ -50,6 +50,8 @@ class ChangedLine:
     place: str
     """FILE:LINE of the call that decides; "" if it is not known."""
     text: str
+    after: str = ""
+    """What happens in `place` before the new line; "" for a change of the call itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ class _Change:
             self._line("DataLoader", f"DataLoader(batch_size={new})")
             self._loader_batches[str(old)] = new
         elif setting == _CHECKPOINTING:
-            self._line("checkpointing", _checkpointing_line(self._found, enable=new))
+            self._line_of_checkpointing(enable=new)
             self._checkpointing = new
 
     def own_options(self, stage: int, offload: str, plan: Plan) -> bool:
@@ -231,6 +233,19 @@ class _Change:
         decides = not prefix and _equal(self._arguments.trainer.get(setting, old), old)
         return names | {setting} if decides else names
 
+    def _line_of_checkpointing(self, *, enable: bool) -> None:
+        observed, calls = self._found.observed, self._arguments.calls
+        if not enable:
+            self._line(
+                "checkpointing", "leave gradient checkpointing out, or call model.gradient_checkpointing_disable()"
+            )
+        elif observed.engines[0].checkpointing and not observed.in_training_mode:
+            text = "call model.train() before the training, so that gradient checkpointing runs"
+            self._line("checkpointing", text)
+        else:
+            text = "model.gradient_checkpointing_enable(); model.train()"
+            self._lines.append(ChangedLine(place=calls.get("model", ""), text=text, after="the model is made"))
+
     def _line(self, call: str, text: str) -> None:
         self._lines.append(ChangedLine(place=self._arguments.calls.get(call, ""), text=text))
 
@@ -243,11 +258,3 @@ def _with_precision(config: Mapping[str, Any], precision: str) -> dict[str, Any]
     """The configuration with the precision in place of `auto`, which only `mixed_precision` or a Trainer fills."""
     autos = [name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled") == "auto"]
     return {**config, **{name: {**config[name], "enabled": name == precision} for name in autos}}
-
-
-def _checkpointing_line(found: CommandResult, *, enable: bool) -> str:
-    if not enable:
-        return "leave gradient checkpointing out, or call model.gradient_checkpointing_disable()"
-    if found.observed.engines[0].checkpointing and not found.observed.in_training_mode:
-        return "call model.train() before the training, so that gradient checkpointing runs"
-    return "model.gradient_checkpointing_enable(); model.train()"

@@ -94,20 +94,39 @@ class EditedCommand:
             place = self.words.index("--accelerate_config")
             del self.words[place : place + 2]
             return False
-        names = [Path(word).name for word in self.words]
-        begin = next((at for at in range(len(names)) if names[at : at + 2] == ["accelerate", "launch"]), None)
+        begin = self._accelerate_options
         if begin is None:
             return False
         others, skips = list[str](), False
-        for word in self.words[begin + 2 :]:
+        for word in self.words[begin:]:
             flag, equals, _ = word.partition("=")
             is_value, skips = skips and not word.startswith("-"), False
             if word.startswith("--") and option_name(flag) in {*WITH_FILE, "mixed_precision", "zero3_init_flag"}:
                 skips = not equals
             elif not is_value and word != "--use_deepspeed":
                 others.append(word)
-        self.words[begin + 2 :] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
+        self.words[begin:] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
         return True
+
+    def set_for_accelerate(self, name: str, new: str) -> bool:
+        """Set an option of `accelerate launch`, which takes it in front of the script; False for another launcher."""
+        begin = self._accelerate_options
+        if begin is None:
+            return False
+        script = next((at for at in range(begin, len(self.words)) if self.words[at].endswith(".py")), len(self.words))
+        for at in range(begin, script):
+            flag, equals, _ = self.words[at].partition("=")
+            if flag.startswith("--") and option_name(flag) == name:
+                self.words[at : at + (1 if equals else 2)] = [flag, new]
+                return True
+        self.words[begin:begin] = [f"--{name}", new]
+        return True
+
+    @property
+    def _accelerate_options(self) -> int | None:
+        """The place of the first word behind `accelerate launch`; None for another command."""
+        names = [Path(word).name for word in self.words]
+        return next((at + 2 for at in range(len(names)) if names[at : at + 2] == ["accelerate", "launch"]), None)
 
     def _files(self) -> Iterator[tuple[int, str, dict[str, Any], str]]:
         """(place in the words, path as written, keys, text) of each file, except DeepSpeed's own configurations."""

@@ -84,7 +84,8 @@ class Monitor:
         self._start_checksums()
         if not self._memory.sample():
             return
-        if self._memory.compiles:  # an extension is built without a line of output
+        # An extension is built without a line of output, here or by a process of another command.
+        if self._memory.compiles or any(rank.awaits_build for rank in self.records.ranks):
             self.records.heard_at = time.monotonic()
         if differences := self._differences():
             self._view.prediction = None

@@ -191,7 +191,10 @@ def _changed(
         destination=str(folder / _CONFIG),
         settings={} if checkpoint is None else {"resume_from_checkpoint": str(checkpoint)},
     )
-    lines = [f"{line.text} at {line.place}" if line.place else line.text for line in changed.lines]
+    lines = [
+        line.text + (f" after {line.after}" if line.after else "") + (f" at {line.place}" if line.place else "")
+        for line in changed.lines
+    ]
     by_hand = f"the script sets these itself: write {', '.join(lines)}" if lines else ""
     # What is given in front of `--` stays there, in place of variables in front of the command.
     return changed.words[changed.words.index(seen.words[0]) :], changed.files, by_hand

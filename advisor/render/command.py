@@ -7,9 +7,11 @@ from math import prod
 from pathlib import Path
 
 from ...ds_configs.conversions import is_true
+from ...ds_configs.launch_commands import shell_line
 from ...ds_configs.read import offload_device_in, precision_in
 from ...probes.command.observed import Observed, ObservedEngine
 from ..answer.command_answer import CommandAnswer
+from ..command.edited import EditedCommand
 from ..document import blocks as doc
 from ..text.units import capitalised, ended, gib, memory_size
 from .dry_run import dry_run_document
@@ -51,8 +53,7 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
             taken = "true" if number.number else "false"
             text = f"{place} has a condition on values of weights, which are unknown: it was taken as {taken}."
             yield doc.Sentence(text, "yellow")
-    if option := _half_precision(answer):
-        yield doc.Sentence(f"It trains in fp32, and the GPU computes in bf16: {option}.", "yellow")
+    yield from precision_sentence(answer)
     change = answer.free_change if answer.fit.fits else answer.best_change
     if change is not None:
         gpu_bytes = answer.run.cluster.gpu.memory_bytes
@@ -61,17 +62,29 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
         yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.{alone}")
 
 
+def precision_sentence(answer: CommandAnswer) -> Iterator[doc.Block]:
+    """Yield what to write for a training in bf16 if it is in fp32 without need."""
+    if option := _half_precision(answer):
+        yield doc.Sentence(f"It trains in fp32, and the GPU computes in bf16: {option}.", "yellow")
+
+
 def _half_precision(answer: CommandAnswer) -> str:
-    """Return what to write for a Trainer's training in bf16 if it is in fp32 without need; "" otherwise. Adapters in
-    fp32 leave the computation to the frozen weights."""
+    """Return what to write for the training of a Trainer or of accelerate in bf16 if it is in fp32 without need; ""
+    otherwise. Adapters in fp32 leave the computation to the frozen weights."""
     engine, arguments = answer.engine, answer.arguments
     in_autocast = is_true((engine.config.get("torch_autocast") or {}).get("enabled"))
     is_whole = 2 * engine.trainable_parameters > engine.parameters and set(engine.trainable_dtypes) == {"float32"}
     gpu = answer.run.cluster.gpu
-    if not arguments.trainer or not is_whole or in_autocast or gpu.is_cpu or not gpu.has_bf16:
+    by_accelerate = not arguments.trainer and answer.training.framework != "deepspeed"
+    if not (arguments.trainer or by_accelerate) or not is_whole or in_autocast or gpu.is_cpu or not gpu.has_bf16:
         return ""
     if precision_in(engine.config) != "fp32":
         return ""
+    if by_accelerate:
+        command = EditedCommand(answer.words, Path.cwd(), arguments.options)
+        if command.set_for_accelerate("mixed_precision", "bf16"):
+            return f"start `{shell_line(command.words)}`"
+        return 'set mixed_precision="bf16" in its Accelerator'
     has_option = any("--bf16" in option.flags for option in arguments.options)
     return "pass --bf16" if has_option else "set bf16=True in its TrainingArguments"
 
@@ -85,7 +98,10 @@ def _facts(answer: CommandAnswer) -> Iterator[tuple[str, str]]:
         stage += f", optimizer on {device}"
     yield "engine", stage
     tensors = ((f"batch[{name}]" if name.isdigit() else name, shape) for name, shape in _largest(observed))
-    yield "tensors", ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in tensors)
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in tensors)
+    training = answer.training
+    fed = f"{training.rows}x{training.seq_len} tokens" if training.rows and training.seq_len else ""
+    yield "tensors", shapes or fed  # batches that come from no loader
     yield "lengths", _lengths(observed) if answer.training.seq_len else ""
     yield "checkpointing", "on" if observed.recomputes else "off"
     yield "attention", _attention(answer)

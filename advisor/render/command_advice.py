@@ -19,6 +19,7 @@ from ..answer.facts import answer_subject, further_facts
 from ..answer.start import start_settings
 from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
+from ..command.changes import ChangedLine
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
 from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ram_condition
@@ -27,6 +28,7 @@ from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, times, whole_gib
 from .answer import MOST_LINES, change_blocks
+from .command import precision_sentence
 from .ladder import Shown, ladder_table
 from .runs import START, next_command
 
@@ -65,6 +67,7 @@ def command_advice_document(answer: CommandAdvice, *, details: bool = False) -> 
                 *verdict.sentences,
                 *gain(answer),
                 *today_and_advised(answer),
+                *precision_sentence(answer.today),
                 *facts,
                 *changes_to_make(answer),
                 *_plans(answer, left_out, details=details),
@@ -195,8 +198,9 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
     elif changed.files:
         yield doc.Sentence(f"Write {', '.join(changed.files)} (--json has the text).")
     for line in changed.lines:
-        place = _place(line.place)
-        yield doc.Sentence(f"In {place}: {line.text}" if place else f"In the script: {line.text}")
+        yield doc.Sentence(f"{_where(line)}: {line.text}")
+    if answer.needs_its_lines:
+        yield doc.Sentence("Without gradient checkpointing the plan does not fit, by the prediction.", "yellow")
     words = answer.start
     if changed.gives_config:
         words = ["ds-advise", "launch", next(iter(changed.files)), "--", *changed.words]
@@ -206,6 +210,15 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         text = "The command stays as it is, after a setting:" if exports else "The command stays as it is:"
     yield doc.Sentence(text)
     yield doc.Commands([*exports, shell_line(words)])
+
+
+def _where(line: ChangedLine) -> str:
+    """Return what to do where: `In train.py:7`, or `First add in train.py, after the model is made (line 7)`."""
+    place = _place(line.place)
+    if not line.after:
+        return f"In {place or 'the script'}"
+    file, _, number = place.rpartition(":")
+    return f"First add in {file or 'the script'}, after {line.after}" + (f" (line {number})" if number else "")
 
 
 def _place(place: str) -> str:

@@ -219,8 +219,8 @@ def end_sentence(outcome: LaunchOutcome) -> str:
     if outcome.failure is not None:
         failure = outcome.failure
         where = "" if failure.rank is None else f", first on rank {failure.rank}"
-        if failure.kind == "nan_loss":  # the message has the step
-            return f"{FAILURE_TITLES[failure.kind]}, {seconds(outcome.seconds)}."
+        if failure.kind == "nan_loss":  # the message has the steps
+            return f"{capitalised(failure.message)}, {seconds(outcome.seconds)}."
         return f"{FAILURE_TITLES[failure.kind]}{where}{_when(outcome, failure.step, ', ')}, {seconds(outcome.seconds)}."
     how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
     loss = f"; loss {loss_figure(losses[0][1])} to {loss_figure(losses[-1][1])}" if len(losses) > 1 else ""
@@ -236,7 +236,8 @@ def _when(outcome: LaunchOutcome, step: int, before: str) -> str:
 
 def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[doc.Block]:
     is_exception = bool(re.match(r"[\w.]+: ", failure.message))
-    yield doc.Sentence(failure.message if is_exception else ended(capitalised(failure.message)))
+    if failure.kind != "nan_loss":  # whose message is the verdict
+        yield doc.Sentence(failure.message if is_exception else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):
         yield doc.Sentence(f"Evidence: {evidence}.")

@@ -108,9 +108,10 @@ class View:
 def line(title: str, view: View, elapsed_s: float) -> str:
     """Return the view in one line: `training, 3 min 12 s: step 60/600, loss 2.3, 28 min left; host 9.1 GiB, ...`."""
     loss = "" if view.loss is None else f"loss {loss_figure(view.loss)}"
-    parts = [view.phase, f"step {view.steps}" if view.step else "", loss, view.speed, view.left]
+    parts = [f"step {view.steps}" if view.step else "", loss, view.speed, view.left]
     memory = [f"{use.title} {gib(use.now_bytes)} GiB, {' '.join(use.notes)}" for use in view.memory if use.peak_bytes]
-    what = "; ".join((", ".join(filter(None, parts)), *(memory if view.step else ())))
+    figures = ", ".join(filter(None, parts))
+    what = "; ".join(filter(None, (view.phase, figures, *(memory if view.step else ()))))
     return f"{title}, {whole_seconds(elapsed_s)}: {what}"
 
 

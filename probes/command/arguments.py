@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -44,6 +45,8 @@ class Arguments:
         """Options that a parser of the script does not have."""
         self._trainer: Any = None
         self._calls: dict[str, str] = {}
+        self._makers: dict[int, tuple[weakref.ref[Any], str]] = {}
+        """Models of transformers with the FILE:LINE that made each, by their ids."""
         self._fields: dict[str, Any] = {}
         self._ds_config = ""
         self.active = False
@@ -134,6 +137,23 @@ class Arguments:
             return enable(own, *arguments, **options)
 
         owner.gradient_checkpointing_enable = noted
+        init = owner.__init__
+
+        @functools.wraps(init)
+        def made(own: Any, *arguments: Any, **options: Any) -> None:
+            if self.active and (line := self._user_line()):
+                self._makers[id(own)] = weakref.ref(own), line
+            init(own, *arguments, **options)
+
+        owner.__init__ = made
+
+    def _note_model(self, module: Any) -> None:
+        """Note where the module was made; inside of a wrapper, the model that it holds."""
+        for each in module.modules() if isinstance(module, torch.nn.Module) else ():
+            maker = self._makers.get(id(each))
+            if maker is not None and maker[0]() is each:
+                self._calls.setdefault("model", maker[1])
+                return
 
     def _patch_deepspeed(self) -> None:
         deepspeed: Any = importlib.import_module("deepspeed")
@@ -152,6 +172,7 @@ class Arguments:
                 given.pop("config_params", None)
                 given["config"] = dict(self._forced.ds_config)
                 given["args"] = None
+            self._note_model(given.get("model"))
             self._force_checkpointing(given.get("model"))
             return initialize(**given)
 

@@ -148,7 +148,7 @@ class ObservedArguments:
     trainer_class: str
     calls: dict[str, str]
     """FILE:LINE of calls in the user's files: "TrainingArguments", "DataLoader", "DeepSpeedPlugin", "initialize",
-    and "checkpointing" for what enables it."""
+    "checkpointing" for what enables it, and "model" for what makes transformers' model of the engine."""
     ds_config: str
     """The file with DeepSpeed's configuration; "" for one that the code or a launcher makes."""
 

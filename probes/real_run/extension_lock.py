@@ -84,7 +84,30 @@ def _remove_if_abandoned(lock: Path) -> None:
             lock.unlink()
 
 
-def is_held(lock: Path) -> bool:
+def builder(lock: Path) -> str:
+    """Who builds under the lock: `pid 7` or `a process of another container`; "" if no process here does. Raises
+    OSError for a lock that is gone."""
+    process = _process_of(lock)
+    return f"pid {process}" if process else "a process of another container" if _is_held(lock) else ""
+
+
+def _process_of(lock: Path) -> int | None:
+    """The number of a process that compiles an op: it has the op's lock open, under any name (ds-advise's own was
+    created under another one), or is a compiler of it, which is also seen if its files are not readable."""
+    wanted = lock.stat()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if f"-DTORCH_EXTENSION_NAME={lock.parent.name}".encode() in arguments:
+                return int(process.name)
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed since
+                    if os.path.samestat(descriptor.stat(), wanted):
+                        return int(process.name)
+    return None
+
+
+def _is_held(lock: Path) -> bool:
     """Whether a marked lock has a living owner, in whatever container."""
     with lock.open("rb") as stream:
         return stream.read() == _MARK and not try_lock(stream.fileno())

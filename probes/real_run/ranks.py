@@ -4,6 +4,7 @@ first."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import socket
 import time
@@ -17,10 +18,14 @@ from typing import Any
 import psutil
 
 from ..failures.messages import find_message
+from . import extension_lock
 from .events import EventLogReader
 
 _STATES = {"T": "stopped", "t": "tracing-stop", "Z": "dead", "X": "dead"}
 """States of a process in /proc other than running and waiting -> psutil's names."""
+
+_ASKED_EVERY_S = 5.0
+"""How long the answer to who builds an extension is kept."""
 
 _LAUNCHERS_SIGNAL = -signal.SIGTERM
 """Exit status of the ranks that a launcher ends after the first failure."""
@@ -143,11 +148,27 @@ class Rank:
         """Why it cannot go on, as far as its process shows; "" for nothing."""
         if self.is_suspended:
             return f"rank {self.number} was suspended (SIGSTOP)"
-        if lock := self.latest.get("waits_for"):
-            return f"rank {self.number} waits until another process has built {Path(lock).parent.name} ({lock})"
+        if (builder := self._builder) is not None:
+            lock = self.latest["waits_for"]
+            name = Path(lock).parent.name
+            if builder:
+                return f"rank {self.number} waits until {builder} has built {name} ({lock})"
+            abandoned = f"no process of this machine builds it; unless another machine does, delete {lock}"
+            return f"rank {self.number} waits until {name} is built, and {abandoned}"
         if self.error is not None:
             return f"rank {self.number} failed: {_clause(self.error_text)}"
         return f"rank {self.number} is gone" if self.is_lost else ""
+
+    @property
+    def awaits_build(self) -> bool:
+        """Whether it waits for an extension that a living process builds."""
+        return bool(self._builder)
+
+    @property
+    def _builder(self) -> str | None:
+        """Who builds the extension that it waits for; "" for nobody, None if it waits for none."""
+        lock = self.latest.get("waits_for")
+        return _builder(lock, int(time.monotonic() / _ASKED_EVERY_S)) if lock else None
 
     @property
     def is_lost(self) -> bool:
@@ -157,6 +178,16 @@ class Rank:
     @property
     def has_failed(self) -> bool:
         return self.error is not None or bool(self.exit_code) or self.is_lost
+
+
+@functools.lru_cache(maxsize=8)
+def _builder(lock: str, _when: int) -> str | None:
+    """Who builds under a lock, "" for nobody, None if the lock is gone. All processes are looked through, so all ranks
+    ask once for each time."""
+    try:
+        return extension_lock.builder(Path(lock))
+    except OSError:
+        return None
 
 
 class Ranks:

@@ -69,7 +69,7 @@ class _Job:
             message = f"not done within {timeout_s:.0f} s; rank {slowest.number} was in phase {slowest.phase}"
             return self._failure(slowest, "timeout", message)
         if now - self.records.heard_at > stall_s:
-            if self.memory.compiles:
+            if self.memory.compiles or any(rank.awaits_build for rank in self.records.ranks):
                 self.records.heard_at = now
             elif slowest.obstacle:
                 return self._failure(slowest, "hang", slowest.obstacle)

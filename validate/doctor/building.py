@@ -231,9 +231,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
     for lock in found:
         with suppress(OSError):
             age, name = f"{max(0.0, time.time() - lock.stat().st_mtime) / 60:.0f} min", lock.parent.name
-            builder = _builder(lock)
-            if builder or extension_lock.is_held(lock):
-                process = f"pid {builder}" if builder else "by a process of another container"
+            if process := extension_lock.builder(lock):
                 yield note(f"{name} is being compiled ({process}), {age}", "processes that need it wait until it ends")
                 continue
             left = True
@@ -245,19 +243,3 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             )
     if writable and not left:
         yield ok("the folder of compiled ops is writable")
-
-
-def _builder(lock: Path) -> int | None:
-    """The number of a process that compiles an op: it has the op's lock open, under any name (ds-advise's own was
-    created under another one), or is a compiler of it, which is also seen if its files are not readable."""
-    wanted = lock.stat()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            arguments = (process / "cmdline").read_bytes().split(b"\0")
-            if f"-DTORCH_EXTENSION_NAME={lock.parent.name}".encode() in arguments:
-                return int(process.name)
-            for descriptor in (process / "fd").iterdir():
-                with suppress(OSError):  # closed since
-                    if os.path.samestat(descriptor.stat(), wanted):
-                        return int(process.name)
-    return None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import ds_advise
 import pytest
 import yaml
+from ds_advise.advisor.command.advice import CommandAdvice
 from ds_advise.advisor.command.changes import ChangedCommand, ChangedLine, changed_command
 from ds_advise.advisor.question.model_source import load_model
+from ds_advise.advisor.render.command_advice import _where
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import CommandResult, ObservedOption
@@ -222,3 +226,36 @@ def test_an_option_that_switches_checkpointing_off_is_used(folder: Path) -> None
     made = changed("llamafactory-cli train run.yaml deepspeed=zero3.json", folder, result, plan)
     assert yaml.safe_load(made.files["run-2.yaml"])["disable_gradient_checkpointing"] is True
     assert made.words[-1] == "deepspeed=ds_config.json" and not made.lines
+
+
+@pytest.mark.parametrize(
+    ("calls", "where"),
+    [
+        ({"model": "/w/t.py:7"}, "First add in /w/t.py, after the model is made (line 7)"),
+        ({}, "First add in the script, after the model is made"),
+    ],
+)
+def test_the_line_that_enables_checkpointing_stands_after_the_model(
+    folder: Path, calls: dict[str, str], where: str
+) -> None:
+    result = found(folder, framework="deepspeed", calls=calls)
+    engine = replace(result.observed.engines[0], checkpointing=False)
+    result = replace(result, observed=replace(result.observed, recomputes=False, engines=(engine,)))
+    same = PLAN.replace_fields(micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True)
+    made = changed("python t.py", folder, result, same)
+    (line,) = (each for each in made.lines if "checkpointing" in each.text)
+    assert (line.text, line.place) == ("model.gradient_checkpointing_enable(); model.train()", calls.get("model", ""))
+    assert _where(line) == where and made.forced.checkpointing is True
+
+
+@pytest.mark.parametrize(("micro", "needed"), [(16, True), (1, False)])
+def test_a_plan_that_fits_by_a_line_alone_says_so(micro: int, needed: bool) -> None:
+    found = ds_advise.advise(
+        "Qwen2.5-0.5B", gpus="1x24GB", seq_len=2048, micro_batch=micro, gradient_checkpointing="on", offline=True
+    )
+    forced = SimpleNamespace(forced=ForcedSettings(checkpointing=True))
+    answer: Any = SimpleNamespace(changed=forced, recommended=found.recommended, question=found.question)
+    needs = vars(CommandAdvice)["needs_its_lines"].fget
+    assert needs(answer) is needed
+    answer.changed = SimpleNamespace(forced=ForcedSettings())
+    assert needs(answer) is False

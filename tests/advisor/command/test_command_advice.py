@@ -381,6 +381,7 @@ def test_adapters_are_asked_as_they_are_and_code_is_changed_by_lines(folder: Pat
     assert answer.question.trainable_parameters == answer.today.engine.trainable_parameters
     assert changed is not None and answer.proof is not None and not answer.proof.problem
     (line,) = changed.lines
+    assert answer.today.arguments.calls["model"] == f"{folder}/train.py:5"  # inside of peft's
     assert line.place == f"{folder}/train.py:7" and "per_device_train_batch_size=4" in line.text
     assert 'deepspeed="ds_config.json"' in line.text
 

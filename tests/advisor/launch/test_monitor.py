@@ -210,6 +210,8 @@ def test_memory_above_its_prediction_has_a_sign_and_a_colour(columns: int) -> No
         "training, 62 min 5 s: step 123456/200000, 123,000 tokens/s, 25 h 31 min left; GPU 50.0 GiB, peak 60.0 >"
         in said
     )
+    failed = View(phase="rank 1 failed: ValueError: got 0", step=4, loss=6.985)
+    assert line("training", failed, 9.0) == "training, 9 s: rank 1 failed: ValueError: got 0; step 4, loss 6.985"
 
 
 @pytest.mark.parametrize(

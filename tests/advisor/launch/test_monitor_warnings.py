@@ -94,6 +94,7 @@ def test_a_loss_that_is_nan_has_the_causes_of_its_type_and_its_line(
     assert "since step 7, so the training was ended after step 11" in " ".join(printed.split())
     assert re.search(r"rank0\.log:7\n +7 > step 6 loss nan", printed), printed
     assert printed.count("step 11") == 1
+    assert printed.count("NaN") == 1 and "not a number" not in printed
 
 
 def test_every_checkpoint_that_all_ranks_saved_gets_its_checksums(tmp_path: Path) -> None:
@@ -213,15 +214,36 @@ def test_a_rank_that_hangs_is_named_by_its_line(tmp_path: Path) -> None:
     assert [f"rank {rank} is in load_rows ({tmp_path}/train.py, line 3)" for rank in range(2)] == list(failure.evidence)
 
 
+def test_a_build_of_another_command_is_no_hang(tmp_path: Path) -> None:
+    """While its process lives, which has torch's lock open."""
+    request = request_of(tmp_path, "", stall_s=1.0)
+    request.folder.mkdir()
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monitor = monitor_of(request)
+    with lock.open() as stream, subprocess.Popen(["sleep", "60"], stdin=stream) as builder:
+        stream.close()
+        monitor.records = write_events(request.folder, [{"waits_for": str(lock)}])
+        monitor.records.heard_at -= 10.0
+        monitor.look()
+        assert monitor.abort_reason() is None
+        assert monitor.records.ranks[0].obstacle == f"rank 0 waits until pid {builder.pid} has built cpu_adam ({lock})"
+        builder.kill()
+
+
 def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Path) -> None:
     request = request_of(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
+    left = tmp_path / "cpu_adam" / "lock"
+    left.parent.mkdir()
+    left.touch()
     with subprocess.Popen(["sleep", "60"]) as suspended:
         suspended.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, suspended.pid, os.WSTOPPED)
         for rank, pid in ((0, suspended.pid), (1, os.getpid())):
             event = {"time": time.monotonic(), "rank": rank, "pid": pid, "host": socket.gethostname()}
-            lock = {"waits_for": "/cache/cpu_adam/lock" if rank else ""}
+            lock = {"waits_for": str(left) if rank else ""}
             (request.folder / f"rank{rank}.jsonl").write_text(json.dumps(event | lock) + "\n")
         monitor = monitor_of(request)
         monitor.look()
@@ -231,5 +253,6 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
     assert monitor.outcome(0, None, stopped=True).warnings == ("rank 0 was suspended (SIGSTOP)",)  # at once
     assert failure is not None and failure.evidence == (
         "rank 0 was suspended (SIGSTOP)",
-        "rank 1 waits until another process has built cpu_adam (/cache/cpu_adam/lock)",
+        "rank 1 waits until cpu_adam is built, and no process of this machine builds it; unless another machine does, "
+        f"delete {left}",
     )

@@ -190,7 +190,30 @@ def test_a_trainer_in_fp32_is_told_its_option(change: dict[str, Any], has_option
     answer = answer_of(engine=in_fp32 | change)
     answer = replace(answer, arguments=replace(ARGUMENTS, options=options, trainer={"output_dir": "out"}))
     assert words in said(answer) if words else "trains in fp32" not in said(answer)
-    assert "trains in fp32" not in said(replace(answer, arguments=replace(ARGUMENTS, trainer={})))
+    of_deepspeed = replace(TRAINING, framework="deepspeed")
+    assert "trains in fp32" not in said(replace(answer, arguments=ARGUMENTS, training=of_deepspeed))
+
+
+@pytest.mark.parametrize(
+    ("words", "said_words"),
+    [
+        ("accelerate launch acc.py --lr 1", "start `accelerate launch --mixed_precision bf16 acc.py --lr 1`."),
+        ("accelerate launch --mixed_precision no a.py", "start `accelerate launch --mixed_precision bf16 a.py`."),
+        (
+            "accelerate launch acc.py --mixed_precision no",
+            "start `accelerate launch --mixed_precision bf16 acc.py --mixed_precision no`.",
+        ),
+        ("python acc.py", 'set mixed_precision="bf16" in its Accelerator.'),
+    ],
+)
+def test_a_loop_of_accelerate_in_fp32_is_told_its_option(words: str, said_words: str) -> None:
+    in_fp32 = {"config": {}, "trainable_dtypes": {"float32": 1}, "trainable_parameters": ENGINE.parameters}
+    answer = replace(answer_of(engine=in_fp32), words=tuple(words.split()))
+    assert f"It trains in fp32, and the GPU computes in bf16: {said_words}" in said(answer)
+
+
+def test_the_batch_of_a_loop_without_a_loader_is_said() -> None:
+    assert "tensors 2x2048 tokens" in said(answer_of(batch_shapes={}))
 
 
 def test_the_training_is_described() -> None:

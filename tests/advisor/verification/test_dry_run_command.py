@@ -90,6 +90,27 @@ def test_a_plan_that_does_not_fit_names_the_command_for_one_that_does(
     assert run(words.split()) == 1
     asked = "Find the fastest plan that fits:\n   ds-advise config.json --seq-len 128 --gpus 2x24GB\n"
     assert asked in capsys.readouterr().out
+    # The batch that the file or an option sets is that of the training.
+    assert run([*words.split(), "--micro-batch", "3", "--accumulation", "2"]) == 1
+    asked = "ds-advise config.json --seq-len 128 --gpus 2x24GB --global-batch 12\n"
+    assert asked in capsys.readouterr().out
+
+
+def test_a_command_that_does_not_fit_keeps_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose batch is that of the training."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(json.dumps(CONFIG))
+    Path("train.py").touch()
+    shown = list[Any]()
+
+    def document(_answer: Any, *, following: list[Any], **_rest: Any) -> None:
+        shown.extend(following)
+
+    answer = SimpleNamespace(fit=Fit(0.0, 0.0, "needs 2 x VRAM", 2.0, "gpu"))
+    monkeypatch.setattr("ds_advise.advisor.cli.runs._command_answer", lambda *_rest, **_more: (answer, document))
+    monkeypatch.setattr("ds_advise.advisor.render.deliver.show_document", lambda made, *_rest, **_more: made())
+    assert run(["dry-run", "ds_config.json", "--gpus", "2x24GB", "--", "accelerate", "launch", "train.py"]) == 1
+    assert "ds-advise ds_config.json --gpus 2x24GB -- accelerate launch train.py" in repr(shown)
 
 
 def test_the_chart_is_as_high_as_what_is_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,8 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
 
     _, failure = watched(tmp_path, body, stall_s=4, on_progress=show)
     assert failure is not None and failure.kind == "hang"
-    assert failure.message == f"rank 0 waits until another process has built cpu_adam ({lock})"
+    nobody = f"no process of this machine builds it; unless another machine does, delete {lock}"
+    assert failure.message == f"rank 0 waits until cpu_adam is built, and {nobody}"
     assert failure.message in shown
 
 
