@@ -141,7 +141,11 @@ def test_a_named_file_with_other_content_is_kept_and_the_answer_shown(
     ask = ["gpt2", "--gpus", "T4", *FAST]
     assert run_here([*ask, "-o", "zero.json"]) == 2 and target.read_text() == "{}"
     out, err = capsys.readouterr()
-    assert out.startswith(" DDP fits.") and "zero.json is not written: it is another configuration" in out and "Wrote" not in out
+    assert (
+        out.startswith(" DDP fits.")
+        and "zero.json is not written: it is another configuration" in out
+        and "Wrote" not in out
+    )
     assert "zero.json exists and differs" in err and "--force" in err and len(err.splitlines()) == 1
     (tmp_path / "job.sbatch").write_text("mine")
     assert run_here([*ask, "--emit", "slurm", "--json"]) == 2
