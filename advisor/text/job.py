@@ -27,7 +27,7 @@ def durations(*durations_s: float) -> list[str]:
     longest_s = max(durations_s, default=0.0)
     size, unit = (HOUR_S, "h") if longest_s >= 2 * HOUR_S else (60, "min") if longest_s >= 100 else (1, "s")
     values = [duration_s / size for duration_s in durations_s]
-    return [f"{value:,.0f} {unit}" if value >= 9.95 else f"{value:.2g} {unit}" for value in values]
+    return [f"{value:,.0f} {unit}" if value >= 9.95 else f"{value:#.2g} {unit}" for value in values]
 
 
 def money(amount: float, currency: str, *, like: float | None = None) -> str:
