@@ -45,10 +45,10 @@ def install_for_both(recorder: Any) -> None:
 
     begin = recorder.begin
 
-    def begun(iteration: int, name: str) -> None:
+    def begun(iteration: int, name: str, part: str = "") -> None:
         if name not in ("forward", "backward", "step"):
             gc.collect()  # cycles of engine and trainer die when the collector runs, on each side at another time
-        begin(iteration, name)
+        begin(iteration, name, part)
 
     recorder.end, recorder.begin = marked, begun
     recorder.repeats = lambda *_: False

@@ -157,7 +157,7 @@ class Diagnosis:
 
 def diagnose_text(text: str) -> Diagnosis:
     """The cause in a piece of a log."""
-    return diagnose(io.BytesIO(text.encode()))
+    return diagnose(io.BytesIO(text.encode(errors="replace")))
 
 
 def diagnose(stream: BinaryIO) -> Diagnosis:

@@ -41,7 +41,7 @@ def test_pictures_are_those_of_the_answer_above_them(opened: Any) -> None:
     enter(page, "#micro-batch-value", "16k")
     assert page.is_hidden("#error") and page.text_content("#verdict h2") == "Nothing fits."
     assert page.locator("#tabs button").all_text_contents() == ["Memory", "Host RAM", "Time of a step"]
-    page.evaluate("show({part: 'answer', verdict: 'v', used: {}}); showError({sentence: 'An error.'})")
+    page.evaluate("show({part: 'answer', verdict: 'v', figures: '', used: {}}); showError({sentence: 'An error.'})")
     assert page.is_hidden("#pictures") and page.is_hidden("#older"), "the pictures were of another question"
 
 

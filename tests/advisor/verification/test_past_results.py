@@ -114,7 +114,7 @@ def test_a_failed_probe_is_kept_with_its_plan_workload_and_versions(capsys: pyte
     assert record.versions["deepspeed"]
     run(["history"])
     lines = capsys.readouterr().out.splitlines()
-    assert any("gpt2" in line and "zero2" in line and " out of memory " in line for line in lines)
+    assert any("gpt2" in line and "zero2" in line and " OOM " in line for line in lines)
 
 
 def test_a_failure_and_a_success_of_a_plan_are_kept_with_the_same_plan() -> None:
