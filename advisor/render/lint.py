@@ -271,7 +271,7 @@ def _ram_condition(prediction: Situation | str) -> str:
     memory = prediction.memory()
     fit = judge_fit(memory, prediction.cluster)
     needed = memory.host_bytes_per_node if fit.reason == NEEDS_RAM else fit.assumed_host_bytes
-    whole = f"{whole_gib(needed):,} GiB of RAM per node"
+    whole = f"{whole_gib(needed):,} GiB of RAM per node with a margin for the error"
     return f"; the plan needs {whole}, which is not checked without --ram" if needed else ""
 
 

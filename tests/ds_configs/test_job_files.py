@@ -126,19 +126,26 @@ def test_a_restarted_job_goes_on_from_the_newest_complete_checkpoint(tmp_path: P
     assert words[words.index("--deepspeed") + 2 :] == resumed
 
 
+def _fsdp_settings(file: Path, *, ranks: int) -> dict[str, Any]:
+    """The arguments of accelerate's FSDP plugin in a file that its launcher reads for `ranks` ranks in bf16."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    read = load_config_from_file(str(file))
+    assert (read.distributed_type, read.num_processes, read.mixed_precision) == ("FSDP", ranks, "bf16")
+    settings = {name.removeprefix("fsdp_"): value for name, value in read.fsdp_config.items()}
+    settings["fsdp_version"] = settings.pop("version")
+    settings["auto_wrap_policy"] = settings["auto_wrap_policy"].lower()
+    return settings
+
+
 def test_accelerate_gets_fsdp2_where_the_answer_compares_it(tmp_path: Path) -> None:
     """Its plugin takes every key, and the comment names the arguments of the script."""
-    from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     asked = ["advise", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline", "--sharding", "fsdp", "--emit", "accelerate"]
     assert run([*asked, "--global-batch", "256", "-o", str(tmp_path / "ds_config.json")]) == 0
     file = tmp_path / "accelerate_fsdp2.yaml"
-    read = load_config_from_file(str(file))
-    assert (read.distributed_type, read.num_processes, read.mixed_precision) == ("FSDP", 8, "bf16")
-    settings = {name.removeprefix("fsdp_"): value for name, value in read.fsdp_config.items()}
-    settings["fsdp_version"] = settings.pop("version")
-    settings["auto_wrap_policy"] = settings["auto_wrap_policy"].lower()
+    settings = _fsdp_settings(file, ranks=8)
     plugin = FullyShardedDataParallelPlugin(**settings)
     assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
     comment = file.read_text().splitlines()[1]
@@ -148,18 +155,13 @@ def test_accelerate_gets_fsdp2_where_the_answer_compares_it(tmp_path: Path) -> N
 
 def test_accelerate_gets_fsdp_where_it_alone_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP 1 with NF4 weights, as peft documents it; a job file of DeepSpeed is named as not written."""
-    from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     asked = ["Qwen2.5-72B", "--gpus", "4x4090", "--method", "qlora", "--offline", "--sharding", "fsdp"]
     assert run([*asked, "--emit", "accelerate,slurm", "-o", str(tmp_path / "ds_config.json")]) == 0
     assert [each.name for each in tmp_path.iterdir()] == ["accelerate_fsdp.yaml"]
     file = tmp_path / "accelerate_fsdp.yaml"
-    read = load_config_from_file(str(file))
-    assert (read.distributed_type, read.num_processes, read.mixed_precision) == ("FSDP", 4, "bf16")
-    settings = {name.removeprefix("fsdp_"): value for name, value in read.fsdp_config.items()}
-    settings["fsdp_version"] = settings.pop("version")
-    settings["auto_wrap_policy"] = settings["auto_wrap_policy"].lower()
+    settings = _fsdp_settings(file, ranks=4)
     assert settings.pop("sync_module_states") is True  # it needs a device
     plugin = FullyShardedDataParallelPlugin(**settings | {"cpu_ram_efficient_loading": False})
     assert plugin.fsdp_version == 1 and plugin.use_orig_params is False

@@ -214,13 +214,19 @@ def test_a_rank_that_hangs_is_named_by_its_line(tmp_path: Path) -> None:
     assert [f"rank {rank} is in load_rows ({tmp_path}/train.py, line 3)" for rank in range(2)] == list(failure.evidence)
 
 
+def _lock(folder: Path) -> Path:
+    """The lock of an extension that is built, or whose build was ended."""
+    lock = folder / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    return lock
+
+
 def test_a_build_of_another_command_is_no_hang(tmp_path: Path) -> None:
     """While its process lives, which has torch's lock open."""
     request = request_of(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
-    lock = tmp_path / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
+    lock = _lock(tmp_path)
     monitor = monitor_of(request)
     with lock.open() as stream, subprocess.Popen(["sleep", "60"], stdin=stream) as builder:
         stream.close()
@@ -235,9 +241,7 @@ def test_a_build_of_another_command_is_no_hang(tmp_path: Path) -> None:
 def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Path) -> None:
     request = request_of(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
-    left = tmp_path / "cpu_adam" / "lock"
-    left.parent.mkdir()
-    left.touch()
+    left = _lock(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as suspended:
         suspended.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, suspended.pid, os.WSTOPPED)
