@@ -314,7 +314,7 @@ def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
     refused: list[str] = []
     for flags, altered in other_methods(about):
         refused.append(flags)
-        market = _market(altered, advice.table.machines, advice.most_nodes)
+        market = _without_years(list(_market(altered, advice.table.machines, advice.most_nodes)))
         offers = (one for one in market if isinstance(one, Offer))
         other = replace(advice, offers=ranked(offers, advice.deadline_s, advice.budget))
         if other.recommended is not None:

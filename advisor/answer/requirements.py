@@ -113,7 +113,8 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     host, ram = candidate.memory.host_bytes_per_node, context.question.cluster.host_memory_bytes_per_node
     offered_ram = "GiB, not checked: --ram" if ram is None else f"of {gib(ram)} GiB"
     memory = f"{memory}; host RAM {gib(host)} {offered_ram}"
-    if fit.verdict != "does not fit":  # what cannot run has no speed
+    cannot_run = fit.verdict == "does not fit"
+    if not cannot_run:  # what cannot run has no speed
         memory = f"{memory}; {rate(candidate.tokens_per_s)} tokens/s"
     plan = candidate.plan
     batch = f"micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
@@ -131,15 +132,17 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
         is_conditional=fit.probability >= LEAST["safe"] and fit.assumed_host_bytes > 0,
     )
     for key, (value, text, write) in _figures(candidate, context.question).items():
-        if key in limits and key in ("speed", "duration", "cost") and fit.verdict == "does not fit":
+        if key not in limits:
+            continue
+        if cannot_run and key in ("speed", "duration", "cost"):
             detail = "not checked, the plan does not fit"
             yield Requirement(file=name, name=key, met=None, detail=detail, value=None, limit=limits[key])
-        elif key in limits:
-            bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
-            if key == "speed":
-                bound, met = f"at least {write(limits[key])} required", value >= limits[key]
-            detail = ", ".join([text, bound])
-            yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
+            continue
+        bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
+        if key == "speed":
+            bound, met = f"at least {write(limits[key])} required", value >= limits[key]
+        detail = ", ".join([text, bound])
+        yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
 
 
 def _figures(

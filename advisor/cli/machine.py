@@ -116,7 +116,7 @@ def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> i
     if forget:
         if not words:
             raise click.UsageError("--forget needs the numbers of records, or all")
-        if {*words} & {*typed[: typed.index("--forget")]}:  # of a line that showed a record
+        if not {*words} <= {*typed[typed.index("--forget") + 1 :]}:  # of a line that showed a record
             fix = line(["history", "--forget", *words])
             raise click.UsageError(f"the numbers to forget stand behind --forget; write {fix}")
         if chosen is not None:
@@ -222,11 +222,12 @@ def _numbers(texts: Sequence[str], store: Store) -> list[int]:
     """The numbers of records; of a range those that exist. Raises DsAdviseError for another text, and for a range
     without any."""
     found = list[int]()
+    known = [record.id for record in store.find() if record.id is not None] if any(map(_range, texts)) else []
     for text in texts:
         if (ends := _range(text)) is None:
             found.append(_number(text))
             continue
-        there = [record.id for record in store.find() if record.id is not None and ends[0] <= record.id <= ends[1]]
+        there = [number for number in known if ends[0] <= number <= ends[1]]
         if not there:
             raise DsAdviseError(f"there is no record from {ends[0]} to {ends[1]}", fix="`ds-advise history` lists them")
         found += there
@@ -265,6 +266,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     Exit code: 0 if it is intact, 1 if it or a newer one in DIR is damaged, if values are NaN or infinite, or if weights
     are missing, 2 if it cannot be read.
     """
+    from ...estimators.json_form import from_attributes
     from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
     from ...validate.checkpoint_class import compare_with_class
     from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later
@@ -283,10 +285,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         usable, damaged = newest_usable(inside, by_deepspeed=False, say=output.say)
         found = usable or damaged[0]
         if usable is not None:
-            newer = tuple(
-                UnusableCheckpoint(folder=str(each.folder), problem=each.problem, damaged=each.damaged)
-                for each in damaged
-            )
+            newer = tuple(from_attributes(UnusableCheckpoint, each, folder=str(each.folder)) for each in damaged)
         contents = read_contents(found.folder)
         output.say(f"{folder} contains {counted_noun(len(inside), 'checkpoint')}; {found.folder.name} is taken")
     else:

@@ -234,8 +234,8 @@ def _start_on(run: ImportedRun, cluster: Cluster) -> None:
     """Put the machines into the run, with a remark if its file names another number of processes."""
     if run.processes != cluster.world_size:
         run.remarks.append(
-            f"the file starts {run.processes} processes, and the run has {counted_noun(cluster.world_size, 'GPU')}: "
-            f"num_processes is {cluster.world_size} in a changed file"
+            f"the file starts {run.processes} processes, but the figures are those of "
+            f"{counted_noun(cluster.world_size, 'GPU')}"
         )
     run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
 

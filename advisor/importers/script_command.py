@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ...probes.command.words import is_assignment, is_training, shell_lines
@@ -58,9 +59,7 @@ def training_commands(text: str) -> list[ScriptCommand]:
     text = _COMMENT.sub("", text)
     arrays = [*_arrays(text)]
     text = _ARRAY.sub(lambda match: "\n" * match[0].count("\n"), text)
-    text = _LONG_TEXT.sub(
-        lambda match: f'{match["start"]}"{_in_line(match["text"])}"' + "\n" * match[0].count("\n"), text
-    )
+    text = _LONG_TEXT.sub(_shortened, text)
     values: dict[str, str] = {}
     exported: dict[str, None] = {}
     found: list[ScriptCommand] = []
@@ -68,7 +67,9 @@ def training_commands(text: str) -> list[ScriptCommand]:
         first, words = line.words[0], line.words
         if is_training(words):
             known = _elements([array for array in arrays if array.line < line.number], values)
-            command = _replaced(_training_part(line.text), values, known)
+            parts = _training_parts(line.text)  # `line` comes once for each of its commands
+            before = sum(each.line == line.number for each in found)
+            command = _replaced(parts[min(before, len(parts) - 1)], values, known)
             settings = [shlex.quote(f"{name}={values[name]}") for name in exported if name in values]
             whole = " ".join([*(["env", *settings] if settings else []), command])
             found.append(ScriptCommand(line.number, whole))
@@ -115,18 +116,18 @@ _KEPT_OR_END = re.compile(
 """What a shell reads as part of a word (a text in quotes, a substitution), or the end of a command."""
 
 
-def _training_part(line: str) -> str:
-    """The training command of a line as it is written, without what reads its output or runs besides it."""
+def _training_parts(line: str) -> list[str]:
+    """The training commands of a line as they are written, without what reads their output or runs besides them; the
+    line itself if none can be read."""
     ends = [match for match in _KEPT_OR_END.finditer(line) if match["kept"] is None]
     starts = [0, *(match.end() for match in ends)]
     parts = [line[start:end] for start, end in zip(starts, [*(each.start() for each in ends), len(line)], strict=True)]
+    found: list[str] = []
     for part in parts:
-        try:
+        with suppress(ValueError, IndexError):
             if is_training(shlex.split(part)):
-                return part.strip()
-        except (ValueError, IndexError):
-            continue
-    return line
+                found.append(part.strip())
+    return found or [line]
 
 
 def unknown_variables(command: str) -> list[str]:

@@ -16,7 +16,7 @@ from ..rent import Offer, RentAdvice
 from ..search.choice import SAME_SPEED
 from ..text.job import durations, figure_and_interval, hours, money, money_and_interval
 from ..text.labels import batch_label, checkpointing_title, cluster_title, plan_title
-from ..text.units import count, counted_noun, gib, listed, percent, rate, whole_gib
+from ..text.units import capitalised, count, counted_noun, gib, listed, percent, rate, whole_gib
 
 _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
@@ -34,7 +34,8 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     if advice.recommended is not None:
         blocks += [Sentence("Details:"), Commands([advice.advise_command(advice.recommended)])]
     blocks.append(Heading("Cost and hours", "cost", printed=False))
-    if chosen is None:
+    bars = None if chosen is None else _chart(advice)
+    if chosen is None or bars is None:
         blocks += map(Sentence, _left_out(advice, all_offers=all_offers))
         if advice.could_join_more:
             most, verb = counted_noun(advice.most_nodes, "machine"), "was" if advice.most_nodes == 1 else "were"
@@ -47,7 +48,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         order = "Cost of the job on the machines that no other beats in cost and time, the fastest first"
         scatter: list[Block] = [] if points is None else [Chart(points, printed=points), Gap()]
         table = _table(advice, shown, has_letters=bool(points))
-        blocks += [Gap(), *scatter, Chart(_chart(advice), caption=order), table, Gap()]
+        blocks += [Gap(), *scatter, Chart(bars, caption=order), table, Gap()]
         blocks += [Sentence(note, "dim") for note in _notes(advice, shown, all_offers=all_offers)]
     return Document(
         subject="Rent" if chosen is None else f"Rent for {chosen.question.model.name}",
@@ -55,7 +56,7 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         tone="bad" if advice.recommended is None else "good",
         blocks=blocks,
         data=advice.figures(all_offers=all_offers),
-        picture=None if chosen is None else _chart(advice),
+        picture=bars,
     )
 
 
@@ -93,8 +94,7 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
         duration = figure_and_interval(duration, (low, high))
     limits = _limits(advice)
     kind, amount = _kind(advice), f"{_amount(chosen)}{' (assumed)' * advice.amount_is_assumed}"
-    condition = f", if {_condition(chosen)}" if figures.is_conditional else ""
-    yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{condition}."
+    yield f"The {kind}{f' that {limits}' if limits else ''}: {_title(chosen)}{_condition(chosen)}."
     per_million = f"{sign}{tokens_cost}" if len(sign) < 2 else f"{tokens_cost} {sign}"
     yield (
         f"{amount}: {cost} in {duration}, at {money(figures.price_per_hour, sign)} an hour. About "
@@ -111,10 +111,9 @@ def _verdict(advice: RentAdvice) -> Iterator[str]:
     cheapest = advice.cheapest_choice
     if kind == _BEST_VALUE and cheapest is not None and cheapest is not chosen:
         other = cheapest.figures
-        condition = f", if {_condition(cheapest)}" if other.is_conditional else ""
         yield (
             f"{_cheapest_title(advice)}, {_title(cheapest)}, takes {hours(other.duration_s)} and costs "
-            f"{money(other.cost, sign)}{condition}."
+            f"{money(other.cost, sign)}{_condition(cheapest)}."
         )
 
 
@@ -173,14 +172,16 @@ def _cheapest_title(advice: RentAdvice) -> str:
     if advice.cheapest is advice.cheapest_choice:
         return "The cheapest"
     if advice.cheapest_choice is not advice.cheapest_within:
-        return f"{_ENOUGH_RAM[0].upper()}{_ENOUGH_RAM[1:]}"
+        return capitalised(_ENOUGH_RAM)
     return "The cheapest within the limits" if advice.budget is not None else "The cheapest within the time limit"
 
 
 def _condition(offer: Offer) -> str:
-    """The RAM that the plan of a conditional offer assumes."""
+    """The condition of an offer, `, if it has 168 GiB of RAM`; "" for none."""
+    if not offer.figures.is_conditional:
+        return ""
     need = f"{whole_gib(offer.candidate.memory.host_bytes_per_node):,}"
-    return f"{'each' if offer.figures.nodes > 1 else 'it'} has {need} GiB of RAM"
+    return f", if {'each' if offer.figures.nodes > 1 else 'it'} has {need} GiB of RAM"
 
 
 def _nothing(advice: RentAdvice) -> Iterator[str]:
@@ -209,9 +210,8 @@ def _nothing(advice: RentAdvice) -> Iterator[str]:
         nearest.append((_ENOUGH_RAM.removeprefix("the "), known))
     for which, offer in nearest:
         assert offer is not None, "there are offers"
-        figures = offer.figures
-        condition = f", if {_condition(offer)}" if figures.is_conditional else ""
-        yield f"The {which} is {_title(offer)}: {hours(figures.duration_s)}, {money(figures.cost, sign)}{condition}."
+        price = f"{hours(offer.figures.duration_s)}, {money(offer.figures.cost, sign)}"
+        yield f"The {which} is {_title(offer)}: {price}{_condition(offer)}."
     yield from _remedy(advice)
 
 
@@ -222,12 +222,8 @@ def _remedy(advice: RentAdvice) -> Iterator[str]:
             yield f"With {listed(advice.refused_methods, 'or')} there is none, either."
         return
     flags, offer = advice.remedy
-    figures = offer.figures
-    condition = f", if {_condition(offer)}" if figures.is_conditional else ""
-    yield (
-        f"With {flags} there is one: {_title(offer)}, {hours(figures.duration_s)}, "
-        f"{money(figures.cost, advice.table.sign)}{condition}."
-    )
+    price = f"{hours(offer.figures.duration_s)}, {money(offer.figures.cost, advice.table.sign)}"
+    yield f"With {flags} there is one: {_title(offer)}, {price}{_condition(offer)}."
 
 
 def _limits(advice: RentAdvice) -> str | None:

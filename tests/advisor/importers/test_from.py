@@ -722,7 +722,8 @@ def test_the_number_of_processes_follows_the_gpus(capsys: pytest.CaptureFixture[
         _, answer, _ = _imported(capsys, *words, "--gpus", gpus)
         assert f"num_processes: {count}\n" in Path("new.yaml").read_text()
         assert ("num_machines: 2" in Path("new.yaml").read_text()) == (count == 16)
-        assert any(f"num_processes is {count} in a changed file" in each for each in answer["remarks"]) == (count != 4)
+        remark = f"the file starts 4 processes, but the figures are those of {count} GPUs"
+        assert (remark in answer["remarks"]) == (count != 4)
 
 
 def test_a_configuration_that_deepspeed_refuses_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
