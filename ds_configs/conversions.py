@@ -39,7 +39,10 @@ def as_integer(value: Any) -> int:
 def as_number(value: Any) -> float:
     """The number that a value is read as. Raises ValueError for a value that pydantic rejects."""
     if isinstance(value, int | float | str) and str(value).isascii():
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError from None
     raise ValueError
 
 

@@ -56,9 +56,9 @@ def fsdp_config(job: Job, precision: str, *comments: str) -> str:
     return _fsdp_config(job, fsdp, precision, *comments)
 
 
-def _fsdp_config(job: Job, fsdp: Mapping[str, Any], precision: str, *comments: str) -> str:
+def _fsdp_config(job: Job, fsdp: dict[str, Any], precision: str, *comments: str) -> str:
     mixed = "no" if precision == "fp32" else precision
-    backend = {"distributed_type": "FSDP", "fsdp_config": dict(fsdp), "mixed_precision": mixed}
+    backend = {"distributed_type": "FSDP", "fsdp_config": fsdp, "mixed_precision": mixed}
     return _accelerate_config(job, backend, *comments)
 
 

@@ -191,7 +191,7 @@ def autoep_size_in(config: Mapping[str, Any]) -> int:
     otherwise 1. Raises ConfigFileError unless it is a whole number."""
     block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), _block(config, "zero_optimization")
     offloads = any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
-    if not is_true(block.get("enabled")) or not _is_at(zero, 1, 2, 3) or offloads:
+    if not is_true(block.get("enabled")) or not _is_at(config, 1, 2, 3) or offloads:
         return 1
     return max(1, _number(block, "autoep_size", default=1, where="expert_parallel."))
 
@@ -274,7 +274,7 @@ def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
             "the GPU, nor the steps that the host skips or hides",
             "ZenFlow selects columns by the values of their gradients, which a dry run does not have",
         )
-    if is_true(_block(zero, "offload_optimizer").get("super_offload")) and _is_at(zero, 3):
+    if is_true(_block(zero, "offload_optimizer").get("super_offload")) and _is_at(config, 3):
         yield UnmodeledFeature(
             "zero_optimization.offload_optimizer.super_offload",
             "SuperOffload",
@@ -296,7 +296,7 @@ def unmodeled_features(config: Mapping[str, Any]) -> Iterator[UnmodeledFeature]:
             "type are not included",
             "the simulated GPU does not apply autocast's casts, and would count activations in the weights' type",
         )
-    if _block(config, "expert_parallel").get("enabled") is True and autoep_size_in(config) == 1:
+    if is_true(_block(config, "expert_parallel").get("enabled")) and autoep_size_in(config) == 1:
         yield UnmodeledFeature(
             "expert_parallel",
             "AutoEP",
@@ -311,10 +311,10 @@ def _block(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _is_at(zero: Mapping[str, Any], *stages: int) -> bool:
-    """Whether a block, which may be refused, is of one of these stages."""
-    with contextlib.suppress(ValueError):
-        return as_integer(zero.get("stage", 0)) in stages
+def _is_at(config: Mapping[str, Any], *stages: int) -> bool:
+    """Whether a configuration, which may be refused, is of one of these stages."""
+    with contextlib.suppress(ConfigFileError):
+        return zero_stage_in(config) in stages
     return False
 
 

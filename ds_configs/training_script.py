@@ -294,7 +294,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         arguments.append(f"attn_implementation={json.dumps(ATTENTION[workload.attention])}")
     quantized = _quantization(workload, plan)
     if OBJECTIVES[workload.objective].value_model:
-        return _ppo_model_lines(workload, plan, [*arguments, " ".join(map(str.strip, quantized)).replace("( ", "(")])
+        joined = [" ".join(map(str.strip, quantized)).replace("( ", "(")] if quantized else []
+        return _ppo_model_lines(workload, plan, [*arguments, *joined])
     loads = f"model = {auto}.from_pretrained" if auto else "from_pretrained"
     lines = [f"{loads}({', '.join(['...', *arguments])})"] if arguments or auto else []
     if quantized:
@@ -352,7 +353,7 @@ def _quantization(workload: Workload, plan: Plan) -> list[str]:
 
 def _ppo_model_lines(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
     """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
-    options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *filter(None, arguments)))
+    options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
     reward = workload.rollouts and workload.rollouts.reward_model
     lines = [f"options = dict({options})"]
     source = json.dumps(reward.name) if reward else "..."

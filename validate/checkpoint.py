@@ -15,7 +15,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -37,6 +37,7 @@ from .checkpoint_trainer import (
     DISTRIBUTED_METADATA,
     RANDOM_STATES,
     TRAINER_STATE,
+    ResumedBy,
     distributed_damage,
     missing_parts,
     missing_states,
@@ -196,7 +197,7 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, by_deepspeed: boo
                 folder=named,
                 files=tuple(files),
                 evidence="checksums",
-                has_states=has_states(layout, listed),
+                has_states=bool(resumer(layout, listed)),
                 padding=padding,
             )
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
@@ -206,14 +207,14 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, by_deepspeed: boo
         folder=named,
         files=(*files, *(CheckpointFile(name=name, size_bytes=0, problem=problem) for name, problem in missing)),
         evidence="structure",
-        has_states=by_deepspeed or has_states(layout, names),
+        has_states=by_deepspeed or bool(resumer(layout, names)),
         padding=padding,
     )
 
 
-def has_states(layout: CheckpointLayout, names: Iterable[str]) -> bool:
-    """Whether a folder with these files holds states to resume from, by whatever saved them."""
-    return layout.is_deepspeeds or bool(resumed_by([*names]))
+def resumer(layout: CheckpointLayout, names: Collection[str]) -> ResumedBy:
+    """What resumes from the states in a folder with these files; "" without states."""
+    return "deepspeed" if layout.is_deepspeeds else resumed_by(names)
 
 
 def _padding(saved: SavedStates) -> int:
@@ -383,7 +384,7 @@ def _missing(
     if not layout.is_deepspeeds and not by_deepspeed:
         if kind := resumed_by(names):
             return absent + (list(missing_states(names)) if kind == "trainer" else [])
-        return [(name, "is missing") for name in missing_to_load(names)]
+        return list(dict.fromkeys(absent + [(name, "is missing") for name in missing_to_load(names)]))
     absent += [] if layout.is_universal else _missing_ranks(layout, saved, names, ranks)
     is_trainers = layout.folder.name.startswith("checkpoint-") and not layout.is_tag_named
     if is_trainers and TRAINER_STATE not in names:

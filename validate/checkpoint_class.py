@@ -40,7 +40,7 @@ def compare_with_class(folder: Path) -> ClassComparison:
     weights, and no code of the model is run."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
-        name = str(next(iter(config.get("architectures") or ()), ""))
+        name = _class_name(config)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return ClassComparison(name="", not_compared="config.json cannot be read")
     if not name:
@@ -89,10 +89,14 @@ def own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in aliases}
 
 
+def _class_name(config: Mapping[str, Any]) -> str:
+    return str(next(iter(config.get("architectures") or ()), ""))
+
+
 def _class(config: Mapping[str, Any]) -> Any:
     """The class of transformers that a configuration names; None for a foreign one. Raises ImportError."""
     import transformers
 
-    kind = getattr(transformers, str(next(iter(config.get("architectures") or ()), "")), None)
+    kind = getattr(transformers, _class_name(config), None)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return kind if is_model and "auto_map" not in config else None

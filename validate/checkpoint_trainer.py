@@ -80,11 +80,12 @@ def missing_parts(names: Collection[str]) -> Iterator[tuple[str, str]]:
 def missing_to_load(names: Iterable[str]) -> tuple[str, ...]:
     """The files that `from_pretrained` needs for the safetensors of a folder, and that are missing."""
     here = {name for name in names if "/" not in name}
-    if "adapter_model.safetensors" in here and not any(name.startswith("model") for name in here):
+    tensors = {name for name in here if ".safetensors" in name}
+    if "adapter_model.safetensors" in tensors and not any(name.startswith("model") for name in tensors):
         return tuple({"adapter_config.json"} - here)
     index = "model.safetensors.index.json"
-    shards = any(_SHARD.match(name) for name in here)
-    weights = index if shards or index in here else "model.safetensors"
+    shards = any(_SHARD.match(name) for name in tensors)
+    weights = index if shards or index in tensors else "model.safetensors"
     return tuple(name for name in (weights, "config.json") if name not in here)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
-from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in
+from .checkpoint import SHARDED_MODEL_STATES, file_size, ranks_in, resumer
 from .checkpoint_class import own_tensors
 from .checkpoint_layout import (
     CHECKSUMS,
@@ -31,7 +31,7 @@ from .checkpoint_layout import (
     checkpoint_layout,
     saved_states,
 )
-from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load, resumed_by
+from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load
 
 _KNOWN = frozenset(
     (
@@ -158,7 +158,7 @@ def read_contents(folder: Path) -> CheckpointContents:
     saved, tag = saved_states(layout), layout.tag
     states = [name for name in names if OPTIMIZER_STATES.search(name)]
     models = [match for name in names if (match := MODEL_STATES.search(Path(name).name))]
-    resumed: ResumedBy = "deepspeed" if layout.is_deepspeeds else resumed_by(names)
+    resumed = resumer(layout, names)
     sharded = any(match[1] for match in models)
     weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if not resumed and not weights:

@@ -19,7 +19,7 @@ from ...estimators.workload import Framework, Workload
 from ...validate.lint import DeepSpeedFacts, Document, LintReport, lint, load_facts, read_document
 from ...validate.lint.config_file import apply, read_config_file, shown_name, write_corrected
 from ...validate.lint.linted_config import NOTHING_FILLED, Fill, FilledBatch
-from ...validate.lint.rules_batch import is_for_the_trainer
+from ...validate.lint.rules_batch import reader_of
 from ..question.file_question import FileQuestion, file_question, question_words, split_batch
 from ..question.model_source import load_model
 from ..question.question import Question
@@ -49,7 +49,7 @@ def lint_settings(
     if shape is not None:
         options |= {} if framework is None else {"framework": framework}
         facts = load_facts()
-        if framework == "deepspeed" or (framework is None and not is_for_the_trainer(config, facts)):
+        if reader_of(framework, config, facts) == "deepspeed":
             config = facts.without_autos(config)
         shape = apply_model_options(shape, options)
         workload = configured_workload(config, options, shape, None if cluster is None else cluster.gpu)

@@ -255,7 +255,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     """Show the contents of a checkpoint of DeepSpeed or the Trainer, check its files, and export its weights.
 
     DIR holds `latest`, or is a folder of states or of a universal checkpoint; of a training's output folder, the newest
-    usable checkpoint is taken, after the damage of newer ones. Every file is read once. Archives must be complete;
+    usable checkpoint is taken, after the damage of newer ones. Archives must be complete;
     files written under `launch` or `train` must match their checksums. Where transformers is installed, the weights
     must be those of the model's class. DeepSpeed's zero_to_fp32 assembles the weights.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...ds_configs.secrets import hide_secrets
 from ...estimators.errors import DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
+from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...validate.lint import Document, LintFinding, LintReport, Rule
 from ...validate.lint.config_file import apply, shown_name
 from ...validate.lint.document import COMMENT
@@ -270,7 +271,9 @@ def _ram_condition(prediction: Situation | str) -> str:
         return ""
     memory = prediction.memory()
     fit = judge_fit(memory, prediction.cluster)
-    needed = memory.host_bytes_per_node if fit.reason == NEEDS_RAM else fit.assumed_host_bytes
+    needed = fit.assumed_host_bytes
+    if fit.reason == NEEDS_RAM:
+        needed = host_bytes_to_fit(memory.host_bytes_per_node)
     whole = f"{whole_gib(needed):,} GiB of RAM per node with a margin for the error"
     return f"; the plan needs {whole}, which is not checked without --ram" if needed else ""
 
@@ -292,9 +295,14 @@ def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:
         yield f"{counted_noun(advice, 'piece')} of advice"
 
 
+def shown_path(finding: LintFinding) -> str:
+    """The path of a finding's key, with an ellipsis where it is cut."""
+    path = printable(".".join(finding.path))
+    return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 3]}..."
+
+
 def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) -> Iterator[doc.Block]:
-    path, style = printable(".".join(finding.path)), _STYLES[finding.severity]
-    path = path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 3]}..."
+    path, style = shown_path(finding), _STYLES[finding.severity]
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
     yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}".rstrip(), "dim", hang=6)
@@ -311,8 +319,8 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
 
 def finding_lines(finding: LintFinding, name: str) -> Iterator[doc.Block]:
     """Yield a finding's problem, place, key and fix, without the lines of the file."""
-    mark, key = f"{finding.code} {finding.severity}", printable(".".join(finding.path))
-    place = f"{printable(name)}:{finding.line} {key}".rstrip()
+    mark = f"{finding.code} {finding.severity}"
+    place = f"{printable(name)}:{finding.line} {shown_path(finding)}".rstrip()
     fix = f" Fix: {ended(printable(finding.fix))}" if finding.fix else ""
     problem = f" {place}: {ended(printable(finding.sentence))}{fix}"
     yield doc.Sentence(problem, hang=4, mark=mark, mark_style=_STYLES[finding.severity])

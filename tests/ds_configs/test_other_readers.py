@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.ds_configs.conversions import as_number
 from ds_advise.ds_configs.emit import ds_config, merge_plan_into_config
 from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.ds_configs.read import unmodeled_features
+from ds_advise.ds_configs.read import autoep_size_in, unmodeled_features
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.catalogue import find
@@ -157,3 +158,17 @@ def test_a_feature_is_recognised_and_not_dry_run(name: str, config: dict[str, An
     with pytest.raises(DryRunError, match=name) as refused:
         dry_run(run)
     assert isinstance(refused.value, NeedsValuesError) or "install transformers 5.8" in refused.value.fix
+
+
+def test_a_stage_is_read_in_one_way() -> None:
+    """AutoEP's block counts at the stage that accelerate fills in, and is named where it cannot be predicted."""
+    experts = {"expert_parallel": {"enabled": "true", "autoep_size": 4}}
+    assert autoep_size_in({"zero_optimization": {"stage": "auto"}, **experts}) == 4
+    assert autoep_size_in({"zero_optimization": True, **experts}) == 4
+    offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, **experts}
+    assert [feature.name for feature in unmodeled_features(offloaded)] == ["AutoEP"]
+
+
+def test_a_number_beyond_floating_point_is_rejected() -> None:
+    with pytest.raises(ValueError):
+        as_number(10**400)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from ds_advise.advisor.cli.main import run
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
+from ds_advise.validate.checkpoint_trainer import missing_to_load
 from ds_advise.validate.checkpoint_weights import read_contents
 from safetensors.torch import load_file, save_file
 
@@ -182,6 +183,30 @@ def test_a_model_that_from_pretrained_does_not_load_is_not_whole(
     assert code == bool(missing) and ("from_pretrained does not load it. " + missing in printed) == bool(missing)
     assert ("peft's PeftModel.from_pretrained does not" in printed) == missing.startswith("adapter_config")
     assert ("You can load its " in printed) != bool(missing)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("adapter_model.safetensors", "adapter_config.json", "model_card.md", "modeling_x.py"),
+        (
+            *("model.safetensors", "config.json", "pytorch_model-00001-of-00001.bin"),
+            "pytorch_model.bin.index.json",
+        ),
+    ],
+)
+def test_only_safetensors_decide_what_from_pretrained_needs(names: tuple[str, ...]) -> None:
+    assert missing_to_load(names) == ()
+
+
+def test_weights_of_fsdp_beside_a_model_need_their_metadata(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    part = tmp_path / "pytorch_model_fsdp_0" / "__0_0.distcp"
+    part.parent.mkdir()
+    part.write_bytes(b"0")
+    missing = [file.name for file in read_checkpoint(tmp_path, by_deepspeed=False).files if file.problem]
+    assert missing == ["pytorch_model_fsdp_0/.metadata"]
 
 
 def test_a_damaged_newest_checkpoint_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

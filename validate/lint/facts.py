@@ -130,11 +130,15 @@ class DeepSpeedFacts:
         block = self.block(owner)
         return block.defaults.get(name) if block is not None else None
 
+    def drops_auto(self, path: str) -> bool:
+        """Whether the class of a block replaces the text "auto" by the default."""
+        block = self.block(path)
+        return block is not None and block.strict
+
     def without_autos(self, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """The values of a block as plain DeepSpeed reads them: its classes drop "auto" (runtime/config_utils.py
         `DeepSpeedConfigModel.__init__`), so the key has its default."""
-        block = self.block(path)
-        drops = block is not None and block.strict
+        drops = self.drops_auto(path)
         return {
             name: self.without_autos(value, f"{path}.{name}".lstrip(".")) if isinstance(value, dict) else value
             for name, value in values.items()

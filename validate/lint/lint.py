@@ -18,7 +18,7 @@ from .document_reader import read_document
 from .facts import DeepSpeedFacts
 from .linted_config import NOTHING_FILLED, OTHER_PLAN, Fill, FilledBatch, LintedConfig, Situation, nothing_filled
 from .rule import REMOVAL, Rule, Severity, Violation
-from .rules_batch import BATCH_RULES, TRAINER_RULES, is_for_the_trainer
+from .rules_batch import BATCH_RULES, TRAINER_RULES, reader_of
 from .rules_experts import EXPERT_RULES
 from .rules_file import FILE_RULES
 from .rules_keys import KEY_RULES, with_right_names
@@ -139,12 +139,11 @@ def lint(
     ignored:   codes of rules whose findings are left out.
     """
     is_assumed = framework is None if framework_is_assumed is None else framework_is_assumed
-    by_trainer: bool = framework != "deepspeed" if framework else is_for_the_trainer(document.value, facts)
     written = LintedConfig(
         document=document,
         values={},
         facts=facts,
-        framework="hf" if by_trainer else "deepspeed",
+        framework=reader_of(framework, document.value, facts),
         cluster=cluster,
         model=model,
         workload=workload,
@@ -250,9 +249,10 @@ def _with_missing_names(found: Sequence[LintFinding]) -> list[LintFinding]:
     joined = []
     for path, each in stands_for.items():
         whole = missing[path]
-        if _ORDER[each.severity] < _ORDER[whole.severity]:  # without the key that is meant there is no training
+        if _ORDER[each.severity] < _ORDER[whole.severity]:
             joined.append(each)
             continue
+        # Without the key that is meant there is no training.
         place = replace(whole, path=each.path, line=each.line, column=each.column, length=each.length)
         what = f"{whole.what}: {each.what}"
         joined.append(replace(place, what=what, fix=each.fix, edits=each.edits, meant=path))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...ds_configs.conversions import TRUTHS, as_integer, is_true
-from ...ds_configs.read import STAGE_FOR_AUTO, plan_from_ds_config
+from ...ds_configs.conversions import TRUTHS, is_true
+from ...ds_configs.read import plan_from_ds_config, zero_stage_in
 from ...estimators.errors import ConfigFileError
 from ...estimators.estimate import MemoryEstimate, TimeEstimate
 from ...estimators.hardware import Cluster
@@ -242,22 +242,18 @@ class LintedConfig:
         """The ZeRO stage; 0 if it is absent or does not exist."""
         return self.existing_stage or 0
 
-    @property
+    @cached_property
     def existing_stage(self) -> int | None:
         """The ZeRO stage; 0 if it is absent, None for a value that is no stage: what is meant is then unknown."""
-        value = self.get("zero_optimization")
-        if isinstance(value, bool):
-            return int(value)
-        if value is not None and not isinstance(value, dict):
-            return None
         path = "zero_optimization.stage"
-        if self.stage_is_missing:
-            return STAGE_FOR_AUTO if self.is_auto(path) and self.framework == "hf" else 0
-        try:
-            stage = as_integer(self.get(path))
-        except ValueError:
+        if self.get("zero_optimization") is None:
+            return 0
+        if self.has(path) and self.get(path) is None:
             return None
-        return stage if stage in (0, 1, 2, 3) else None
+        try:
+            return zero_stage_in(self.trained)
+        except ConfigFileError:
+            return None
 
     @property
     def stage_is_missing(self) -> bool:

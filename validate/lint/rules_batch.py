@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...ds_configs.emit import NOT_FILLED_PARAMS
+from ...estimators.workload import Framework
 from . import rule_conditions as when
 from .document import KeyPath
 from .facts import DeepSpeedFacts
@@ -149,8 +150,7 @@ def _unfilled(config: LintedConfig) -> Iterator[Violation]:
 
 def _dropped(config: LintedConfig) -> Iterator[Violation]:
     for path in _autos(config.values) if config.framework == "deepspeed" else ():
-        block = config.facts.block(".".join(path[:-1]))
-        field = block.field(path[-1]) if block is not None and block.strict else None
+        field = config.facts.find_field(".".join(path)) if config.facts.drops_auto(".".join(path[:-1])) else None
         if field is None or field.deprecated:
             continue
         default = f", which is {json_text(field.default)}" if field.default_known else ""
@@ -161,13 +161,17 @@ def _dropped(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
-def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
-    """Whether a file must be meant for the Trainer or accelerate: they fill all its "auto" values, or plain DeepSpeed
-    does not replace one of them by its default."""
+def reader_of(framework: Framework | None, values: Any, facts: DeepSpeedFacts) -> Framework:
+    """The reader of a file: plain DeepSpeed, or "hf" for the Trainer, accelerate and the tools on them.
+
+    If none is given, it is assumed. A file must be meant for the Trainer or accelerate if they fill all its "auto"
+    values, or if plain DeepSpeed does not replace one of them by its default.
+    """
+    if framework is not None:
+        return "deepspeed" if framework == "deepspeed" else "hf"
     paths = list(_autos(values)) if isinstance(values, dict) else []
-    blocks = [facts.block(".".join(path[:-1])) for path in paths]
-    dropped = all(block is not None and block.strict for block in blocks)
-    return bool(paths) and (all(map(_filled, paths)) or not dropped)
+    dropped = all(facts.drops_auto(".".join(path[:-1])) for path in paths)
+    return "hf" if paths and (all(map(_filled, paths)) or not dropped) else "deepspeed"
 
 
 def _filled(path: KeyPath) -> bool:

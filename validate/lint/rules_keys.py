@@ -260,8 +260,8 @@ def _deprecated_key(config: LintedConfig, path: str, block: ConfigBlock, field: 
     if successor is not None and field.moves and (value == "auto" or find_problem(field.type, value) is None):
         new = None if value == "auto" else successors_value(field, successor, value)
         fix = "remove it" if new is None else f'write "{name}": {json_text(new, longest=MOST_TO_WRITE)} instead'
-        renamed = Rename(key, name), Replace((*key[:-1], name), new)
-        edits = (Remove(key),) if new is None else renamed[: 1 if value is new else 2]
+        converted = () if new is value else (Replace((*key[:-1], name), new),)
+        edits = (Remove(key),) if new is None else (Rename(key, name), *converted)
     return violation(path, what, fix=fix, severity="error" if unseen else None, edits=edits)
 
 

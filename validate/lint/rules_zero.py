@@ -20,7 +20,7 @@ from .rules_types import scatters_means
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     if config.existing_stage is None:
         return
-    unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
+    unused = list[tuple[str, bool, str, bool]]()  # (path, whether the value is the default, who uses it, if any)
     for known in CONFIG_KEYS.values():
         owner, _, name = known.path.rpartition(".")
         # a key that no stage uses is common in examples, and reported only where ZeRO itself is off
@@ -31,20 +31,20 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
             field = config.facts.find_field(path)
             if config.has(path) and not config.is_auto(path) and not (field and field.deprecated):
                 why = _TO_SAVE if path in _GATHERS else _OF_STAGES[known.stages]
-                unused.append((path, config.get(path) == config.facts.default(path), why))
+                unused.append((path, config.get(path) == config.facts.default(path), why, bool(known.stages)))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, False, _OFFLOADS_SHARDS))
-    if config.stage_is_missing and any(why != _OF_STAGES[()] for *_, why in unused):
-        are_defaults = all(is_default for _, is_default, _ in unused)
+        unused.append((block, False, _OFFLOADS_SHARDS, True))
+    if config.stage_is_missing and any(is_used for *_, is_used in unused):
+        are_defaults = all(is_default for _, is_default, *_ in unused)
         yield replace(
             _without_stage(config, [path for path, *_ in unused]), severity="advice" if are_defaults else None
         )
         return
-    for path, is_default, why in unused:
+    for path, is_default, why, is_used in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        fix = "remove it" if why == _OF_STAGES[()] else ""
+        fix = "" if is_used else "remove it"
         yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
 
 

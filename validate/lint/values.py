@@ -1,6 +1,6 @@
 """Values of keys: the types that DeepSpeed accepts, and how they are shown.
 
-`problem` decides by pydantic's rules whether DeepSpeed accepts a value, without importing pydantic, which browsers
+`find_problem` decides by pydantic's rules whether DeepSpeed accepts a value, without importing pydantic, which browsers
 lack.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -372,11 +373,18 @@ def test_the_first_line_says_which_ram_is_not_checked(capsys: pytest.CaptureFixt
     asked = ["lint", "ds.json", "--gpus", "2xA100-80GB", "--offline", "--model"]
     for words, is_said in (
         (["Qwen2.5-72B"], True),
+        (["Llama-3.1-405B"], True),  # more than any host is assumed to have
         (["Qwen2.5-72B", "--ram", "3TB"], False),
         (["Qwen2.5-0.5B"], False),
     ):
         run([*asked, *words])
-        first = " ".join(capsys.readouterr().out.split()).partition(" DeepSpeed ")[0]
-        assert (
-            "GiB of RAM per node with a margin for the error, which is not checked without --ram." in first
-        ) == is_said
+        printed = " ".join(capsys.readouterr().out.split())
+        first = printed.partition(" DeepSpeed ")[0]
+        unchecked = "GiB of RAM per node with a margin for the error, which is not checked without --ram."
+        assert (unchecked in first) == is_said
+        if is_said:
+            needed = re.search(r"needs ([\d,]+) GiB", first)
+            predicted = re.search(r"per GPU, ([\d,.]+) GiB of RAM", printed)
+            assert needed and predicted
+            whole, exact = (float(each[1].replace(",", "")) for each in (needed, predicted))
+            assert whole > 1.05 * exact
