@@ -14,7 +14,7 @@ _WHERE: dict[Sign, str] = {
     "deepspeed": "With DeepSpeed",
     "zero3": "Under ZeRO-3",
     "fsdp": "Under FSDP",
-    "outside_fp16": "In bf16",
+    "outside_fp16": "In bf16 or fp32",
     "prediction_loop": "With transformers 3",
 }
 

@@ -129,6 +129,12 @@ class BenchResult:
         return max(filter(None, (self.best("elementwise_sum"), self.best("memory_copy"))), default=None)
 
     @property
+    def pcie_bytes_per_s(self) -> float | None:
+        """Bandwidth between pinned host memory and one device: the slower direction."""
+        up, down = (self.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
+        return min(up, down) if up and down else None
+
+    @property
     def links_bytes_per_s(self) -> float | None:
         """Bus bandwidth between the devices: the mean of all-gather and reduce-scatter."""
         rates = list(filter(None, (self.best("all_gather"), self.best("reduce_scatter"))))

@@ -14,7 +14,6 @@ from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
 from .options import COUNT, DEBUG, FORCE, LANG, PATH, CommandWithItsWords, Whole, output_options, warn_ignored
-from .typed_line import line
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
@@ -117,6 +116,8 @@ def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> i
         if not words:
             raise click.UsageError("--forget needs the numbers of records, or all")
         if not {*words} <= {*typed[typed.index("--forget") + 1 :]}:  # of a line that showed a record
+            from .typed_line import line  # imported here: only this mistake needs it
+
             fix = line(["history", "--forget", *words])
             raise click.UsageError(f"the numbers to forget stand behind --forget; write {fix}")
         if chosen is not None:

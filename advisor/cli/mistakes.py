@@ -14,7 +14,15 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, with_counts
 from ..question.options import OPTIONS
-from ..question.other_names import advice_for, filled_advice, meant_choice, meant_strategy, other_name, plan_of_stage
+from ..question.other_names import (
+    OF_STRATEGIES,
+    advice_for,
+    filled_advice,
+    meant_choice,
+    meant_strategy,
+    other_name,
+    plan_of_stage,
+)
 from ..text.units import alternatives
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
@@ -78,7 +86,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
                 return f"leave it out: {file} has its own strategy"
             is_given = value_of("--strategy", args) == strategy
             return f"leave it out: --strategy {strategy} has it" if is_given else f"write --strategy {strategy}"
-        if "compared" in advice and not _compares(command):
+        if advice in OF_STRATEGIES and not _compares(command):
             file = config_file(args, command) or "the configuration"
             return f"leave it out: {file} has the strategy, which ds-advise {command.name} does not change"
         return _with_question(filled_advice(advised, value, strategy), args, command)

@@ -114,8 +114,8 @@ def gpus_in_front(args: Sequence[str]) -> list[str]:
     gpus = value_of("--gpus", users)
     if not (found := meant_gpus(gpus)):
         return [*args]
-    rest = [word for word in users if word not in ("--gpus", f"--gpus={gpus}", gpus)]
-    return [*args[:end], "--gpus", found, *rest]
+    at = next(at for at, word in enumerate(users) if word in ("--gpus", f"--gpus={gpus}"))
+    return [*args[:end], "--gpus", found, *users[:at], *users[at + 1 + (users[at] == "--gpus") :]]
 
 
 def training_behind(words: Sequence[str]) -> list[str]:
@@ -125,9 +125,10 @@ def training_behind(words: Sequence[str]) -> list[str]:
         users = [part for word in words for part in shlex.split(word)]
     except ValueError:  # a quote without its pair
         return []
-    gpus = value_of("--gpus", users)
-    users = [word for word in users if word not in ("--gpus", f"--gpus={gpus}", gpus)]
-    return ["--gpus", gpus or GPUS, "--", *users] if users and is_training(users) else []
+    if not users or not is_training(users):
+        return []
+    found = gpus_in_front(["--", *users])
+    return found if found[0] == "--gpus" else ["--gpus", GPUS, *found]
 
 
 def words_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

@@ -18,6 +18,8 @@ _TRIED = "leave it out: every strategy is compared; ds-advise explain MODEL --st
 _OFFLOADS = (
     "leave it out: strategies with offload are compared too; ds-advise explain MODEL --strategy {STRATEGY} shows one"
 )
+OF_STRATEGIES = (_TRIED, _OFFLOADS, _STAGES)
+"""The advice that strategies are compared."""
 
 OTHER_NAMES: Mapping[str, str] = {
     "--precision {TYPE}": "dtype torch_dtype mixed_precision",

@@ -92,13 +92,13 @@ def measured_cluster(cluster: Cluster, known: MeasuredHardware) -> Cluster:
 
 def _measured_gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
     bf16, fp16, fp32 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16", "fp32"))
-    up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
-    memory, links, attention = known.memory_bytes_per_s, known.links_bytes_per_s, _attention_speeds(known)
+    memory, pcie, links = known.memory_bytes_per_s, known.pcie_bytes_per_s, known.links_bytes_per_s
+    attention = _attention_speeds(known)
     changes, names = _known(
         ("matrix products", bf16 or fp16, {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}),
         ("attention", attention, {"attention": attention}),
         ("device memory", memory, {"memory_bytes_per_s": (memory or 0) / STREAM_SHARE}),
-        ("PCIe", up and down, {"pcie_bytes_per_s": min(up or 0, down or 0) / PINNED_SHARE}),
+        ("PCIe", pcie, {"pcie_bytes_per_s": (pcie or 0) / PINNED_SHARE}),
         ("collectives", links, {"peer_bytes_per_s": (links or 0) / link_share(gpu)}),
     )
     # A card of unknown speed: the measured rates replace the assumed data sheet as well.

@@ -122,8 +122,9 @@ def _has_figure(rows: Sequence[Row], column: int) -> bool:
 
 
 def has_words(record: Record, words: Sequence[str]) -> bool:
-    """Return whether every word is a part of what the list shows of a record, in small or capital letters."""
-    shown = (record.kind, record.model_name, subject_of(record), gpus_of(record), failure_of(record))
+    """Return whether every word is a part of a record's kind, model, script, GPUs or failure, in full or as the list
+    shows it, in small or capital letters."""
+    shown = (record.kind, record.model_name, subject_of(record), gpus_of(record), failure_of(record), _lack(record))
     return all(any(word.casefold() in each.casefold() for each in shown) for word in words)
 
 
@@ -158,12 +159,16 @@ _SHORT = {
 """Failures as they stand in the column of speeds; others as their records have them."""
 
 
+def _lack(record: Record) -> str:
+    """Return what stands in the column of speeds for a run that failed or a plan that does not fit; "" for others."""
+    failure = failure_of(record)
+    return _SHORT.get(failure, failure) or "too large" * does_not_fit(record)
+
+
 def _speed(record: Record) -> Figure:
     """Return the speed of a run that ended as it should, else how it ended."""
-    if failure := failure_of(record):
-        return Figure(_SHORT.get(failure, failure), style="bad")
-    if does_not_fit(record):
-        return Figure("too large", style="bad")
+    if lack := _lack(record):
+        return Figure(lack, style="bad")
     figures = figures_of(record)
     if figures.samples_per_s is not None:
         return make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
@@ -239,13 +244,12 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
 def _used_speeds(result: BenchResult) -> Iterator[doc.Fact]:
     """Yield the speeds that answers use, as `question.this_machine` takes them from the figures."""
     each = "of each GPU" if result.device == "cuda" else "of each rank"
-    up, down = (result.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
     products = ((how, result.best("matrix_product", how=how)) for how in ("bf16", "fp16", "fp32"))
     speeds: list[tuple[str, float | None, Unit, str]] = [
         *((f"matrix products in {how}", rate, "flop/s", each) for how, rate in products),
         ("memory", result.memory_bytes_per_s, "B/s", each),
         ("memory of the host", result.best("host_memory"), "B/s", "by all cores"),
-        ("PCIe", min(up, down) if up and down else None, "B/s", "the slower direction"),
+        ("PCIe", result.pcie_bytes_per_s, "B/s", "the slower direction"),
         ("links", result.links_bytes_per_s, "B/s", "all-gather and reduce-scatter, bus bandwidth"),
         ("CPU Adam", result.best("cpu_adam"), "parameters/s", "by all cores"),
         ("NVMe read", result.best("nvme_read"), "B/s", ""),

@@ -13,7 +13,7 @@ from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
 from ...probes.failures.messages import MemoryPhase, find_message
-from ...probes.failures.out_of_memory import unfragmented
+from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
 from ..text.units import alternatives, numbered
@@ -42,9 +42,6 @@ _OF_AMD = {"nvidia-smi": "rocm-smi", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICE
 _OTHER_STATE = "the rank in another state"
 """Words of a fix in whose place the ranks stand that the log names."""
 
-_OF_OLD_TORCH = "max_split_size_mb:128"
-"""End of the setting against fragmentation of a torch up to 2.0."""
-
 _EXTENSIONS = "~/.cache/torch_extensions"
 """The usual folder in a fix, in whose place that of the log stands."""
 
@@ -63,9 +60,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     if explanation is None or message is None or found.first is None:
         return ""
     file = config or _config_of(found)
-    precise = _FIXES.get(message.id) or (_on_disk if message.kind == "disk_full" else None)
-    if isinstance(explanation, MemoryPhase) and explanation.name == "loss":
-        precise = _at_loss
+    key = explanation.name if isinstance(explanation, MemoryPhase) else message.id
+    precise = _FIXES.get(key) or (_on_disk if message.kind == "disk_full" else None)
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
@@ -211,7 +207,7 @@ def _of_auto_class(first: Finding, _fix: str) -> str:
 
 def _at_loss(first: Finding, _fix: str) -> str:
     """Name first what a torch can do for which there are no kernels of Liger (its setup.py needs 2.1.2)."""
-    if not unfragmented(first.error.text).endswith(_OF_OLD_TORCH):
+    if not unfragmented(first.error.text).endswith(OF_OLD_TORCH):
         return ""
     liger = "Liger's loss, which stores no logits, needs torch 2.1.2 or later"
     return f"A smaller micro batch, or shorter sequences. {liger}"
@@ -281,4 +277,6 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "cuda-mismatch": _of_toolkit,
     "segmentation-fault": _of_crash,
     "gpu-shared": _of_other_processes,
+    "loss": _at_loss,
 }
+"""Message, or phase of memory that ran out -> what makes its fix precise."""

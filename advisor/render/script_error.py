@@ -16,7 +16,7 @@ from .named_fix import named_fix
 
 def fix_of(traceback: str) -> str:
     """The fix of a known exception, as one clause for a line without a terminal; "" if it is not known."""
-    return named_fix(diagnose_text(traceback), "")
+    return named_fix(diagnose_text(traceback))
 
 
 def print_script_error(traceback: str) -> None:

@@ -220,7 +220,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         command=found.command,
         started=started,
         signs=signs,
-        is_first=chosen is not None and ({chosen.rank} == found.roots or _CLOCK.search(chosen.error.head) is not None),
+        is_first=chosen is not None and ({chosen.rank} == found.roots or _has_first_clock(chosen, findings)),
         devices=_other_devices(chosen, findings),
         begin=found.begin,
         lines=found.lines,
@@ -241,10 +241,23 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
 def _of_root(chosen: Finding, root: int, findings: Sequence[Finding]) -> Finding:
     """The error of the rank that torchrun saw fail first, if it is of the kind of the chosen one, whose time the log
     does not show."""
-    if chosen.rank in (None, root) or _CLOCK.search(chosen.error.head):
+    if chosen.rank in (None, root) or _clock(chosen):
         return chosen
     own = (each for each in findings if each.rank == root and each.role == chosen.role)
     return next(own, chosen)
+
+
+def _has_first_clock(chosen: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether the first error of every other rank shows its time, and none is earlier than that of the chosen one."""
+    others = {each.rank: each for each in reversed(findings) if each.role != "effect" and each.rank != chosen.rank}
+    own, times = _clock(chosen), map(_clock, others.values())
+    return own is not None and all(time is not None and own <= time for time in times)
+
+
+def _clock(finding: Finding) -> tuple[str, ...] | None:
+    """Day and time of an error; None for one without."""
+    found = _CLOCK.search(finding.error.head)
+    return found and found.groups()
 
 
 def _is_effect(finding: Finding, chosen: Finding) -> bool:
@@ -392,7 +405,7 @@ def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
 def _earliest(first: Finding | None, findings: Sequence[Finding]) -> Finding | None:
     """Of the ranks that report the same, the one whose clock shows the earliest time; the first line without clocks."""
     same = [each for each in findings if first is not None and each.message == first.message]
-    times = [found.groups() for each in same if (found := _CLOCK.search(each.error.head))]
+    times = [*filter(None, map(_clock, same))]
     return first if not same or len(times) < len(same) else same[times.index(min(times))]
 
 

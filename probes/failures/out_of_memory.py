@@ -45,6 +45,10 @@ _FRAGMENTED = 0.05
 """Least share of the GPU in free blocks that is called fragmentation: a full allocator has some always."""
 
 
+OF_OLD_TORCH = "max_split_size_mb:128"
+"""The setting against fragmentation of a torch up to 2.0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFigures:
     """torch's figures when the memory of the GPU or of the host ran out; null where the message has none."""
@@ -122,7 +126,7 @@ def unfragmented(text: str) -> str:
     if variable is None:
         return ""
     is_old = re.search(_FORMS["total_bytes"][0], text) is not None
-    return f"{variable[0]}={'max_split_size_mb:128' if is_old else 'expandable_segments:True'}"
+    return f"{variable[0]}={OF_OLD_TORCH if is_old else 'expandable_segments:True'}"
 
 
 def _minus(first: int | None, second: int | None) -> int | None:

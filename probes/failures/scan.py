@@ -50,7 +50,7 @@ _BEGINS = re.compile(
 """A frame that stands without the traceback's first line."""
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?:\s|$)|$)")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Timeout)(?::|$)")
-_OF_BOX = re.compile(r"^[\s│]*(?:❱\s*)?\d")
+_OF_BOX = re.compile(r"^\s*│[\s│]*(?:❱\s*)?\d")
 """Code in rich's traceback: also what is around the line that ran."""
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
@@ -218,7 +218,7 @@ class _Scanner:
         process = self._process(line)
         self._command = self._command or command_in(line.text)
         self._started = self._started.joined(ranks_in(line.text))
-        if not (line.text.lstrip().startswith(BOX) and _OF_BOX.match(line.text)):
+        if not _OF_BOX.match(line.text):
             self._signs |= signs_in(line.text)
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
         self._is_root = self._is_root or _ROOT in line.text

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 Sign = Literal["deepspeed", "zero3", "fsdp", "outside_fp16", "prediction_loop"]
-"""zero3: DeepSpeed's ZeRO stage 3. outside_fp16: it computes in bf16. prediction_loop: that of transformers 3, which
-joins the logits on the GPU and has no argument against it."""
+"""zero3: DeepSpeed's ZeRO stage 3. outside_fp16: it computes in bf16 or fp32. prediction_loop: that of transformers 3,
+which joins the logits on the GPU and has no argument against it."""
 
 SIGNS: tuple[Sign, ...] = get_args(Sign)
 """Texts of a later one replace those of an earlier one."""
@@ -48,6 +48,7 @@ SIGN_WORDS = (b"DeepSpeed info", b"[stage3.py:", b"bf16", b"bfloat16")
 _WORDS = (
     "eep",
     "stage",
+    "_zero3_",
     "fsdp",
     "FSDP",
     "bf16",

@@ -375,6 +375,7 @@ LINES = {
     "checkpoint folder --to hf": "write --to-hf hf\n",
     # The machine without a GPU is looked for when the words are known to be right.
     "-- python train.py --gpus 8xH100": "write ds-advise --gpus 8xH100 -- python train.py\n",
+    "-- python train.py --gpus 24GB --size 24GB": "write ds-advise --gpus 24GB -- python train.py --size 24GB\n",
     "-- torchrun trian.py": "there is no file trian.py; write train.py\n",
     "dry-run -- torchrun trian.py": "there is no file trian.py; write train.py\n",
     "gpt2 --data row.jsonl": "row.jsonl",

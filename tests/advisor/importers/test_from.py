@@ -449,6 +449,8 @@ def test_bad_input_is_one_sentence(what: str, capsys: pytest.CaptureFixture[str]
         (["trl", "sft", "--model_name_or_path", "m", "--gpus", "8xH100"], "trl sft --model_name_or_path m"),
         (["torchrun t.py --lr 1", "--gpus=8xH100"], "torchrun t.py --lr 1"),
         (["accelerate launch t.py"], "accelerate launch t.py"),
+        (["torchrun t.py --gpus 8xH100 --name 8xH100"], "torchrun t.py --name 8xH100"),
+        (["torchrun t.py --gpus=8xH100 --name 8xH100"], "torchrun t.py --name 8xH100"),
     ],
 )
 def test_a_command_in_place_of_a_file_is_run(
@@ -457,6 +459,12 @@ def test_a_command_in_place_of_a_file_is_run(
     assert run(["from", *words]) == 2
     gpus = "8xH100" if any("gpus" in word for word in words) else "2x24GB"
     assert capsys.readouterr().err.endswith(f"; write ds-advise --gpus {gpus} -- {instead}\n")
+
+
+def test_gpus_that_are_the_command_s_stay_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A number alone describes no GPUs."""
+    assert run(["from", "torchrun train.py --gpus 8 --bs 8"]) == 2
+    assert capsys.readouterr().err.endswith("; write ds-advise --gpus 2x24GB -- torchrun train.py --gpus 8 --bs 8\n")
 
 
 @pytest.mark.usefixtures("folder")

@@ -485,6 +485,16 @@ def test_words_choose_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no record has 'llama'" in capsys.readouterr().err
 
 
+def test_a_failure_is_chosen_by_its_words_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are shorter than those of the record, and a dry run that does not fit has none."""
+    Store().add(replace(PROBE, result=FAILED | {"failure": {"kind": "gpu_out_of_memory", "rank": 0}}))
+    Store().add(replace(PROBE, result={"peak": {}, **NEED, "gpu_memory_bytes": 2**32}, kind="dry-run"))
+    Store().add(PROBE)
+    for words, number in ((["OOM"], 1), (["gpu", "out of memory"], 1), (["too", "large"], 2)):
+        assert run(["history", *words, "--json"]) == 0
+        assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [number]
+
+
 def test_numbers_are_forgotten_only_behind_the_option(capsys: pytest.CaptureFixture[str]) -> None:
     """A line that shows a record must not remove it by a word at its end. A range has the numbers that exist."""
     for _ in range(5):
@@ -496,6 +506,10 @@ def test_numbers_are_forgotten_only_behind_the_option(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.endswith('{"forgotten": [2, 4]}\n') or len(Store().find()) == 2
     assert run(["history", "--forget", "8-9"]) == 2
     assert "there is no record from 8 to 9" in capsys.readouterr().err
+    assert run(["history", "5", "--forget"]) == 2 and len(Store().find()) == 2
+    assert "write ds-advise history --forget 5" in capsys.readouterr().err
+    assert run(["history", "--limit", "5", "--forget", "5"]) == 0
+    assert capsys.readouterr().out == " Forgot 5.\n"
 
 
 def test_a_page_without_predicted_figures_has_no_column_for_them(capsys: pytest.CaptureFixture[str]) -> None:

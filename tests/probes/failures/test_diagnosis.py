@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from ds_advise.probes.failures.diagnosis import Diagnosis, diagnose, diagnose_text
 from ds_advise.probes.failures.out_of_memory import memory_figures, unfragmented
+from ds_advise.probes.failures.signs import _FORMS, Sign, signs_in
 
 GiB = 2**30
 MiB = 2**20
@@ -940,6 +942,72 @@ def test_the_rank_that_torchrun_saw_fail_first_counts_before_the_order_of_lines(
     full = "".join(f"[rank1]: {line}\n" for line in (FRAMES + FULL).splitlines())
     known = diagnose_text(full + "".join(line for line in lines if line.startswith("[rank2]")) + FAILURES)
     assert known.first is not None and known.first.rank == 1 and known.message is not None
+
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+def _at(rank: int, time: str, error: str = ILLEGAL) -> str:
+    return f"[rank{rank}]:[E1129 {time} ProcessGroupNCCL.cpp:616] [Rank {rank}] terminated with exception: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "is_first"),
+    [
+        (_at(1, "10:00:09.1") + "".join(with_prefix(f"{FRAMES}RuntimeError: {ILLEGAL}", "[rank0]: ")), 1, False),
+        (_at(1, "10:00:09.1") + _at(0, "10:00:09.2"), 1, True),
+        (_at(1, "10:00:09.1") + _at(0, "10:00:08.9"), 0, True),
+        (_at(1, "10:00:09.1") + _at(0, "10:00:08.9") + f"RuntimeError: {ILLEGAL}\n", 1, False),
+        (
+            _at(1, "10:00:09.1")
+            + "".join(with_prefix(f"{FRAMES}KeyError: 'text'", "[rank0]: "))
+            + _at(0, "10:00:09.2", "CUDA error: unspecified launch failure"),
+            1,
+            False,
+        ),
+        (_at(1, "10:00:09.1") + _at(0, "10:00:08.9", "CUDA error: device-side assert triggered"), 1, False),
+    ],
+    ids=["no time", "later", "earlier", "no time and no rank", "a time of its second error", "another cause earlier"],
+)
+def test_clocks_tell_that_a_rank_failed_first_if_every_rank_has_one(log: str, rank: int, is_first: bool) -> None:
+    """Of its first error. None may be earlier, whatever the error is."""
+    diagnosis = diagnose_text(log)
+    assert diagnosis.first is not None and diagnosis.first.rank == rank
+    assert diagnosis.is_first == is_first
+
+
+SIGNS: dict[Sign, list[str]] = {
+    "deepspeed": [
+        *("deepspeed/runtime/engine.py", "DeepSpeed info: version=0.15.4", "transformers/deepspeed.py:deepspeed_init"),
+        *("accelerate/utils/deepspeed.py:9", "accelerator.py:_prepare_deepspeed", "--deepspeed ds.json"),
+        *("deepspeed train.py", "[INFO] [deepspeed] ", "deepspeed.initialize(", "[launch.py:1:main]"),
+        *("[runner.py:1:main]", "[engine.py:1:init]", "[stage_1_and_2.py:1:step]"),
+    ],
+    "zero3": [
+        *("deepspeed/runtime/zero/stage3.py", "in _zero3_consolidated_16bit_state_dict", "[stage3.py:1:step]"),
+        *("--zero_stage 3", "zero_stage: 3", "--config_file z3.yaml"),
+    ],
+    "fsdp": [
+        *("torch/distributed/fsdp/api.py", "torch/distributed/_composable/fsdp/api.py", "--fsdp full_shard"),
+        *("accelerate/utils/fsdp_utils.py:9", "FSDP(", "fsdp_workers.py"),
+    ],
+    "outside_fp16": [
+        *("--bf16", "bf16: true", "--dtype bfloat16", "--torch_dtype bf16", "torch_dtype=torch.bfloat16"),
+        *("mixed_precision: bf16", "bfloat16_enabled ...... True", '"bf16": {"enabled": true}'),
+    ],
+    "prediction_loop": ["trainer.py:prediction_loop preds = torch.cat("],
+}
+
+
+@pytest.mark.parametrize("sign", _FORMS)
+def test_every_form_of_a_sign_is_found(sign: Sign) -> None:
+    """Each of its alternatives has an example here: only lines with certain words are searched."""
+    assert all(sign in signs_in(example) for example in SIGNS[sign])
+    parts, depth = [""], 0
+    for token in re.findall(r"\\.|\[(?:\\.|[^\]\\])+\]|.", _FORMS[sign].pattern):
+        depth += (token == "(") - (token == ")")
+        parts = [*parts, ""] if token == "|" and not depth else [*parts[:-1], parts[-1] + token]
+    assert not [part for part in parts if not any(re.search(part, example) for example in SIGNS[sign])]
 
 
 AGENT = "W1129 10:11:12.131415 4700 torch/distributed/elastic/agent/server/api.py:739] "
