@@ -259,7 +259,7 @@ def test_a_plan_that_fits_by_a_line_alone_says_so(micro: int, needed: bool) -> N
     )
     forced = SimpleNamespace(forced=ForcedSettings(checkpointing=True))
     answer: Any = SimpleNamespace(changed=forced, recommended=found.recommended, question=found.question)
-    needs = vars(CommandAdvice)["needs_its_lines"].fget
+    needs = vars(CommandAdvice)["needs_its_lines"].func
     assert needs(answer) is needed
     answer.changed = SimpleNamespace(forced=ForcedSettings())
     assert needs(answer) is False
