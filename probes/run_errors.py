@@ -53,10 +53,12 @@ class ScriptExitError(CommandFailedError):
 
 
 class NoEngineError(CommandFailedError):
-    """The script trained without DeepSpeed."""
+    """The script trained without DeepSpeed. takes_config: whether it would take a configuration that the command does
+    not name (`way_to_deepspeed`)."""
 
-    takes_config = False
-    """Whether it would take a configuration that the command does not name (`way_to_deepspeed`)."""
+    def __init__(self, what: str, *, takes_config: bool = False, **parts: str) -> None:
+        super().__init__(what, **parts)
+        self.takes_config = takes_config
 
 
 _ROOTS = (f"{Path(__file__).parents[1]}/", f"{Path(__file__).resolve().parents[1]}/")
@@ -171,17 +173,11 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
         why, fix = way_to_deepspeed(takes_config=answer["takes_config"])
-        missing = NoEngineError if answer["trained"] else CommandFailedError
-        ended = missing(
-            "the script trained without DeepSpeed" if answer["trained"] else "the script ended before it trained",
-            phase=phase,
-            details=details,
-            why=f"deepspeed.initialize was never called{f', and {why}' if why else ''}",
-            fix=fix,
-        )
-        if isinstance(ended, NoEngineError):
-            ended.takes_config = answer["takes_config"]
-        return ended
+        why = f"deepspeed.initialize was never called{f', and {why}' if why else ''}"
+        parts = {"phase": phase, "details": details, "why": why, "fix": fix}
+        if answer["trained"]:
+            return NoEngineError("the script trained without DeepSpeed", takes_config=answer["takes_config"], **parts)
+        return CommandFailedError("the script ended before it trained", **parts)
     if kind == "NoStep":
         what = f"the script ended before an optimizer step (during {phase})"
         return CommandFailedError(what, phase=phase, details=details, why="its DeepSpeed engine was not trained")
@@ -202,9 +198,7 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     if answer.get("what"):  # an error of this package
         parts = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
         if kind == "PlainTrainingError":
-            plain = NoEngineError(answer["what"], **parts)
-            plain.takes_config = answer["takes_config"]
-            return plain
+            return NoEngineError(answer["what"], takes_config=answer["takes_config"], **parts)
         error = DryRunError if phase == "start" else CommandFailedError  # at the start no script ran
         return error(answer["what"], **parts)
     raised = f"{kind}: {text}" if text and kind not in text else text or kind

@@ -209,7 +209,7 @@ class CommandAdvice(Recommendation):
         """The command under the recommended plan; None if nothing is recommended."""
         return None if self.proof is None else self.proof.changed
 
-    @property
+    @cached_property
     def needs_its_lines(self) -> bool:
         """Whether the command enables gradient checkpointing only by a line that the user adds, and the plan does not
         fit without it, by the prediction."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,39 +95,42 @@ class EditedCommand:
             place = self.words.index("--accelerate_config")
             del self.words[place : place + 2]
             return False
-        begin = self._accelerate_options
-        if begin is None:
+        options = self._accelerate_options
+        if options is None:
             return False
         others, skips = list[str](), False
-        for word in self.words[begin:]:
+        for word in self.words[options]:
             flag, equals, _ = word.partition("=")
             is_value, skips = skips and not word.startswith("-"), False
             if word.startswith("--") and option_name(flag) in {*WITH_FILE, "mixed_precision", "zero3_init_flag"}:
                 skips = not equals
             elif not is_value and word != "--use_deepspeed":
                 others.append(word)
-        self.words[begin:] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
+        self.words[options] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
         return True
 
     def set_for_accelerate(self, name: str, new: str) -> bool:
         """Set an option of `accelerate launch`, which takes it in front of the script; False for another launcher."""
-        begin = self._accelerate_options
-        if begin is None:
+        options = self._accelerate_options
+        if options is None:
             return False
-        script = next((at for at in range(begin, len(self.words)) if self.words[at].endswith(".py")), len(self.words))
-        for at in range(begin, script):
+        for at in range(options.start, options.stop):
             flag, equals, _ = self.words[at].partition("=")
             if flag.startswith("--") and option_name(flag) == name:
                 self.words[at : at + (1 if equals else 2)] = [flag, new]
                 return True
-        self.words[begin:begin] = [f"--{name}", new]
+        self.words[options.start : options.start] = [f"--{name}", new]
         return True
 
     @property
-    def _accelerate_options(self) -> int | None:
-        """The place of the first word behind `accelerate launch`; None for another command."""
+    def _accelerate_options(self) -> slice | None:
+        """The words between `accelerate launch` and its script or module; None for another command."""
         names = [Path(word).name for word in self.words]
-        return next((at + 2 for at in range(len(names)) if names[at : at + 2] == ["accelerate", "launch"]), None)
+        begin = next((at + 2 for at in range(len(names)) if names[at : at + 2] == ["accelerate", "launch"]), None)
+        if begin is None:
+            return None
+        pairs = enumerate(pairwise(self.words[begin - 1 :]), start=begin)
+        return slice(begin, next((at for at, pair in pairs if _begins_program(*pair)), len(self.words)))
 
     def _files(self) -> Iterator[tuple[int, str, dict[str, Any], str]]:
         """(place in the words, path as written, keys, text) of each file, except DeepSpeed's own configurations."""
@@ -162,6 +166,12 @@ class EditedCommand:
         with suppress(OSError, ValueError):
             return bool(text) and (self._folder / text).samefile(file)
         return False
+
+
+def _begins_program(before: str, word: str) -> bool:
+    """Whether a word behind `accelerate launch` is its script or module: no option, and no value of the one before."""
+    takes_value = before.startswith("-") and "=" not in before and before not in ("-m", "--module")
+    return word.endswith(".py") or not (word.startswith("-") or takes_value)
 
 
 def _text(value: Any) -> str:

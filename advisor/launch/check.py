@@ -126,11 +126,10 @@ def observe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list
         with output.progress("dry run") as on_progress:
             found = command_answer(command, timeout_s=_LIMIT_S, on_progress=on_progress)
     except DryRunError as error:
-        unchecked = "--no-check starts it without a dry run"
         if isinstance(error, NoEngineError):
             error.fix = f"--no-check starts it without DeepSpeed; {error.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG)}"
         elif not isinstance(error, ScriptExitError):
-            error.fix = "; ".join(filter(None, (error.fix, unchecked)))
+            error.fix = "; ".join(filter(None, (error.fix, "--no-check starts it without a dry run")))
         raise
     for remark in found.observed.remarks:
         output.warn(f"dry run: {remark}")
@@ -222,7 +221,8 @@ def _by_probe(request: LaunchRequest, output: Output) -> list[Objection]:
     if failure is None:
         return []
     if failure.kind == "no_step":
-        return [Objection(what=f"nothing was measured: {failure.message}", fix=failure.fix or "fix this error first")]
+        fix = failure.fix.replace(NAME_A_CONFIG, _WITH_A_CONFIG) or "fix this error first"
+        return [Objection(what=f"nothing was measured: {failure.message}", fix=fix)]
     # The kernel's OOM killer ends a rank by SIGKILL without a message.
     is_memory = failure.kind in ("out_of_memory", "killed")
     what = f"the probe failed {failure.when} on rank {failure.rank}: {failure.message}"

@@ -85,7 +85,7 @@ class Monitor:
         if not self._memory.sample():
             return
         # An extension is built without a line of output, here or by a process of another command.
-        if self._memory.compiles or any(rank.awaits_build for rank in self.records.ranks):
+        if self._memory.compiles or self.records.awaits_build:
             self.records.heard_at = time.monotonic()
         if differences := self._differences():
             self._view.prediction = None

@@ -26,7 +26,7 @@ from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ra
 from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
-from ..text.units import gib, listed, rate, seconds, times, whole_gib
+from ..text.units import gib, listed, rate, seconds, shown_paths, times, whole_gib
 from .answer import MOST_LINES, change_blocks
 from .command import precision_sentence
 from .ladder import Shown, ladder_table
@@ -257,7 +257,7 @@ def failed_proofs(answer: CommandAdvice) -> Iterator[doc.Block]:
     """Yield the plans whose dry runs failed, each with its problem, and those that were not tried."""
     for proof in answer.proofs:
         if proof.problem:
-            problem = proof.problem.replace(f"{Path.cwd()}/", "")
+            problem = shown_paths(proof.problem)
             yield doc.Sentence(f"Tried {plan_words(proof.candidate.plan)}: {problem}.", "yellow")
     if answer.not_tried:
         names = listed([each.strategy for each in answer.not_tried])

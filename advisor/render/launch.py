@@ -30,7 +30,7 @@ from ..launch.session import Session
 from ..text.labels import cluster_title
 from ..text.lines import copyable, row, sentence
 from ..text.output import Output
-from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path
+from ..text.units import capitalised, ended, gib, loss_figure, rate, seconds, shown_path, shown_paths
 from ..verification.prediction import UNTIMED, PhaseFigures, Prediction
 from .configuration import configuration
 from .error_place import error_place
@@ -149,8 +149,9 @@ def _end(session: Session) -> Iterator[doc.Block]:
     attempt = session.attempts[-1]
     outcome = attempt.outcome
     failure, checkpoint = outcome.failure, outcome.checkpoint
-    log, found = (None, None) if failure is None else _error_in_log(failure, outcome.folder)
-    if failure is not None and log is not None and found is not None:
+    found = None
+    if failure is not None:
+        log, found = _error_in_log(failure, outcome.folder)
         yield from _failure(failure, log, found)
     if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
         resume = "" if failure is not None else f"; {_resuming(attempt.request)} continues from it"
@@ -190,7 +191,7 @@ def _next(session: Session) -> Iterator[doc.Block]:
         yield doc.Heading("To continue", "next", printed=False)
         yield doc.Sentence(session.following_sentence)
         if session.following.command is not None:
-            yield doc.Commands([session.following.command.replace(f"{Path.cwd()}/", "")])
+            yield doc.Commands([shown_paths(session.following.command)])
     elif (saved := session.attempts[-1].outcome.checkpoint) is not None:
         command = shlex.join(["ds-advise", "checkpoint", shown_path(saved)])
         yield from next_command("Check the checkpoint, and export its weights:", command)
@@ -276,31 +277,34 @@ def render_figures(attempt: Attempt, console: Console) -> None:
 def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     """Yield measured and predicted figures. The predicted step time is scaled to the measured number of tokens per
     step."""
-    outcome = attempt.outcome
+    outcome, seen = attempt.outcome, attempt.request.dry_run
     prediction = None if outcome.differences else outcome.predicted
-    yield _figures_table(outcome, prediction)
+    is_dry = prediction is not None and prediction.evidence == "dry-run"
+    unit = "tokens" if seen is None or not is_dry else seen.unit
+    yield _figures_table(outcome, prediction, unit)
     sentences = list[doc.Block]()
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
         sentences.append(doc.Sentence(UNTIMED, "dim"))
     if outcome.tokens_per_step is not None:
-        seen = attempt.request.dry_run
         padding = "" if seen is not None and not seen.training.has_padding_mask else ", padding included"
-        as_many = "; times are predicted for as many" if prediction is not None and prediction.step_s else ""
+        is_scaled = prediction is not None and prediction.step_s and unit == "tokens"
+        as_many = "; times are predicted for as many" if is_scaled else ""
         sentences.append(doc.Sentence(f"{outcome.tokens_per_step:,.0f} tokens in a step{padding}{as_many}."))
     if sentences:
         yield from (doc.Gap(), *sentences)
 
 
-def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.Table:
+def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None, unit: str) -> doc.Table:
     """Return the measured figures with the predicted ones, of the whole step and of its phases; figures without a
     counter on the device are left out, and memory of phases without one. What remains of the step's time is a phase of
-    its own, because the data and the Trainer may take more than the computation."""
+    its own, because the data and the Trainer may take more than the computation. unit: what the predicted rate counts,
+    "tokens" or "samples"."""
     peaks, measured, step_s = outcome.peaks, [*outcome.phases], outcome.step_s
     rates: tuple[float | None, ...] = (None, None)
     memory: tuple[float | None, ...] = (None,) * 4
     if predicted is not None:
         scaled_s = predicted.step_s
-        if scaled_s and predicted.tokens_per_step and outcome.tokens_per_step:
+        if scaled_s and predicted.tokens_per_step and outcome.tokens_per_step and unit == "tokens":
             scaled_s *= outcome.tokens_per_step / predicted.tokens_per_step
         rates = predicted.tokens_per_s, scaled_s
         memory = predicted.device_bytes, predicted.reserved_bytes, predicted.allocated_bytes, predicted.host_bytes
@@ -315,9 +319,9 @@ def _figures_table(outcome: LaunchOutcome, predicted: Prediction | None) -> doc.
             cells = [doc.make_figure(value, write) for value in figures]
             rows.append(doc.Row([name, *cells, *(doc.make_figure(peak, gib) for peak in peaks)]))
 
-    add("tokens/s", (outcome.tokens_per_s, rates[0]), rate)
+    add("tokens/s", (outcome.tokens_per_s, rates[0] if unit == "tokens" else None), rate)
     if outcome.tokens_per_s is None and outcome.samples_per_step and step_s:
-        add("samples/s", (outcome.samples_per_step / step_s, rates[0]), rate)
+        add("samples/s", (outcome.samples_per_step / step_s, rates[0] if unit == "samples" else None), rate)
     add("step", (step_s, rates[1]), seconds)
     for phase in measured:
         pair = (phase, by_name.get(phase.name, PhaseFigures(name="", seconds=None, peak_bytes=None)))

@@ -40,6 +40,11 @@ def shown_path(path: PurePath) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
+def shown_paths(text: str) -> str:
+    """Return a text with the paths below the current folder as they are typed there."""
+    return re.sub(rf"(?<![\w./~}}@+-]){re.escape(f'{Path.cwd()}/')}", "", text)
+
+
 def alternatives(names: Sequence[str]) -> str:
     """Return `a, b or c`; "" for none."""
     return listed(names, "or")

@@ -57,8 +57,8 @@ class Prediction:
 
     def most_bytes(self, cluster: Cluster) -> tuple[int, int]:
         """Return what a GPU and a node's ranks need at most, within the error of the prediction."""
-        is_closed_form = self.evidence == "analytic"
-        device = most_device_bytes(self.device_bytes, self.allocated_bytes, cluster, is_dry_run=not is_closed_form)
+        is_dry_run = self.evidence != "analytic"
+        device = most_device_bytes(self.device_bytes, self.allocated_bytes, cluster, is_dry_run=is_dry_run)
         return device, most_host_bytes(self.host_bytes, cluster)
 
     def stored(self) -> dict[str, Any]:

@@ -130,18 +130,16 @@ def host_bytes_to_fit(need_bytes: int) -> int:
 def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
     """Return the probability that each GPU has room for the `need_bytes` of a dry run. transient_bytes: the part of
     them that is transient within a step."""
-    spread, error = outside_spread_bytes(outside_allocator(cluster)), published_error()
-    # The shape of the distribution stays that of published runs: nothing is known of a dry run's tails.
-    error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
-    return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, error)
+    spread = outside_spread_bytes(outside_allocator(cluster))
+    return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, _dry_run_error())
 
 
 def most_device_bytes(need_bytes: int, allocated_bytes: int, cluster: Cluster, *, is_dry_run: bool) -> int:
-    """Return the memory of a GPU that a predicted need stays below with `FIT_THRESHOLD`. allocated_bytes: its tensors.
-    is_dry_run: whether a dry run predicts it, not the closed form."""
-    error, spread = published_error(), outside_spread_bytes(outside_allocator(cluster))
-    if is_dry_run:
-        error = error._replace(location=0.0, scale=DRY_RUN_SPREAD)
+    """Return the memory of a GPU that a predicted need stays below with `FIT_THRESHOLD`; of a dry run too large: all
+    tensors stand for the transient ones. allocated_bytes: its tensors. is_dry_run: whether a dry run predicts it, not
+    the closed form."""
+    error = _dry_run_error() if is_dry_run else published_error()
+    spread = outside_spread_bytes(outside_allocator(cluster))
     low, high = 0, need_bytes  # twice the need is far above every interval
     while high - low > need_bytes // 1000 + 1:
         middle = (low + high) // 2
@@ -174,6 +172,12 @@ def published_error() -> SourceSpread:
     """Return the distribution of E for a source that is not among the published runs."""
     found = {name: value for name, value, _ in _rows()}
     return SourceSpread(found["location"], found["scale"], int(found["sources"]))
+
+
+def _dry_run_error() -> SourceSpread:
+    """Return the distribution of a dry run's error, as a share of the transient bytes."""
+    # The shape of the distribution stays that of published runs: nothing is known of a dry run's tails.
+    return published_error()._replace(location=0.0, scale=DRY_RUN_SPREAD)
 
 
 def fixed_segments_waste() -> list[tuple[float, float]]:

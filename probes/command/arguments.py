@@ -43,6 +43,8 @@ class Arguments:
         self._options: dict[tuple[str, ...], ObservedOption] = {}
         self._unknown: dict[str, argparse.ArgumentParser] = {}
         """Options that a parser of the script does not have."""
+        self._known = set[str]()
+        """Options of all parsers of the script."""
         self._trainer: Any = None
         self._calls: dict[str, str] = {}
         self._makers: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -63,9 +65,10 @@ class Arguments:
         self._patch_loader()
 
     def misspelt(self, error: str) -> str:
-        """Return what to write for the options that an error names and a parser of the script nearly has; "" for
-        none."""
-        named = {name: parser for name, parser in self._unknown.items() if re.search(rf"{re.escape(name)}\b", error)}
+        """Return what to write for the options that an error names, that no parser of the script has, and that one
+        nearly has; "" for none."""
+        unknown = {name: parser for name, parser in self._unknown.items() if name not in self._known}
+        named = {name: parser for name, parser in unknown.items() if re.search(rf"{re.escape(name)}\b", error)}
         near = {name: get_close_matches(name, parser._option_string_actions, n=1) for name, parser in named.items()}
         return "; ".join(f"write {found[0]} for {name}" for name, found in near.items() if found)
 
@@ -74,6 +77,8 @@ class Arguments:
     def _parsing_with(self, parse: Any) -> Any:
         @functools.wraps(parse)
         def parsed(own: Any, *arguments: Any, **options: Any) -> Any:
+            if self.active:
+                self._known |= own._option_string_actions.keys()  # before a parser refuses the words
             found = parse(own, *arguments, **options)
             if self.active:
                 self._options |= {option.flags: option for option in _options(own, found[0])}

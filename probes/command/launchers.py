@@ -249,7 +249,8 @@ def _deepspeed(name: str, arguments: list[str], reading: _Reading) -> list[str]:
     nodes = len(active) if hosts else args.num_nodes if args.num_nodes > 0 else None  # the hostfile may be elsewhere
     reading.add(name, gpus, nodes)
     reading.inside = ""
-    if _nodes()[0] == 1 or args.no_ssh or args.launcher.lower() == runner.PDSH_LAUNCHER:  # else mpirun or srun
+    # mpirun and srun start no launch.py, which sets them.
+    if _nodes()[0] == 1 or args.no_ssh or args.launcher.lower() == runner.PDSH_LAUNCHER:
         os.environ.update(node_variables())
     # As the launcher does (runner.py `main`): modules of the current folder are found.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))

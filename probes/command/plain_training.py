@@ -18,17 +18,16 @@ configuration of DeepSpeed that the command does not name."""
 
 
 class PlainTrainingError(DsAdviseError):
-    """The script trains with torch's own data parallelism."""
+    """The script trains with torch's own data parallelism. called, takes_config: as in `Noticed`."""
 
-    takes_config = False
-    """As in `Noticed`."""
+    def __init__(self, called: str, *, takes_config: bool) -> None:
+        why, fix = way_to_deepspeed(takes_config=takes_config)
+        super().__init__(f"the script trains without DeepSpeed, by torch's {called}", why=why, fix=fix)
+        self.takes_config = takes_config
 
 
 def refuse(called: str, takes_config: bool) -> NoReturn:
-    why, fix = way_to_deepspeed(takes_config=takes_config)
-    error = PlainTrainingError(f"the script trains without DeepSpeed, by torch's {called}", why=why, fix=fix)
-    error.takes_config = takes_config
-    raise error
+    raise PlainTrainingError(called, takes_config=takes_config)
 
 
 def follow(noticed: Noticed, change: Callable[[str, Change], None] = on_import) -> None:

@@ -75,7 +75,8 @@ def dry_run_command(
     if "error" in answer:
         failure = error(answer)
         if isinstance(failure, NoEngineError) and asked.config_file is not None:
-            failure.why, failure.fix = way_to_deepspeed(takes_config=False)  # it did not take this one
+            failure.takes_config = False  # it did not take this one
+            failure.why, failure.fix = way_to_deepspeed(takes_config=False)
         raise failure
     found = from_json(CommandResult, answer["result"])
     seen = found.observed

@@ -249,7 +249,6 @@ class RankObserver(EngineHooks):
                 "config": engine_config(engine),
                 "world_size": _world_size(),
                 "processes": 1 if self._settings.solo is not None else _world_size(),
-                "data_parallel_size": int(engine.dp_world_size),
                 "versions": {name: found for name in _LIBRARIES if (found := _version(name))},
             }
         )
@@ -266,13 +265,16 @@ class RankObserver(EngineHooks):
 
 def _tokens(arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
     """Positions of a batch: of `input_ids`, or of its first tensor, also within a dictionary; 0 if that holds no whole
-    numbers, as images do."""
+    numbers, or bytes, as images do."""
+    import torch
     from torch.utils._pytree import tree_leaves
 
     tensors = (each for each in tree_leaves((arguments, options)) if hasattr(each, "is_floating_point"))
     inputs = options.get("input_ids")
     inputs = next(tensors, None) if inputs is None else inputs
-    return 0 if inputs is None or inputs.dim() < 2 or inputs.is_floating_point() else int(inputs.numel())
+    if inputs is None or inputs.dim() < 2 or inputs.is_floating_point() or inputs.dtype == torch.uint8:
+        return 0
+    return int(inputs.numel())
 
 
 def _settings(engine: Any, micro_batches: int) -> dict[str, int]:

@@ -38,6 +38,7 @@ class Rank:
     rank, pid, host   of the rank; the first event.
     stacks        whether it shows its stack on a signal (`stacks.py`).
     phase         the phase that begins.
+    initialized   an engine was made, and none has made a step yet.
     engine_ranks  the ranks that train together, with `engine`.
     engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
     data_parallel_size   ranks with batches of their own, with `engine`.
@@ -231,6 +232,11 @@ class Ranks:
         found = [rank for rank in self.ranks if rank.obstacle]
         failed = first_failed(found) or next((rank for rank in found if rank.is_lost), None)
         return (failed or found[0]).obstacle if found else ""
+
+    @property
+    def awaits_build(self) -> bool:
+        """Whether a rank waits for an extension that a living process builds."""
+        return any(rank.awaits_build for rank in self.ranks)
 
     @property
     def phase(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..run_errors import way_to_deepspeed
 from .error_kinds import kind_of_error
 from .events import EventLogReader
-from .output import tail
+from .output import last_line, tail
 from .ranks import Rank, Ranks, first_failed
 from .result import RankFailure, RankFailureKind
 from .sampling import MemorySampler
@@ -69,7 +69,7 @@ class _Job:
             message = f"not done within {timeout_s:.0f} s; rank {slowest.number} was in phase {slowest.phase}"
             return self._failure(slowest, "timeout", message)
         if now - self.records.heard_at > stall_s:
-            if self.memory.compiles or any(rank.awaits_build for rank in self.records.ranks):
+            if self.memory.compiles or self.records.awaits_build:
                 self.records.heard_at = now
             elif slowest.obstacle:
                 return self._failure(slowest, "hang", slowest.obstacle)
@@ -90,10 +90,10 @@ class _Job:
         ranks = self.records.ranks
         first = first_failed(ranks, [rank for rank in lost if rank.exit_code is None])
         if first is None and not ranks:
-            code, log = self.supervisor.poll() or 0, tail(self.records.folder / _LAUNCHER_LOG)[-_DETAILS:]
-            last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
-            message = f"the command ended with exit code {code} before a rank started" + (f": {last}" if last else "")
-            return RankFailure(kind="crash", rank=0, phase="start", message=message, details=log)
+            code, log = self.supervisor.poll() or 0, self.records.folder / _LAUNCHER_LOG
+            message, last = f"the command ended with exit code {code} before a rank started", last_line(log)
+            message += f": {last}" if last else ""
+            return RankFailure(kind="crash", rank=0, phase="start", message=message, details=tail(log)[-_DETAILS:])
         # If the launcher's signal ended all of them, one of them had it from another process, before the others.
         first = first or min(
             (rank for rank in ranks if rank.exit_code), key=lambda rank: rank.exit_at, default=ranks[0]

@@ -168,6 +168,10 @@ def test_the_launcher_of_accelerate_gets_the_file_in_place_of_its_settings(folde
     assert " ".join(made.words) == (
         "accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 8 loop.py"
     )
+    scripts = "-m loop --mixed_precision bf16 --gradient_clipping 1"
+    assert " ".join(changed(f"accelerate launch --zero_stage 3 {scripts}", folder, result).words) == (
+        f"accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json {scripts}"
+    )
     assert made.lines[0] == ChangedLine(place="/w/loop.py:3", text="DataLoader(batch_size=4)")
     assert made.forced.loader_batches == {"2": 4} and made.forced.checkpointing is False
     assert json.loads(made.files["ds_config.json"])["gradient_accumulation_steps"] == 1
@@ -255,7 +259,7 @@ def test_a_plan_that_fits_by_a_line_alone_says_so(micro: int, needed: bool) -> N
     )
     forced = SimpleNamespace(forced=ForcedSettings(checkpointing=True))
     answer: Any = SimpleNamespace(changed=forced, recommended=found.recommended, question=found.question)
-    needs = vars(CommandAdvice)["needs_its_lines"].fget
+    needs = vars(CommandAdvice)["needs_its_lines"].func
     assert needs(answer) is needed
     answer.changed = SimpleNamespace(forced=ForcedSettings())
     assert needs(answer) is False

@@ -43,7 +43,7 @@ from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.machine import cpu_cores
 from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.run import Run
-from ds_advise.probes.run_errors import NoEngineError, ScriptExitError, command_error
+from ds_advise.probes.run_errors import DryRunError, NoEngineError, ScriptExitError, command_error, way_to_deepspeed
 from ds_advise.probes.store import Store
 from rich.console import Console
 
@@ -597,6 +597,29 @@ def test_a_batch_without_tokens_has_samples(tmp_path: Path) -> None:
     assert re.search(r"samples/s +48", printed)
 
 
+@pytest.mark.parametrize(
+    ("measured", "predicted"),
+    [("samples", "samples"), ("samples", "tokens"), ("tokens", "tokens"), ("tokens", "samples")],
+)
+def test_a_rate_is_compared_with_one_of_its_unit(folder: Path, measured: str, predicted: str) -> None:
+    """The dry run and the engine may see tokens in different batches; the step is then compared as it is."""
+    estimate = _run(folder).estimate()
+    assert estimate is not None
+    cluster = replace(cpu_cluster(2), measured="matrix products")
+    prediction = replace(by_estimate(estimate, cluster), evidence="dry-run", tokens_per_step=96.0, step_s=2.0)
+    rates = {"tokens_per_step": 192.0, "tokens_per_s": 48.0} if measured == "tokens" else {"samples_per_step": 192}
+    outcome = outcome_of(folder, None, last_step=9, predicted=prediction, step_s=4.0, **rates)
+    seen: Any = SimpleNamespace(unit=predicted, training=SimpleNamespace(has_padding_mask=False))
+    page = io.StringIO()
+    attempt = Attempt(request=launch_request(_run(folder), folder, dry_run=seen), outcome=outcome)
+    render_figures(attempt, Console(file=page, width=80))
+    rows = {line.split()[0]: line.split()[1:] for line in page.getvalue().splitlines() if line}
+    assert rows[f"{measured}/s"] == ["48", "48" if measured == predicted else "-"]
+    is_scaled = (measured, predicted) == ("tokens", "tokens")
+    assert rows["step"] == ["4.0", "s", "4.0" if is_scaled else "2.0", "s"]
+    assert ("times are predicted for as many" in page.getvalue()) == is_scaled
+
+
 def test_two_launches_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
     """The folder is named by the time; the second one has a number."""
     made = [new_folder(tmp_path / "launches" / "2026-11-30T01-17-26").name for _ in range(3)]
@@ -692,3 +715,20 @@ def test_a_training_without_deepspeed_is_started_or_offered_a_launch(
     fix = raised.value.fix
     assert fix.startswith("--no-check starts it without DeepSpeed; ") and "dry-run" not in fix
     assert ("ds-advise launch ds_config.json -- COMMAND" in fix) == takes_config
+
+
+def test_a_probe_without_a_step_names_the_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no dry run could see that it trains without DeepSpeed."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise DryRunError("it needs values", phase="load")
+
+    result = failed_probe("no_step")
+    assert result.failure is not None
+    fix = way_to_deepspeed(takes_config=True)[1]
+    probed = SimpleNamespace(result=replace(result, failure=replace(result.failure, fix=fix)))
+    monkeypatch.setattr("ds_advise.advisor.launch.check.command_answer", refuse)
+    monkeypatch.setattr("ds_advise.advisor.launch.check.compared_command_probe", lambda *_, **__: probed)
+    request = launch_request(Run(config={}, model={}, cluster=cpu_cluster(2)), folder, config_path=None)
+    (objection,) = check(request, "probe", Output("quiet"))[1]
+    assert objection.fix.endswith("ds-advise launch ds_config.json -- COMMAND") and "dry-run" not in objection.fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ds_advise.advisor.text.units import (
     gib,
     rate,
     seconds,
+    shown_paths,
     whole_percents,
     whole_seconds,
 )
@@ -48,3 +50,12 @@ def test_whole_percents_add_up(parts: list[int]) -> None:
     percents = whole_percents(shares)
     assert sum(percents) == 100
     assert all(abs(whole - 100 * share) < 1 for whole, share in zip(percents, shares, strict=True))
+
+
+def test_paths_in_a_text_are_cut_only_where_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer path may hold that of the current folder."""
+    monkeypatch.setattr(Path, "cwd", lambda: Path("/data"))
+    others = "/mnt/data/t.py ~/data/a.json ${HOME}/data/b /data2/c file:///data/d"
+    assert shown_paths(f"python /data/t.py --x=/data/x.json '/data/my y' {others}") == (
+        f"python t.py --x=x.json 'my y' {others}"
+    )

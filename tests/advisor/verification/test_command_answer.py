@@ -203,6 +203,14 @@ def test_a_trainer_in_fp32_is_told_its_option(change: dict[str, Any], has_option
             "accelerate launch acc.py --mixed_precision no",
             "start `accelerate launch --mixed_precision bf16 acc.py --mixed_precision no`.",
         ),
+        (
+            "accelerate launch -m acc.train --mixed_precision no",
+            "start `accelerate launch --mixed_precision bf16 -m acc.train --mixed_precision no`.",
+        ),
+        (
+            "accelerate launch --module --mixed_precision no acc.train --mixed_precision no",
+            "start `accelerate launch --module --mixed_precision bf16 acc.train --mixed_precision no`.",
+        ),
         ("python acc.py", 'set mixed_precision="bf16" in its Accelerator.'),
     ],
 )

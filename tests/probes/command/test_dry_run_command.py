@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.command.arguments import Arguments
-from ds_advise.probes.run_errors import command_error
+from ds_advise.probes.command.request import CommandRequest
+from ds_advise.probes.command.run import dry_run_command
+from ds_advise.probes.run_errors import NoEngineError, command_error
 
-from tests.helpers import SMALL_LLAMA, schema_errors, sizes
+from tests.helpers import SMALL_LLAMA, h100s, schema_errors, sizes
 from tests.terminal import Terminal
 
 ZERO_2 = {
@@ -125,6 +128,33 @@ def test_a_misspelt_option_is_named_with_the_scripts_own(kind: str, error: str) 
     answer = {"kind": kind, "phase": "load", "error": error, "printed": "t.py: error: unrecognized arguments: --modle"}
     raised = command_error(answer | {"misspelt": misspelt})
     assert isinstance(raised, DsAdviseError) and raised.fix == misspelt
+
+
+def test_an_option_of_another_parser_is_not_misspelt() -> None:
+    """A script may read its words in two stages."""
+    arguments = Arguments(None, str)
+    arguments.active = True
+    for names in (("--config",), ("--configs", "--model")):
+        parser = argparse.ArgumentParser()
+        for name in names:
+            parser.add_argument(name)
+        arguments._parsing_with(argparse.ArgumentParser.parse_known_args)(parser, ["--configs", "x", "--modle", "y"])
+    assert arguments.misspelt("['--configs', 'x', '--modle', 'y']") == "write --model for --modle"
+
+
+@pytest.mark.parametrize("kind", ["NoEngine", "PlainTrainingError"])
+def test_a_script_that_does_not_take_the_given_configuration_takes_none(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.py").touch()
+    answer = {"kind": kind, "phase": "load", "error": "", "trained": True, "takes_config": True}
+    answer |= {"what": "it trains by torch's fully_shard", "why": "", "fix": "name a configuration"}
+    monkeypatch.setattr("ds_advise.probes.command.run.start", lambda *_: answer)
+    request = CommandRequest(words=("python", "train.py"), folder=folder, cluster=h100s(2))
+    for config in (None, folder / "zero2.json"):
+        with pytest.raises(NoEngineError) as raised:
+            dry_run_command(replace(request, config_file=config))
+        assert raised.value.takes_config == (config is None) == ("name a configuration" in raised.value.fix)
 
 
 LENGTHS = """

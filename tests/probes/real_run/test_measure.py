@@ -81,6 +81,7 @@ def test_the_tokens_of_a_batch_are_counted_wherever_they_are() -> None:
     assert _tokens((), {"attention_mask": ids, "input_ids": ids}) == _tokens((ids,), {}) == 16
     assert _tokens(({"tokens": ids, "labels": ids},), {}) == _tokens((), {"batch": [ids]}) == 16
     assert _tokens((images,), {"labels": ids}) == _tokens((labels,), {}) == _tokens((), {}) == 0
+    assert _tokens((images.to(torch.uint8),), {"labels": ids}) == 0
 
 
 def test_phases_are_timed_on_the_gpu_where_there_is_one() -> None:
