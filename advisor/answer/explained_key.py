@@ -24,7 +24,7 @@ from ..question.workload import meant_option
 from ..text.units import alternatives
 from .comparison import Side
 from .config_settings import ConfigSettings
-from .key_costs import KeyContext, KeyCost, follows_option, key_costs, nested, successor_path
+from .key_costs import KeyContext, KeyCost, follows_option, key_costs, successor_path, with_value
 from .key_example import as_written, example_of, key_type, refusal, remarks, value_at
 
 _MOST_PLACES = 6
@@ -118,8 +118,8 @@ def _removed(name: str, facts: DeepSpeedFacts) -> str:
 
 def _renamed(name: str) -> str:
     """Return the path of the key that now has another name than this one or than the end of a path; "" for none."""
-    found = (f"{old.rpartition('.')[0]}.{new}" for old, new in OLD_NAMES.items() if f".{old}".endswith(f".{name}"))
-    return next(found, "")
+    found = ((old.rpartition(".")[0], new) for old, new in OLD_NAMES.items() if f".{old}".endswith(f".{name}"))
+    return ".".join(filter(None, next(found, ())))
 
 
 def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
@@ -223,6 +223,7 @@ def explain_key(
     file, config = ("", {}) if side is None else (side.name, side.settings.config)
     if context is not None:
         file, config = context.file, context.config
+    own = value_at(path, config)
     example = {} if block is not None or (field is not None and field.deprecated) else example_of(path, facts)
     costs, no_cost = ((), "") if context is None else key_costs(path, context)
     if context is not None and config and not follows_option(path):
@@ -254,7 +255,7 @@ def explain_key(
         gradient_type="" if context is None else _gradient_type(context),
         assumed="" if context is None or side is None else side.all_assumed,
         is_recommended=context is not None and context.is_recommended,
-        recommended=nested(path, as_written(path, value_at(path, config), facts)),
+        recommended={} if own is None else with_value({}, path.split("."), as_written(path, own, facts)),
         option=follows_option(path),
         costs=costs,
         no_cost=no_cost,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
@@ -164,7 +164,7 @@ def _why_no_costs(path: str, plan: Plan) -> str:
         return "this plan uses no NVMe"
     if known is not None and (known.field or known.option):
         return ""
-    switched_on = {"zero_optimization": {"stage": plan.zero_stage}} | nested(path, True)
+    switched_on = {"zero_optimization": {"stage": plan.zero_stage}} | with_value({}, path.split("."), True)
     if path.startswith("zero_optimization."):
         switched_on["zero_optimization"] |= {"stage": plan.zero_stage}
     for feature in unmodeled_features(switched_on):
@@ -181,11 +181,10 @@ def _why_no_costs(path: str, plan: Plan) -> str:
 
 def successor_path(path: str, facts: DeepSpeedFacts) -> str:
     """Return the path of the key that has the effect of a deprecated one, under its usual name; "" for any other."""
-    field, (owner, _, _) = facts.find_field(path), path.rpartition(".")
-    if field is None or not (field.deprecated and field.moves):
+    field, block = facts.find_field(path), facts.block(path.rpartition(".")[0])
+    if field is None or block is None or not (field.deprecated and field.moves):
         return ""
-    successor = facts.find_field(f"{owner}.{field.successor}")
-    return f"{owner}.{field.successor if successor is None else successor.usual_name}"
+    return block.qualified_path(block.successor_name(field))
 
 
 def _flag(option: str) -> str:
@@ -252,8 +251,9 @@ def _numbers(value: float, lowest: int, default: Any) -> list[Any]:
     return sorted(number for number in numbers if number >= max(lowest, 1 if kind is int else 0))
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
-    """Return the configuration that has only this key; {} without a value."""
-    for key in reversed(path.split(".")):
-        value = None if value is None else {key: value}
-    return value or {}
+def with_value(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a configuration in which a key has a value."""
+    name, *rest = path
+    below = config.get(name)
+    inner = with_value(below if isinstance(below, Mapping) else {}, rest, value) if rest else value
+    return {**config, name: inner}

@@ -12,7 +12,7 @@ from ...validate.lint.rules_batch import MICRO, TOTAL
 from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.values import FieldType, find_problem, json_text
 from .config_settings import ConfigSettings
-from .key_costs import KeyContext
+from .key_costs import KeyContext, with_value
 
 
 def key_type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
@@ -34,7 +34,7 @@ def example_of(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
     around = [{}, *sorted(good, key=lambda config: len(json.dumps(config)))]
     for value in _values(path, good, facts):
         for config in around:
-            whole = _with_value(config, path.split("."), as_written(path, value, facts))
+            whole = with_value(config, path.split("."), as_written(path, value, facts))
             if not _is_refused(whole, path, facts):
                 return _smallest(whole, path, facts)
     return {}
@@ -142,8 +142,8 @@ def _findings_at(path: str, value: Any, context: KeyContext, facts: DeepSpeedFac
     config = context.config
     for name in ("bf16", "fp16"):  # some rules are about one precision, which the plan has in place of "auto"
         if value_at(f"{name}.enabled", config) == "auto":
-            config = _with_value(config, [name, "enabled"], name == context.workload.precision)
-    config = _with_value(config, path.split("."), value)
+            config = with_value(config, [name, "enabled"], name == context.workload.precision)
+    config = with_value(config, path.split("."), value)
     framework = context.workload.framework
     reader = framework if framework == "deepspeed" or not context.file else None  # a file's is that of `lint_question`
     found = _findings(config, facts=facts, framework=reader, cluster=context.cluster)
@@ -152,11 +152,3 @@ def _findings_at(path: str, value: Any, context: KeyContext, facts: DeepSpeedFac
 
 def _error(finding: LintFinding) -> str:
     return f"the error {finding.code}: {finding.what}; {finding.why}"
-
-
-def _with_value(config: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a configuration in which a key has a value."""
-    if not path:
-        return value
-    block = config if isinstance(config, Mapping) else {}
-    return {**block, path[0]: _with_value(block.get(path[0]), path[1:], value)}

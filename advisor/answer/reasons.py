@@ -12,7 +12,15 @@ from ...estimators.plan import Plan
 from ...estimators.time.step_time import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..search.candidate import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Candidate, LadderStep, chance, lacking
-from ..search.choice import COMFORTABLE, SAME_SPEED, closest, costly_features, is_passed_for_room, other_taken_plans
+from ..search.choice import (
+    COMFORTABLE,
+    SAME_SPEED,
+    closest,
+    costly_features,
+    is_passed_for_room,
+    offloads,
+    other_taken_plans,
+)
 from ..text.labels import component_title, device_label
 from ..text.units import count, gib, percent, rate, times
 
@@ -49,9 +57,9 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if costly_features(rival.plan) > costly_features(chosen.plan) and ratio > 1 + SAME_SPEED:
-        offloads = rival.plan.offloads and not chosen.plan.offloads
+        needs_host = offloads(rival.plan) and not offloads(chosen.plan)
         gain = f"{rival.strategy} might gain {percent(ratio - 1)}, which is within the error of the prediction"
-        if not offloads:
+        if not needs_host:
             return f"{gain}."
         need = gib(rival.memory.host_bytes_per_node)
         return f"{gain}, and takes {need} GiB of host RAM."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
 from ..search.choice import closest
-from .reasons import doubts, reasons
+from .reasons import close_plans, doubts, reasons
 
 if TYPE_CHECKING:
     from ...ds_configs.job_files import JobFile
@@ -211,6 +211,11 @@ class Recommendation:
     def doubts(self) -> tuple[str, ...]:
         """Sentences on what might make another plan the fastest (`doubts`)."""
         return doubts(self.question, self.ladder, self.recommended)
+
+    @cached_property
+    def close_plans(self) -> tuple[str, ...]:
+        """Those of the doubts that are about plans close to the recommended one (`close_plans`)."""
+        return close_plans(self.question, self.ladder, self.recommended)
 
 
 def try_first_path(destination: Path) -> Path:

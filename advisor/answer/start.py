@@ -141,13 +141,17 @@ def has_fsdp_file(question: Question, plain: Candidate) -> bool:
     return plain.plan.sharding == "fsdp2" or (plain.plan.sharding == "fsdp" and is_nf4)
 
 
+NO_FSDP_FILE = "It has no fp32 master weights, and no configuration is written for it."
+"""What is said of a plan of plain PyTorch without such a file."""
+
+
 def next_steps(
     answer: Recommendation, config_path: str, *, details: bool, dry_run: bool = True, launchers: bool = True
 ) -> Iterator[Block]:
     """Yield the next steps for the recommended plan and for the one to try first; empty if no plan may fit.
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
-    every launcher's command. dry_run: include the command that dry-runs the script. launchers: include
-    the job files whose start repeats the arguments of the default script."""
+    every launcher's command. dry_run: include the command that dry-runs the script. launchers: include the job files
+    whose start repeats the arguments of the default script."""
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
@@ -207,7 +211,7 @@ def _pytorch_steps(answer: Recommendation, plain: Candidate) -> Iterator[Block]:
     if has_fsdp_file(question, plain):
         yield Sentence("--emit accelerate writes the file that starts it.")
     else:
-        yield Sentence("It has no fp32 master weights, and no configuration is written for it.")
+        yield Sentence(NO_FSDP_FILE)
 
 
 def _arguments_sentence(workload: Workload, arguments: dict[str, Any], early: str = "") -> Iterator[Block]:

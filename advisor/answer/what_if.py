@@ -209,6 +209,7 @@ def _altered(question: Question, **workload: Any) -> Question:
 
 
 def other_methods(question: Question) -> Iterator[Asked]:
+    """Yield the question with other training methods, with their flags."""
     if question.model.module:
         return
     given, flags = question.workload, ""
@@ -396,7 +397,7 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
     pageable = node_bytes(question.model, question.workload, given, chosen.plan.replace_fields(pin_memory=False))
     for size in (f"{whole_gib(host_bytes_to_fit(pageable))}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
-        if usable >= host_bytes_to_fit(chosen.memory.host_bytes_per_node):
+        if usable >= chosen.ram_to_fit:
             continue
         cluster = replace(given, host_memory_bytes_per_node=usable)
         asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
@@ -417,9 +418,8 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
 
 def _sufficient_storage(cluster: Cluster, plan: Candidate) -> Cluster:
     changes, memory = dict[str, Any](), plan.memory
-    needed = host_bytes_to_fit(memory.host_bytes_per_node)
-    if needed > cluster.most_host_bytes_per_node:
-        changes["host_memory_bytes_per_node"] = whole_gib(needed) * 2**30
+    if plan.ram_to_fit > cluster.most_host_bytes_per_node:
+        changes["host_memory_bytes_per_node"] = whole_gib(plan.ram_to_fit) * 2**30
     if memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
         changes["nvme_bytes_per_node"] = whole_gib(memory.nvme_bytes_per_node) * 2**30
     return replace(cluster, **changes)

@@ -114,6 +114,11 @@ class Panel:
     limit: Limit | None = None
     areas: bool = False
 
+    @property
+    def sums(self) -> list[float]:
+        """The sum of the layers at each position."""
+        return [sum(value or 0 for value in column) for column in zip(*self.layers.values(), strict=True)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
@@ -136,7 +141,7 @@ class Lines:
     hollow: Collection[int] = ()
     """Positions whose points are not filled: they cannot be had as asked."""
     spans: Sequence[tuple[float, str]] = ()
-    """Names of stretches above the panels, each with its beginning."""
+    """Names of stretches, each with its beginning: below the panels of areas, otherwise above them."""
 
 
 class Point(NamedTuple):
@@ -157,6 +162,11 @@ class Points:
     x_unit: Unit
     y_unit: Unit
 
+    @property
+    def in_drawing_order(self) -> list[Point]:
+        """The points, those with a mark last, at the end the chosen one: later ones cover earlier ones."""
+        return sorted(self.points, key=lambda point: (bool(point.mark), point.chosen))
+
 
 def log_ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
     """Return round values within the range of a logarithmic axis, with their names: 1, 2 and 5 of each power of ten;
@@ -166,7 +176,7 @@ def log_ticks(values: Sequence[float], unit: Unit) -> dict[float, str]:
     steps = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
     if len(steps) < 2:
         steps = [low, high]
-    return {step * unit.size: f"{float(f'{step:.2g}'):,g} {unit.title}" for step in steps}
+    return {step * unit.size: f"{float(f'{step:.2g}'):,g} {unit.title}".strip() for step in steps}
 
 
 Drawing: TypeAlias = StackedBars | Lines | Points

@@ -117,8 +117,8 @@ def print_document(document: Document, console: Console) -> None:
 def print_blocks(blocks: Iterable[Block], console: Console) -> None:
     """Print blocks one after another."""
     blocks = [*blocks]
-    tables = [block for block in blocks if isinstance(block, Table) and block.alike]
-    narrow = {each.alike for each in tables if (laid := _lay_out(each, console)).room >= 0 and laid.leaves_all_out}
+    tables = [block for block in blocks if isinstance(block, Table) and block.alike and block.optional]
+    narrow = {each.alike for each in tables if (laid := _lay_out(each, console)).room >= 0 and not laid.table.optional}
     for block in blocks:
         match block:
             case Sentence(text, style, hang, mark, mark_style, in_column):
@@ -201,8 +201,6 @@ class _Layout(NamedTuple):
     """Columns of the terminal that it can do without."""
     room: int
     """Columns that are left for the first column of the table."""
-    leaves_all_out: bool
-    """Whether all optional columns are left out."""
 
 
 def _lay_out(table: Table, console: Console) -> _Layout:
@@ -222,7 +220,7 @@ def _lay_out(table: Table, console: Console) -> _Layout:
         room = terminal - _indent(table) - sum(width + table.gap for width in widths[1:]) + needless
         if room >= widths[0]:
             break
-    return _Layout(shown, lines, widths, is_text, needless, room, bool(table.optional) and not shown.optional)
+    return _Layout(shown, lines, widths, is_text, needless, room)
 
 
 def _indent(table: Table) -> int:
@@ -234,7 +232,7 @@ def _print_table(table: Table, console: Console) -> None:
     on a narrow terminal stands below its row if it is long; a longer name in the first column stands above its figures.
     On a terminal too narrow for the other columns, each row becomes a sentence, with the optional ones."""
     whole, indent = table, _indent(table)
-    table, lines, widths, is_text, needless, room, _ = _lay_out(table, console)
+    table, lines, widths, is_text, needless, room = _lay_out(table, console)
     is_below = is_text and widths[-1] > _LEAST_TEXT and room < min(_LEAST_NAME, widths[0])
     if is_below:
         room += widths[-1] + table.gap - needless

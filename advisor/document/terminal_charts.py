@@ -200,7 +200,7 @@ def _draw_areas(chart: Lines, pen: _Pen) -> None:
     (panel, *_), console = chart.panels, pen.console
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES))
     positions = [*zip(*panel.layers.values(), strict=True)]
-    sums = [sum(value or 0 for value in each) for each in positions]
+    sums = panel.sums
     most = max(sums)
     top = max(most, panel.limit.value if panel.limit else 0) or 1
     write = panel.unit.figure
@@ -293,7 +293,7 @@ def _placed(names: Sequence[tuple[str, float]]) -> str:
 
 def _draw_points(chart: Points, pen: _Pen) -> None:
     """Print the points; a mark whose place is taken moves to the right."""
-    points, console = sorted(chart.points, key=lambda point: (bool(point.mark), point.chosen)), pen.console
+    points, console = chart.in_drawing_order, pen.console
     y_ticks = log_ticks([point.y for point in points], chart.y_unit)
     axis = max(map(len, y_ticks.values()))
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, console.height - _OTHER_LINES) * 2 // 3)

@@ -22,7 +22,7 @@ def areas(panel: Panel, xs: Sequence[float], x_of: Scale, y_of: Scale) -> Iterat
     """Yield each layer as the area between the sum of the layers below and its own sum, in steps, and a mark at the
     peak with its figure. A column has the highest position of its interval."""
     positions = [[value or 0 for value in column] for column in zip(*panel.layers.values(), strict=True)]
-    totals = [sum(position) for position in positions]
+    totals = panel.sums
     columns = max(1, int((x_of.end - x_of.start) / _COLUMN))
     highest = highest_in_columns(xs, totals, columns)
     sums = [list(accumulate(positions[at], initial=0)) for at in (*highest, highest[-1])]

@@ -152,7 +152,7 @@ def _apart(chart: Lines, x_of: Scale) -> list[tuple[int, str]]:
 
 
 def _draw_lines(chart: Lines, width: int) -> Markup:
-    """Return the panels, one below the other, with the names of stretches above them."""
+    """Return the panels, one below the other, with the names of stretches below areas, otherwise above."""
     narrow, alone, right = svg.is_narrow(width), len(chart.panels) == 1, width - 12.0
     tall = (150.0 if narrow else 190.0) if alone else 110.0
     scales = [_panel_ticks(panel, tall) for panel in chart.panels]
@@ -201,8 +201,7 @@ def _draw_lines(chart: Lines, width: int) -> Markup:
 
 def _panel_ticks(panel: Panel, tall: float) -> tuple[float, svg.Ticks]:
     """Return (the end of the scale of a panel's values, its ticks)."""
-    sums = (sum(value or 0 for value in column) for column in zip(*panel.layers.values(), strict=True))
-    highest = 1.1 * max([*sums, panel.limit.value if panel.limit else 0]) or 1.0
+    highest = 1.1 * max([*panel.sums, panel.limit.value if panel.limit else 0]) or 1.0
     return highest, svg.ticks(svg.round_steps(highest, 4 if tall > 110 else 3, panel.unit.size), panel.unit.write)
 
 

@@ -32,7 +32,7 @@ def draw_points(chart: Points, width: int) -> Markup:
     y_of = _scale(ys, bottom - _PAD, top + _PAD)
     lines = [svg.line(left, y_of(log(value)), right, y_of(log(value))) for value in y_names]
     lines += [svg.line(x_of(log(value)), top, x_of(log(value)), bottom) for value in x_names]
-    names = [svg.small(left - 6, y_of(log(value)) + 4, name.strip(), anchor="end") for value, name in y_names.items()]
+    names = [svg.small(left - 6, y_of(log(value)) + 4, name, anchor="end") for value, name in y_names.items()]
     return svg.frame(
         chart.title,
         width,
@@ -41,7 +41,7 @@ def draw_points(chart: Points, width: int) -> Markup:
         *lines,
         *names,
         *_apart(x_names, x_of, bottom + 16, right),
-        *_marks(chart.points, x_of, y_of, right),
+        *_marks(chart.in_drawing_order, x_of, y_of, right),
     )
 
 
@@ -64,10 +64,10 @@ def _apart(names: Mapping[float, str], x_of: Scale, y: float, right: float) -> l
 
 
 def _marks(points: Sequence[Point], x_of: Scale, y_of: Scale, right: float) -> list[Markup]:
-    """Return the points, those with a letter last. Each letter has the first free place around its point."""
-    named = [(x_of(log(point.x)), y_of(log(point.y))) for point in points if point.mark]
-    drawn, taken = list[Markup](), [*named]
-    for point in sorted(points, key=lambda point: (bool(point.mark), point.chosen)):
+    """Return the points in their order. Each letter has the first free place around its point."""
+    taken = [(x_of(log(point.x)), y_of(log(point.y))) for point in points if point.mark]
+    drawn = list[Markup]()
+    for point in points:
         x, y = x_of(log(point.x)), y_of(log(point.y))
         ink = "good" if point.chosen else "weights" if point.mark else "other"
         drawn.append(svg.element("circle", cx=x, cy=y, r=5 if point.chosen else 3.5, **svg.fill(ink)))

@@ -194,7 +194,7 @@ def _table(table: doc.Table) -> Markup | None:
 
 def _folds(table: doc.Table) -> bool:
     """Whether a table on a phone has the words of its last column below each row: without them and the other optional
-    columns, a name and at most two figures stand beside each other."""
+    columns, a name and at most two figures stand beside each other. `report.css` and the page's `page.css` draw it."""
     last = len(table.head) - 1
     beside = [at for at in range(last) if at not in table.optional]
     return bool(table.optional) and len(beside) in (2, 3) and not table.is_numeric(last)

@@ -33,6 +33,7 @@ from ..text.language import Language, translate
 from ..text.language import catalogue as translations
 from ..text.units import capitalised, ended, gib, rate
 from .options import (
+    PASTED_TEXT,
     State,
     described_options,
     error_offers,
@@ -42,6 +43,7 @@ from .options import (
     grouped_options,
     options_in,
     page_fix,
+    read_pasted,
     state_command,
     state_question,
 )
@@ -189,23 +191,16 @@ def judge(request: str) -> str:
     return json.dumps(
         {
             "part": "lint",
-            "findings": draw_blocks(finding_blocks(_PASTED, found.report, found.basis)),
+            "findings": draw_blocks(finding_blocks(capitalised(PASTED_TEXT), found.report, found.basis)),
             "corrected": after.document.text if corrected else "",
         }
     )
 
 
-_PASTED = "The pasted text"
-
-
 def _linted(text: str, state: State | None) -> Linted:
-    # Imported here: in a browser it would delay the first answer.
-    from ...validate.lint import read_document
-    from ..answer.lint_file import lint_for
+    from ..answer.lint_file import lint_for  # imported here: in a browser it would delay the first answer
 
-    name = _PASTED.lower()
-    document = read_document(text.encode(), name=name, as_meant=True)
-    return lint_for(document, {} if state is None else file_options(state), name=name)
+    return lint_for(read_pasted(text), {} if state is None else file_options(state), name=PASTED_TEXT)
 
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:

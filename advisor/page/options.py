@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...ds_configs.files import parse_json_object
 from ...estimators.errors import (
@@ -27,6 +27,9 @@ from ..question.model_source import id_in_address, model_shape
 from ..question.options import GROUPS, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.question import Question
+
+if TYPE_CHECKING:
+    from ...validate.lint.document import Document
 
 PASTED = "./config.json"
 """Model name of a pasted `config.json`; the same name is the file in the command line."""
@@ -147,54 +150,64 @@ def state_model(state: State) -> ModelShape:
         raise
 
 
-_PASTED_TEXT = "the pasted configuration"
+PASTED_TEXT = "the pasted text"
+_PASTED_CONFIG = "the pasted configuration"
+"""What a text of the page is called in an error, and one that is an object."""
+
+_WHOLE_FILE = "paste the whole file, including the outer braces"
 
 
 def _pasted_model(text: str) -> ModelShape:
     if len(text) > _LONGEST_CONFIG:
-        raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-    name = "the pasted text"
+        raise ModelConfigError(f"{PASTED_TEXT} is longer than any config.json", fix="paste a model's config.json")
     try:
-        config = parse_json_object(text, name=name, error=ModelConfigError, fix=_WHOLE_FILE)
+        config = parse_json_object(text, name=PASTED_TEXT, error=ModelConfigError, fix=_WHOLE_FILE)
     except ModelConfigError as error:
-        raise _json_error(text, name) or error from None
+        raise _json_error(text) or error from None
     from ..question.file_question import is_of_deepspeed  # imported here: most questions have no pasted text
 
     if is_of_deepspeed(config):
         raise ModelConfigError(
-            f"{_PASTED_TEXT} is DeepSpeed's, not a model's", fix="paste it below, under Check a ds_config.json"
+            f"{_PASTED_CONFIG} is DeepSpeed's, not a model's", fix="paste it below, under Check a ds_config.json"
         )
     try:
         return model_shape(config, name=PASTED, source="the pasted config.json")
     except DsAdviseError as error:
-        error.what = error.what.replace(PASTED, _PASTED_TEXT)
+        error.what = error.what.replace(PASTED, _PASTED_CONFIG)
         raise
 
 
-def _json_error(text: str, name: str) -> ModelConfigError | None:
+def _json_error(text: str) -> ModelConfigError | None:
     """Return what is wrong in a text that is not JSON, and where, as lint says it; None if lint could read it."""
-    from ...validate.lint.document_reader import NotJsonError, read_document  # imported here: most texts are JSON
+    from ...validate.lint.document_reader import NotJsonError  # imported here: most texts are JSON
 
     try:
-        extensions = read_document(text.encode(), name=name, as_meant=True).extensions
+        if extensions := read_pasted(text).extensions:
+            first = extensions[0]
+            raise NotJsonError(PASTED_TEXT, first.mistake or first.kind, first.fix, text=text, offset=first.start)
     except NotJsonError as error:
         return ModelConfigError(error.what, fix=error.fix)
     except DsAdviseError:
-        return None
-    if not extensions:
-        return None
-    first = extensions[0]
-    place = NotJsonError(name, first.mistake or first.kind, first.fix, text=text, offset=first.start)
-    return ModelConfigError(place.what, fix=place.fix)
+        pass
+    return None
+
+
+def read_pasted(text: str) -> Document:
+    """Return a pasted text as lint reads a file. Raises the errors of `read_document`."""
+    from ...validate.lint.document_reader import read_document  # imported here: most questions have no pasted text
+
+    # Half of a surrogate pair, which a browser can send, has no form in UTF-8.
+    return read_document(text.encode(errors="replace"), name=PASTED_TEXT, as_meant=True)
 
 
 def state_command(state: State) -> str:
-    """Return the same question as a command line."""
-    words = ["ds-advise", PASTED if state.get("config") else _model_name(state)]
+    """Return the same question as a command line; "" without a model."""
+    model = PASTED if state.get("config") else _model_name(state)
+    words = ["ds-advise", model]
     for name, text in state.items():
         if name not in ("model", "config") and text:
             words += [f"--{name}"] if name in OPTIONS and OPTIONS[name].kind == "switch" else [f"--{name}", text]
-    return shlex.join(words)
+    return shlex.join(words) if model else ""
 
 
 def options_in(flags: str) -> dict[str, str]:
@@ -209,8 +222,6 @@ def options_in(flags: str) -> dict[str, str]:
             found[name] = word.replace("PATH:", "/nvme:")
     return found if all(name in OPTIONS for name in found) else {}
 
-
-_WHOLE_FILE = "paste the whole file, including the outer braces"
 
 _ALTERNATIVE = re.compile(r"--([a-z][a-z-]*) [A-Z][A-Z:,]*(?: or |, )(?=--)")
 """An option with a placeholder, before another that can be given instead: `--data FILE, --samples N`."""

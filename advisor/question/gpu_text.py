@@ -21,7 +21,7 @@ from ...estimators.hardware import (
     gpus_named,
     nearest_names,
 )
-from ..text.units import counted_noun
+from ..text.units import alternatives, counted_noun
 from .machine_parts import parse_size
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
@@ -46,11 +46,11 @@ _NODES_FIRST = re.compile(
 _NODES_LAST = re.compile(
     r"(.*\d.*?)[\s,x*(-]*(?:(?:on|in)\s+)?(\d{1,4})[\s-]*(?:nodes?|machines?|hosts?|servers?)\W*", re.IGNORECASE
 )
-_COUNTS_IN_LIST = re.compile(r"^([1-9]\d{0,3})\s*,\s*([1-9]\d?)(?=\s*[x*\u00d7]\s*\S)", re.IGNORECASE)
-"""Nodes and GPUs with a comma between: `2,4x80GB`."""
-
 _GPU_WORDS = re.compile(r"(?<=[\s\d])\s*(?:gpus?|cards?)\b", re.IGNORECASE)
 """Counts in words: `2nodes8xH100`, `2 nodes of 8 H100 GPUs`, `8xH100 on 2 nodes`."""
+
+_COUNTS_IN_LIST = re.compile(r"^([1-9]\d{0,3})\s*,\s*([1-9]\d?)(?=\s*[x*\u00d7]\s*\S)", re.IGNORECASE)
+"""Nodes and GPUs with a comma between: `2,4x80GB`."""
 
 _NAME = re.compile(r"(?=.*(?:[a-z]|\d{4}))[\w .-]+", re.IGNORECASE | re.ASCII)
 """A name, in contrast to a memory size, which several cards have."""
@@ -85,7 +85,7 @@ _THIS_MACHINE = ("all", "any", "cuda", "cuda:0", "gpu", "local", "default", "her
 
 _NO_GPUS = {
     "TPUs are": re.compile(r"(?:google[\s-]?)?(?:cloud[\s-]?)?tpu", re.IGNORECASE),
-    "GPUs of Apple are": re.compile(r"apple|(?:mac|m[1-9]$|m[1-9][\s-]?(?:pro|max|ultra)|mps$)", re.IGNORECASE),
+    "GPUs of Apple are": re.compile(r"apple|mac(?!h)|m[1-9]$|m[1-9][\s-]?(?:pro|max|ultra)|mps$", re.IGNORECASE),
     "Gaudi is": re.compile(r"(?:intel[\s-]?)?(?:gaudi|habana|hpu)", re.IGNORECASE),
     "Ascend is": re.compile(r"(?:huawei[\s-]?)?(?:ascend|npu)", re.IGNORECASE),
     "Trainium is": re.compile(r"(?:aws[\s-]?)?(?:trainium|inferentia|trn\d)", re.IGNORECASE),
@@ -342,12 +342,12 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
         known = min((known for _, known in listed), key=_memory_and_speed)
         why = "one answer is about one kind; the smallest decides what fits, the slowest how long a step takes"
         named = (_several(_read(part)[1]) for part in _BETWEEN.split(text.strip()))
-        alternatives = next((each for each in named if known in (_word(gpu.name) for gpu in each)), ())
-        kinds = [_word(gpu.name) for gpu in alternatives] or [known]  # a name may be that of several
+        named_kinds = next((each for each in named if known in (_word(gpu.name) for gpu in each)), ())
+        kinds = [_word(gpu.name) for gpu in named_kinds] or [known]  # a name may be that of several
         return ClusterError(
             f"{shown} has several kinds of GPU",
             why=why,
-            fix=f"write --gpus {' or '.join(_together(listed, each) for each in kinds)}",
+            fix=f"write --gpus {alternatives([_together(listed, each) for each in kinds])}",
         )
     if meant := meant_gpus(text):
         if _several(kind):

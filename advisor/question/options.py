@@ -648,8 +648,8 @@ def check_names(given: Iterable[str], known: Collection[str], function: str = "a
             from .other_names import filled_advice, meant_strategy, other_name
 
             other = other_name(name).split(" ")[0].lstrip("-").replace("-", "_")
-            near = other if other in known else nearest(name, known, cutoff=0.65)
             advice = filled_advice(name, "", meant_strategy({name: ""}))
+            near = other if other in known else "" if advice else nearest(name, known, cutoff=0.65)
             fix = f"did you mean {near}?" if near else advice or f"help(ds_advise.{function}) lists the options"
             raise UnknownOptionError(f"there is no option {name[:40]!r}", fix=fix)
 

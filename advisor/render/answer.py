@@ -13,9 +13,8 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.facts import answer_subject
 from ..answer.phases import phase_facts
-from ..answer.reasons import close_plans
 from ..answer.recommendation import Change, Recommendation
-from ..answer.start import has_fsdp_file, next_steps, repeats_script, written_config
+from ..answer.start import NO_FSDP_FILE, has_fsdp_file, next_steps, repeats_script, written_config
 from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
@@ -56,6 +55,10 @@ all but those, or all but one."""
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
 them, and in one whose memory would not be shown."""
+
+
+IS_ANOTHER = "is another configuration (--force replaces it)"
+"""What is said of a file that is kept."""
 
 
 def answer_document(
@@ -113,7 +116,7 @@ def answer_document(
 
 
 def _facts(answer: Recommendation, verdict: Verdict, left_out: Collection[str]) -> list[doc.Fact]:
-    close = close_plans(answer.question, answer.ladder, answer.recommended) if "close" in left_out else ()
+    close = answer.close_plans if "close" in left_out else ()
     words = {sentence.removesuffix(".") for sentence in close}
     return [*verdict.figures, *(fact for fact in verdict.facts if fact.words not in words)]
 
@@ -145,11 +148,11 @@ def _start(
     steps = next_steps(answer, config_path, details=details, dry_run=has_dry_run, launchers=has_launchers)
     first = next(steps, None)
     if isinstance(first, Sentence):
-        other = "is another configuration (--force replaces it)" if answer.kept_config else ""
-        kept = f"; {answer.kept_config} {other}" if other else ""
+        is_other = bool(answer.kept_config)
+        kept = f"; {answer.kept_config} {IS_ANOTHER}" if is_other else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
         if not is_written and (answer.recommended or answer.try_first):
-            written = f"{config_path} is not written{f': it {other}' if other else ''}. "
+            written = f"{config_path} is not written{f': it {IS_ANOTHER}' if is_other else ''}. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps
@@ -173,7 +176,7 @@ def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Bl
     absent |= set() if any(repeats_script(answer, file) for file in answer.job_files) else {"launchers"}
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
     absent |= {"unsure"} if "others" in parts else set()
-    absent |= set() if close_plans(answer.question, answer.ladder, answer.recommended) else {"close"}
+    absent |= set() if answer.close_plans else {"close"}
     names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
     if names:
         yield Sentence(f"Left out: {', '.join(names)} (--details).", "dim")
@@ -253,7 +256,7 @@ def _baseline(answer: Recommendation) -> str:
         share = "" if chosen is None else percent(plain.tokens_per_s / chosen.tokens_per_s)
         text = f"{text} and would run at {share} of the speed" if share else f"{text} and fits"
     if not has_fsdp_file(answer.question, plain):
-        return f"{text}. It has no fp32 master weights, and no configuration is written for it."
+        return f"{text}. {NO_FSDP_FILE}"
     return f"{text}. --emit accelerate writes its configuration, too." if plain.fit.fits else f"{text}."
 
 

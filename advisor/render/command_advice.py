@@ -27,7 +27,7 @@ from ..search.choice import LEAST_GAIN, SAME_SPEED
 from ..text.labels import plan_title
 from ..text.output import Output
 from ..text.units import gib, listed, rate, seconds, shown_paths, times, whole_gib
-from .answer import MOST_LINES, change_blocks
+from .answer import IS_ANOTHER, MOST_LINES, change_blocks
 from .command import precision_sentence
 from .ladder import Shown, ladder_table
 from .runs import START, next_command
@@ -193,7 +193,7 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         wrote = (
             f"Wrote {', '.join(new)}" if new else f"{', '.join(answer.files)} has this content from an earlier answer"
         )
-        kept = f"; {answer.kept_config} is another configuration (--force replaces it)" if answer.kept_config else ""
+        kept = f"; {answer.kept_config} {IS_ANOTHER}" if answer.kept_config else ""
         yield doc.Sentence(f"{wrote}{kept}.")
     elif changed.files:
         yield doc.Sentence(f"Write {', '.join(changed.files)} (--json has the text).")

@@ -4,7 +4,7 @@ command's document."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,8 @@ def deliver(
                 check_write(text, file, force=force)
         except DsAdviseError as error:
             failure, files = error, []
-            is_other = not force and any(differs(text, file) for file, text in _configs(answer, destination))
+            own = [config for config in _configs(answer, destination) if config[0] == destination]
+            is_other = not force and any(_is_other(text, file) for file, text in own)
             answer = replace(answer, kept_config=str(destination) if is_other else "")
     path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
     if html is not None or plot is not None:
@@ -79,8 +80,8 @@ def deliver(
     except DsAdviseError as error:
         failure = error
     if failure is not None:
-        answer = replace(answer, script=None)
-        answer = replace(answer, job_files=tuple(job for job in answer.job_files if str(job.path) in answer.files))
+        written = tuple(job for job in answer.job_files if str(job.path) in answer.files)
+        answer = replace(answer, script=None, job_files=written)
     if destination == "-" and answer.recommended is not None:
         print(config_text(written_config(answer, answer.recommended)), end="")
 
@@ -161,10 +162,17 @@ def _configs(answer: Recommendation, destination: Path) -> list[tuple[Path, str]
     return [(path, config_text(written_config(answer, plan))) for plan, path in plans if plan is not None]
 
 
+def _is_other(text: str, file: Path) -> bool:
+    """Whether a file has other content; False if it cannot be read, since `check_write` then has the error."""
+    with suppress(DsAdviseError):
+        return differs(text, file)
+    return False
+
+
 def _free(answer: Recommendation, destination: Path) -> tuple[Recommendation, Path]:
     """Return the answer and the first path, `destination` or a numbered one, that has no other configuration."""
     paths = numbered(destination)
-    path = next(path for path in paths if not any(differs(text, file) for file, text in _configs(answer, path)))
+    path = next(path for path in paths if not any(_is_other(text, file) for file, text in _configs(answer, path)))
     return replace(answer, kept_config="" if path == destination else str(destination)), path
 
 

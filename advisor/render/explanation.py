@@ -249,7 +249,7 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
             formulas = [each for each in formulas if each.startswith("=")]
             remarks = [f"symbols: {', '.join(meanings)}", *remarks]
         if any(map(hidden_s, part.terms)):
-            formulas.append(f"{sum_of(part)}")
+            formulas.append(sum_of(part))
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -154,6 +155,40 @@ def test_a_named_file_with_other_content_is_kept_and_the_answer_shown(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.sbatch", "zero.json"]
     assert run_here([*ask, "-o", "zero.json", "--force"]) == 0 and target.read_text() != "{}"
     assert run_here([*ask, "-o", "zero.json"]) == 0
+
+
+@pytest.mark.parametrize("options", [("-o", "ds_config.json"), ()])
+def test_the_answer_is_shown_beside_a_file_that_cannot_be_read(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "ds_config.json"
+    kept.write_text("{}")
+    opened = Path.open
+
+    def refuse(self: Path, *args: Any, **named: Any) -> Any:  # root may read everything
+        if self.name == kept.name:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *args, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert run_here(["gpt2", "--gpus", "T4", *FAST, *options]) == 2
+    out, error = capsys.readouterr()
+    assert out.startswith(" DDP fits.") and "ds_config.json is not written. " in out
+    assert "ds_config.json: cannot be read (Permission denied)" in error and len(error.splitlines()) == 1
+
+
+def test_a_kept_configuration_to_try_first_is_not_called_the_recommended_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --global-batch no-accumulation --loss standard"
+    ask = [*question.split(), "--sequence-parallel-size", "1", "--gradient-checkpointing", "on", *FAST]
+    (tmp_path / "own_try_first.json").write_text("{}")
+    assert run_here([*ask, "-o", "own.json", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["try_first"] is not None
+    assert run_here([*ask, "-o", "own.json"]) == 2
+    out, error = capsys.readouterr()
+    assert "own_try_first.json exists and differs" in error and "is another configuration" not in out
+    assert not (tmp_path / "own.json").exists()
 
 
 def test_where_the_configuration_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

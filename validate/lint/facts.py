@@ -58,6 +58,11 @@ class ConfigBlock:
         """All keys of the block, under their usual names in files."""
         return self.keys + tuple(known.usual_name for known in self.fields)
 
+    def successor_name(self, field: ConfigField) -> str:
+        """The usual name of the key that replaces a deprecated one of the block; "" without one."""
+        successor = self.field(field.successor)
+        return field.successor if successor is None else successor.usual_name
+
     def qualified_path(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 

@@ -249,8 +249,7 @@ def _deprecated_key(config: LintedConfig, path: str, block: ConfigBlock, field: 
     if known is not None and not known.stages:
         fix, unread = f"remove it; {known.meaning}", "no code of DeepSpeed reads it, and it will be removed"
         return violation(path, f"{field.name} has no effect", why=unread, fix=fix, edits=(Remove(key),))
-    successor = block.field(field.successor)
-    name = successor.usual_name if successor is not None else field.successor
+    successor, name = block.field(field.successor), block.successor_name(field)
     what = f"{field.name} is deprecated" + f"; its successor is {name}" * bool(name)
     unseen = field.name == "cpu_offload" and config.framework == "hf" and config.flag(path) and config.stage
     unseen = unseen and not config.has("optimizer") and not config.off("zero_force_ds_cpu_optimizer")

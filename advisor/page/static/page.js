@@ -31,7 +31,7 @@ const t = (text) => {
 
 // The question: texts by option name, kept in the address without defaults.
 
-const fromAddress = (address = location) => {
+const fromAddress = (address) => {
   const found = Object.fromEntries(new URLSearchParams(address.hash.slice(1)));
   return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
 };
@@ -61,7 +61,6 @@ const set = (name, text, near = []) => {
 
 let addressTimer;
 const writeAddress = () => history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
-const toPlace = (place) => { place.focus({ preventScroll: true }); place.scrollIntoView(); };
 function changed(near = [], left = []) {  // near: states that may be asked for next. left: what the address had besides the question
   dropped = left;
   clearTimeout(addressTimer);
@@ -280,15 +279,16 @@ function clearPending() {
 function clearInvalid() {
   for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
 }
+// Asks with other values of options.
+function take(asks) {
+  if (asks.model) delete state.config;
+  if (asks.gpus) junk = {};
+  Object.assign(state, asks);
+  changed();
+  byId("answer").focus({ preventScroll: true });
+}
 function offerButton(name, value) {  // the number of GPUs has a field of its own
-  const gpus = name === "gpus" ? parsed(value) : null, title = t("Ask this");
-  const onclick = () => {
-    if (name === "model") delete state.config;
-    state[name] = value;
-    if (gpus) junk = {};
-    changed();
-    byId("answer").focus({ preventScroll: true });
-  };
+  const gpus = name === "gpus" ? parsed(value) : null, title = t("Ask this"), onclick = () => take({ [name]: value });
   return make("button", { type: "button", textContent: gpus && spec({ ...gpus, kind: "" }) === spec({ ...parsed(), kind: "" }) ? gpus.kind : value, title, onclick });
 }
 
@@ -344,7 +344,7 @@ function showWhole({ changes, options, scaling, files }) {
     const asks = options[code.textContent], title = t("Ask this");
     if (!asks) continue; // an option of the command alone
     const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
-    code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => { Object.assign(state, asks); changed(); byId("answer").focus({ preventScroll: true }); } }));
+    code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => take(asks) }));
   }
   byId("changes").classList.remove("stale");
   fill("scaling", scaling);
@@ -462,8 +462,9 @@ async function begin() {
   byId("model").onchange = () => { delete state.config; set("model", byId("model").value); };
   byId("config").onchange = () => set("config", byId("config").value);
   byId("kind").onchange = () => {
-    const text = byId("kind").value.trim();
-    state.gpus = /^\d+\s*x/i.test(text) ? text : spec({ ...parsed(), kind: text });
+    const text = byId("kind").value.trim(), isWhole = /^\d+\s*x/i.test(text);
+    if (isWhole) junk = {};
+    state.gpus = isWhole ? text : spec({ ...parsed(), kind: text });
     changed();
   };
   byId("more").querySelector("summary").onclick = () => requestAnimationFrame(() => { if (byId("more").open) byId("more").scrollIntoView(); });
@@ -491,7 +492,8 @@ async function begin() {
     const place = byId(event.target.closest?.('a[href^="#"]')?.hash.slice(1) ?? "");
     if (!place || event.defaultPrevented) return;
     event.preventDefault();
-    toPlace(place);
+    place.focus({ preventScroll: true });
+    place.scrollIntoView();
   });
   byId("tabs").onkeydown = ({ key, target }) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[key], tabs = [...byId("tabs").children];

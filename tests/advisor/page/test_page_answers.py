@@ -102,6 +102,7 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
         ({"model": "", "gpus": "2x32GB"}, "No model is given"),
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON: single quotes"),
+        ({"config": "\ud800", "gpus": "2x32GB"}, "The pasted text: not JSON: it does not begin with {"),
         ({"config": "{", "gpus": "2x32GB"}, "the closing } of the { on line 1 is missing"),
         ({"config": '{"a": 1, // b\n}', "gpus": "2x32GB"}, "not JSON: a comment (line 1, column 10). Remove it."),
         ({"config": "no JSON", "gpus": "2x32GB"}, "Paste the whole file"),
@@ -122,6 +123,7 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
     assert list(shown) == ["error"]
     assert message.lower() in shown["error"]["sentence"].lower()
     assert "\n" not in shown["error"]["sentence"]
+    assert bool(shown["error"]["line"]) == bool(state.get("model") or state.get("config")), "else it asks nothing"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_lint_judges_a_pasted_configuration() -> None:
     def found(text: str, state: dict[str, str] | None = None) -> Any:
         return json.loads(judge(json.dumps({"config": text, "state": state})))
 
-    for broken in ("no JSON", "{"):
+    for broken in ("no JSON", "{", "\ud800"):
         error = parts({"config": broken, "gpus": "2x32GB"})["error"]
         assert found(broken)["sentence"] == error["sentence"], "the same words in both boxes"
     several = ", ".join(f'"none_{number}": 1' for number in range(12))

@@ -62,6 +62,23 @@ def test_a_number_that_is_none_is_refused_at_its_field(opened: Any) -> None:
     assert "--gpus 2x2x24GB" in page.text_content("#command")
 
 
+def test_a_number_that_is_none_is_gone_with_other_gpus(opened: Any) -> None:
+    """Those of a button or a whole text replace both counts."""
+    page = opened()
+    enter(page, "#count-value", "abc")
+    enter(page, "#kind", "4x24GB")
+    assert page.is_hidden("#error") and "--gpus 4x24GB" in page.text_content("#command")
+    assert page.input_value("#count-value") == "4"
+    page.wait_for_selector("#changes button", state="attached")
+    page.evaluate(
+        "showWhole({changes: '<table><td><code>x</code></td></table>', options: {x: {gpus: '2x80GB'}}, files: ''})"
+    )
+    enter(page, "#count-value", "abc")
+    page.click("#changes td button")
+    page.wait_for_selector("#command:has-text('--gpus 2x80GB')")
+    assert page.is_hidden("#error") and page.input_value("#count-value") == "2"
+
+
 def test_nodes_have_a_field_and_stay(opened: Any) -> None:
     page = opened(gpus="2x4xA100-80GB")
     assert [page.input_value(f"#{name}") for name in ("nodes-value", "count-value", "kind")] == ["2", "4", "A100-80GB"]

@@ -105,6 +105,12 @@ def test_a_count_of_python_may_be_the_text_of_the_command_line() -> None:
         (fill_defaults, {"zero_stage": 3}, "there is no option 'zero_stage'; leave it out: every strategy is compared"),
         (fill_defaults, {"zero_stage": 3}, "ds-advise explain MODEL --strategy zero3 shows one"),
         (fill_defaults, {"tp_size": 2}, "--set autotp_size=2 splits them"),
+        (
+            ds_advise.advise,
+            {"tensor_parallel_size": 2},
+            "'tensor_parallel_size'; leave it out: ZeRO keeps",
+        ),
+        (ds_advise.advise, {"deepspeed": "x"}, "there is no option 'deepspeed'; name the file: ds-advise lint FILE"),
         (fill_defaults, {"frobnicate": 1}, "there is no option 'frobnicate'; help(ds_advise.advise) lists the options"),
     ],
 )

@@ -12,11 +12,13 @@ import ds_advise
 import pytest
 from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.advise import build_question as question_of
+from ds_advise.advisor.answer.reasons import reasons
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import answer_verdict
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.search.candidate import FIT_THRESHOLD
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LadderStep
 from ds_advise.advisor.search.choice import SAME_SPEED
+from ds_advise.advisor.text.units import gib
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.models import catalogue
@@ -242,6 +244,24 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
 def test_an_optimizer_may_have_its_name_in_the_trainer(name: str, key: str, step: str) -> None:
     workload = build_question("Qwen2.5-0.5B", "2x32GB", optimizer=name).question.workload
     assert (workload.optimizer, workload.software.optimizer_step) == (key, step)
+
+
+def test_a_rival_that_might_gain_is_named_with_the_ram_that_it_takes() -> None:
+    """For layer inputs as for states."""
+    answer = build_question("gpt2", "2x24GB")
+    plain = answer.recommended
+    assert plain is not None and plain.strategy == "ddp"
+    faster = replace(plain.time, tokens_per_step=round(plain.time.tokens_per_step * 1.05))
+    estimate = replace(plain.estimate, time=faster)
+    rivals: list[tuple[dict[str, Any], str]] = [
+        ({"cpu_checkpointing": True}, f"takes {gib(estimate.memory.host_bytes_per_node)} GiB of host RAM."),
+        ({"zero_stage": 3}, "which is within the error of the prediction."),
+    ]
+    for features, words in rivals:
+        plan = plain.plan.replace_fields(**features)
+        rival = replace(plain.replace_estimate(replace(estimate, plan=plan)), plan=plan)
+        ladder = [LadderStep.from_candidate("ddp", each, 0.0) for each in (plain, rival)]
+        assert reasons(answer.question, ladder, plain, [plain, rival])[0].endswith(words)
 
 
 def test_plans_that_are_close_are_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 from ds_advise import advise, estimate
 from ds_advise.advisor.answer.explained_key import explain_key, is_key
-from ds_advise.advisor.answer.key_costs import KeyContext
+from ds_advise.advisor.answer.key_costs import KeyContext, successor_path
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import run
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import lint, read_document
+from ds_advise.validate.lint.facts import ConfigBlock
+from ds_advise.validate.lint.unknown_names import OLD_NAMES
 
 from tests.validate.lint.lint_cases import facts
 
@@ -111,6 +114,22 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
 def test_an_unclear_name_is_answered_with_paths(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", name]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_other_name_of_a_key_of_the_root_is_its_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that DeepSpeed moves, and one that it renamed."""
+    known = facts()
+    zero = known.block("zero_optimization")
+    assert zero is not None
+    old = next(field for field in zero.fields if field.deprecated and field.moves)
+    root = ConfigBlock(path="", strict=True, fields=zero.fields)
+    assert successor_path(old.name, replace(known, blocks=(root,))) == zero.successor_name(old)
+    assert successor_path(f"zero_optimization.{old.name}", known) == f"zero_optimization.{zero.successor_name(old)}"
+    monkeypatch.setitem(OLD_NAMES, "old_clipping", "gradient_clipping")
+    assert run(["explain", "old_clipping"]) == 2
+    assert "it is now gradient_clipping; name gradient_clipping" in capsys.readouterr().err
 
 
 def test_a_setting_that_changes_no_figure_says_so(capsys: pytest.CaptureFixture[str]) -> None:

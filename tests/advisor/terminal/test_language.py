@@ -84,6 +84,13 @@ def test_the_catalogue_has_each_text_once_without_a_full_stop() -> None:
     assert [each for each in ZH if each.endswith(".") or not ZH[each] or ZH[each].endswith("。")] == []
 
 
+def test_every_text_of_the_page_s_script_is_in_the_catalogue() -> None:
+    """Except values of options, which are those of the command line."""
+    script = (PACKAGE / "advisor/page/static/page.js").read_text(encoding="utf-8")
+    texts = {*re.findall(r'\bt\("([^"]+)"\)', script)} - {"auto", "no", "yes"}
+    assert len(texts) > 12 and [text for text in texts if text.removesuffix(".") not in ZH] == []
+
+
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))
 def test_an_answer_in_chinese_has_its_figures_and_names_and_no_english(number: int) -> None:
     """At 80 and 40 columns nothing overflows, and the columns of the table end where they do in English."""
