@@ -1,11 +1,11 @@
 """Whether the change that `ds-advise why` proposes ends the failure: `python -m benchmarks.memory_changes`.
 
-`data/failed_configurations.jsonl` has the trainings of logs in `data/failure_logs.jsonl` whose GPU memory ran out: the
-`source` of the log, and from its thread the model, the GPUs, the DeepSpeed configuration and the other options of the
-question (`assumed` lists what the thread does not state). For each, `why LOG --config FILE` names the first change,
-which is put into the file and the options, and the changed training is run through the real engine by
-`ds-advise dry-run`, which must find that it fits. A configuration for which `why` proposes nothing is counted with its
-reason: the log contradicts the prediction, or no single change fits.
+`data/failed_configurations.jsonl` has public trainings whose GPU memory ran out, by their threads (`source`): the model,
+the GPUs, the DeepSpeed configuration, other options of the question (`assumed` names what the thread does not state),
+and the `log` with its `phase`, unless `failure_logs.jsonl` has it or the thread only says that memory ran out. For
+each, `why LOG --config FILE` names the first change, which is put into the file and the options, and the changed
+training is run through the real engine by `ds-advise dry-run`, which must find that it fits. A configuration without a
+change is counted with its reason: the log contradicts the prediction, or no single change fits.
 
     python -m benchmarks.memory_changes [--write] [SOURCE ...]    # about 15 s each
 """
@@ -36,6 +36,9 @@ _ARGUMENTS = {
 }
 """Arguments of the Trainer that a change sets: the option, and the key of a file that has the number itself."""
 
+_ONLY_THE_ERROR = "torch.OutOfMemoryError: CUDA out of memory.\n"
+"""The log of a thread without one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -65,17 +68,19 @@ class Outcome:
 
 def outcomes(sources: Sequence[str] = ()) -> Iterator[Outcome]:
     """Yield the outcome of each configuration, or of those of some sources."""
-    logs = {case["source"]: case for line in LOGS.read_text(encoding="utf-8").splitlines() if (case := json.loads(line))}
+    logs = {
+        case["source"]: case for line in LOGS.read_text(encoding="utf-8").splitlines() if (case := json.loads(line))
+    }
     for line in CONFIGURATIONS.read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
         if not sources or case["source"] in sources:
-            yield _outcome(case, logs[case["source"]])
+            yield _outcome(case, case if "log" in case else logs.get(case["source"], {}))
 
 
 def _outcome(case: Mapping[str, Any], logged: Mapping[str, Any]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         log, config = Path(folder, "train.log"), Path(folder, "ds_config.json")
-        log.write_text(logged["log"], encoding="utf-8")
+        log.write_text(logged.get("log", _ONLY_THE_ERROR), encoding="utf-8")
         config.write_text(json.dumps(case["config"]), encoding="utf-8")
         options = {"model": case["model"], "gpus": case["gpus"], **case["options"]}
         forecast = _asked(["why", str(log), "--config", str(config)], options)["forecast"]
@@ -84,7 +89,7 @@ def _outcome(case: Mapping[str, Any], logged: Mapping[str, Any]) -> Outcome:
             "model": case["model"],
             "gpus": case["gpus"],
             "plan": forecast["plan"],
-            "phase": logged["phase"],
+            "phase": logged.get("phase", ""),
             "gpu_bytes": forecast["gpu_memory_bytes"],
         }
         if forecast["is_below_log"] or not forecast["changes"]:
@@ -93,8 +98,13 @@ def _outcome(case: Mapping[str, Any], logged: Mapping[str, Any]) -> Outcome:
         change = forecast["changes"][0]
         changed, options = changed_training(case["config"], options, change)
         config.write_text(json.dumps(changed), encoding="utf-8")
-        found = _asked(["dry-run", str(config)], options)
-        return Outcome(**known, change=change["what"], fits=found["fits"], need_bytes=found["required_device_bytes_per_gpu"])
+        try:
+            found = _asked(["dry-run", str(config)], options)
+        except RuntimeError as error:
+            return Outcome(**known, change=f"(no dry run: {error})", fits=None, need_bytes=None)
+        return Outcome(
+            **known, change=change["what"], fits=found["fits"], need_bytes=found["required_device_bytes_per_gpu"]
+        )
 
 
 def changed_training(
@@ -125,7 +135,7 @@ def _asked(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "ds_advise", *words, *typed, "--offline", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if not ended.stdout.lstrip().startswith("{"):
-        raise RuntimeError(f"{' '.join(typed)}: {ended.stderr.strip() or ended.stdout.strip()}")
+        raise RuntimeError(ended.stderr.strip().rpartition("\n")[2].removeprefix("ds-advise: "))
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
@@ -148,7 +158,7 @@ def table(found: Sequence[Outcome]) -> str:
     ]
     for each in found:
         training = f"[{each.model}, {each.gpus}, {each.plan}]({each.source})"
-        lines.append(f"| {training} | {each.phase.replace('_', ' ')} | {each.change} | {each.verdict} |")
+        lines.append(f"| {training} | {each.phase.replace('_', ' ') or '-'} | {each.change} | {each.verdict} |")
     return "\n".join(lines) + "\n"
 
 

