@@ -1,9 +1,9 @@
 """Whether the change that `ds-advise why` proposes ends the failure: `python -m benchmarks.memory_changes`.
 
-`data/failed_configurations.jsonl` has public trainings whose GPU memory ran out, by their threads (`source`): the model,
-the GPUs, the DeepSpeed configuration, other options of the question (`assumed` names what the thread does not state),
-and the `log` with its `phase`, unless `failure_logs.jsonl` has it or the thread only says that memory ran out. For
-each, `why LOG --config FILE` names the first change, which is put into the file and the options, and the changed
+`data/failed_configurations.jsonl` has public trainings whose GPU memory ran out, by their threads (`source`): the
+model, the GPUs, the DeepSpeed configuration, other options of the question (`assumed` names what the thread does not
+state), and the `log` with its `phase`, unless `failure_logs.jsonl` has it or the thread only says that memory ran out.
+For each, `why LOG --config FILE` names the first change, which is put into the file and the options, and the changed
 training is run through the real engine by `ds-advise dry-run`, which must find that it fits. A configuration without a
 change is counted with its reason: the log contradicts the prediction, or no single change fits.
 

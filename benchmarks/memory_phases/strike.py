@@ -58,8 +58,8 @@ others the innermost phase counts."""
 
 _MESSAGE = (
     "CUDA out of memory. Tried to allocate 1.94 GiB. GPU 0 has a total capacity of 23.64 GiB of which 312.00 MiB is "
-    "free. Including non-PyTorch memory, this process has 23.33 GiB memory in use. Of the allocated memory 22.10 GiB is "
-    "allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated."
+    "free. Including non-PyTorch memory, this process has 23.33 GiB memory in use. Of the allocated memory 22.10 GiB "
+    "is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated."
 )
 
 
