@@ -15,6 +15,7 @@ from ..estimators.optimizers import optimizer
 from ..estimators.parameter_groups import script_makes_adam
 from ..estimators.plan import Plan
 from ..estimators.workload import TORCH_DTYPES, Workload
+from .module_loop import module_lines
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
@@ -207,17 +208,6 @@ def _call(function: str, arguments: Sequence[str]) -> list[str]:
 _COLUMNS = 76
 """Maximum columns of a source line that fits on a screen of 80 columns."""
 
-_MODULE_LINES = (
-    'parser.add_argument("--local_rank", type=int, default=-1)',
-    "args = deepspeed.add_config_arguments(parser).parse_args()",
-    "engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())",
-    "for batch in loader:",
-    "    loss = loss_fn(engine(*batch), batch)",
-    "    engine.backward(loss)",
-    "    engine.step()",
-)
-"""A training loop for a user's own module, with the arguments of the deepspeed launcher."""
-
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines that the plan needs in the training script before the training begins."""
@@ -229,7 +219,10 @@ def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Clu
         lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
         return lines + _objective_trainer(workload)
     if model.module:
-        return [*([model.module.checkpointing] if plan.gradient_checkpointing else []), *_MODULE_LINES]
+        return [
+            *([model.module.checkpointing] if plan.gradient_checkpointing else []),
+            *module_lines(model.module, workload),
+        ]
     if plan.gradient_checkpointing:
         offloaded = plan.cpu_checkpointing
         enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"
