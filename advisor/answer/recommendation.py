@@ -160,7 +160,8 @@ class Recommendation:
     script: OwnScript | None = None
     """The script that was written for the answer."""
     kept_config: str = ""
-    """The default file, if it is another configuration and this answer's has a numbered name; "" otherwise."""
+    """The file that was to be written, if it is another configuration and this answer's has a numbered name; ""
+    otherwise."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self.question.model.name}: {self.recommended or 'nothing fits'}>"
