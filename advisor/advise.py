@@ -213,6 +213,9 @@ def _in_python(text: str) -> str:
         option, bare = OPTIONS[name], value.rstrip(".:")
         if bare.isdigit() or value.startswith("'"):
             return f"{name}={value}"
+        if bare and bare == option.metavar:  # a placeholder
+            shown = f"{name}={bare}" if int in option.types or option.kind == "number" else f'{name}="{bare}"'
+            return f"{shown}{value[len(bare) :]}"
         if bare and (bare in option.choices or bare == option.default or re.search(r"\d", bare)):
             return f'{name}="{bare}"{value[len(bare) :]}'
         return f"{name} {value}".rstrip()

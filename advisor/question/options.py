@@ -12,7 +12,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from math import isfinite
 from numbers import Integral, Real
+from operator import index
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
@@ -111,7 +113,9 @@ class Option(NamedTuple):
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count"):
             if not (isinstance(value, Integral) and is_number):
-                raise WorkloadError(what, why="it must be a whole number", fix=f"pass {self.name}={self.default or 1}")
+                near = max(1, round(value)) if isinstance(value, Real) and is_number and isfinite(value) else 0
+                fix = f"pass {self.name}={near or self.default or 1}"
+                raise WorkloadError(what, why="it must be a whole number", fix=fix)
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
                     f"{self.name} is {value}",
@@ -133,13 +137,24 @@ class Option(NamedTuple):
             raise WorkloadError(f"{self.flag} has no value {value} any more", fix=self.former[value])
 
     def typed(self, value: Any) -> Any:
-        """A value of Python in the type that the option has: a count as the text of the command line (`8k`), and a
-        number where the option is text (`ram=128`)."""
-        if self.kind.startswith("count") and isinstance(value, str):
-            with suppress(ValueError):  # a word, or a mistake, which `check` names
-                return parse_count(value, kilo=self.kilo)
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return str(value) if is_number and self.kind == "text" else value
+        """A value of Python in the type that the option has: a count as the text of the command line (`8k`), numbers of
+        numpy and whole floats, a choice in any case, and a number where the option is text (`ram=128`). Other values
+        are returned unchanged, for `check`."""
+        if isinstance(value, str):
+            word = value.casefold()
+            if self.kind != "text" and word in self.choices:
+                return word
+            if self.kind.startswith("count"):
+                with suppress(ValueError):  # a word, or a mistake, which `check` names
+                    return parse_count(value, kilo=self.kilo)
+            return value
+        if not isinstance(value, Real) or isinstance(value, bool):
+            return value
+        if self.kind == "text":
+            return str(value)
+        if isinstance(value, Integral):
+            return index(value)
+        return int(value) if self.kind.startswith("count") and float(value).is_integer() else float(value)
 
 
 def _declared(name: str, annotation: Any) -> Option:
