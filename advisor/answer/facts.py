@@ -117,6 +117,8 @@ def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
         offered = f"GiB{each}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error"
     else:
         offered = f"GiB{each} (--ram checks it)"
+    if not chosen.plan.pin_memory:
+        offered = f"{offered}, pin_memory false"
     if memory.nvme_bytes_per_node:
         offered = f"{offered}, {gib(memory.nvme_bytes_per_node)} GiB of NVMe{each}"
     words = ". ".join([words, *loading_peak(chosen)]).removesuffix(".")

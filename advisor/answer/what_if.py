@@ -167,6 +167,8 @@ class _Answer(NamedTuple):
             text = f"{text}, less exact"
         if chosen is None:
             text = f"fits: {text}"
+            if not best.plan.pin_memory:
+                text = f"{text}, pin_memory false"
         else:
             ratio = best.tokens_per_s / chosen.tokens_per_s
             network = network_phrase(self.question.cluster)
@@ -390,8 +392,23 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
                 answer = _Answer(*best_over_losses(asked, fitting))
                 outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
                 yield answer.change(_storage_flags(question.cluster, larger), outcome)
+    if chosen is not None and not chosen.plan.pin_memory:
+        yield from _pinned(question, chosen)
     if chosen is not None and chosen.fit.assumed_host_bytes:
         yield from _less_ram(question, ladder, chosen)
+
+
+def _pinned(question: Question, chosen: Candidate) -> Iterator[Change]:
+    """Yield the RAM in which the answer's offload is page-locked, if that is faster by `WORTH_LISTING`."""
+    pinned = chosen.plan.replace_fields(pin_memory=True)
+    ram = host_bytes_to_fit(node_bytes(question.model, question.workload, question.cluster, pinned))
+    larger = replace(question.cluster, host_memory_bytes_per_node=whole_gib(ram) * 2**30)
+    asked = replace(question, cluster=larger)
+    best = fastest_generation(asked).best
+    if best is not None and best.plan.pin_memory and best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
+        answer = _Answer(*best_over_losses(asked, best))
+        outcome = answer.outcome(question, chosen, "pin_memory true")
+        yield answer.change(_storage_flags(question.cluster, larger), outcome)
 
 
 def _other_batch(best: Candidate, ladder: Sequence[LadderStep]) -> Iterator[str]:
