@@ -605,7 +605,7 @@ class JobOptions(TypedDict, total=False):
     eval_split: Annotated[
         float, Option("Fraction of the samples held out, and evaluated at every checkpoint.", 0.0, metavar="FRACTION")
     ]
-    price: Annotated[str | None, Option("Price per GPU: 2.49/h, or per node: $20/node/h.", metavar="RATE")]
+    price: Annotated[str | None, Option("Price per GPU: 2.49/h, or per node: 20USD/node/h.", metavar="RATE")]
 
 
 class AnswerOptions(TypedDict, total=False):

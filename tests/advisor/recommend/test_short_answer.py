@@ -29,7 +29,7 @@ QUESTIONS = [
     "Qwen2.5-7B --gpus 2x16GB --method qlora --tokens 50M --price 1/h --eval-batch 8",
     "Qwen2.5-7B --gpus 4x16GB --method qlora --tokens 50M --price 1/h --eval-batch 8"
     " --modules-to-save embed_tokens,lm_head",
-    "Llama-3.1-8B --gpus 2x8xH100 --seq-len 262144 --tokens 1B --price $20/node/h",
+    "Llama-3.1-8B --gpus 2x8xH100 --seq-len 262144 --tokens 1B --price 20USD/node/h",
 ]
 
 
