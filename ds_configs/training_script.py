@@ -210,14 +210,17 @@ _COLUMNS = 76
 
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
-    """The lines that the plan needs in the training script before the training begins."""
-    lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
+    """The lines that the plan needs in the training script before the training begins. The arguments of a trainer come
+    before the model, which ZeRO-3 then shards while it loads."""
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
+        lines = pageable_inputs(plan, workload) + _objective_import(workload)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
-        lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
-        return lines + _objective_trainer(workload)
+        first, *rest = training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
+        lines += [f"args = {first}" if OBJECTIVES[workload.objective].trainer else first, *rest]
+        return [*lines, *model_lines(model, workload, plan), *_objective_trainer(workload)]
+    lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
     if model.module:
         return [
             *([model.module.checkpointing] if plan.gradient_checkpointing else []),
@@ -247,10 +250,15 @@ def _objective_trainer(workload: Workload) -> list[str]:
     elif workload.rollouts is not None:
         reward = workload.rollouts.reward_model
         arguments.append(f"reward_funcs={'...' if reward is None else json.dumps(reward.name)}")
-    arguments += ["args=...", "train_dataset=...", "processing_class=..."]
+    arguments += ["args=args", "train_dataset=...", "processing_class=..."]
     if workload.method != "full":
         arguments.append("peft_config=peft_config")
-    return [f"from {spec.module} import {spec.config}, {spec.trainer}", *_call(f"trainer = {spec.trainer}", arguments)]
+    return _call(f"trainer = {spec.trainer}", arguments)
+
+
+def _objective_import(workload: Workload) -> list[str]:
+    spec = OBJECTIVES[workload.objective]
+    return [f"from {spec.module} import {spec.config}, {spec.trainer}"] if spec.trainer else []
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:

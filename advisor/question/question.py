@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import log2
@@ -216,10 +216,12 @@ class Question:
         lower = global_batch // (ranks * micro) * ranks * micro
         possible = f"--global-batch {lower + ranks * micro}" + (f" or {lower}" if lower else "")
         if global_batch % ranks:
+            sharing = self._sharing_sizes() if self.options["sequence_parallel_size"] is None else ()
+            size = next((size for size in sharing if self._divides_batch(ranks // size)), None)
             return WorkloadError(
                 f"a global batch of {global_batch} is not divisible by {ranks} GPUs",
-                why="every GPU takes the same number of samples per optimizer step",
-                fix=f"pass {possible}",
+                why="every GPU takes the same number of samples per optimizer step, unless GPUs share samples",
+                fix=f"pass {possible}" + (f", or --sequence-parallel-size {size}" if size else ""),
             )
         each = global_batch // ranks
         smaller = max(divisor for divisor in _divisors(each) if divisor <= micro)
@@ -290,12 +292,14 @@ class Question:
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
             return ()  # more likely a typing error than a request for sequence parallelism
         else:
-            sizes = (
-                size
-                for size in _divisors(ranks)
-                if why_no_sequence_parallelism(self.model, self.workload, size) is None
-            )
+            sizes = self._sharing_sizes()
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
+
+    def _sharing_sizes(self) -> Iterator[int]:
+        """Yield the sequence-parallel sizes of the model and the training, in ascending order; 1 is the first."""
+        for size in _divisors(self.cluster.world_size):
+            if why_no_sequence_parallelism(self.model, self.workload, size) is None:
+                yield size
 
     def _divides_batch(self, replicas: int) -> bool:
         global_batch = self.workload.global_batch_size
