@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 from ...estimators.errors import UnknownOptionError, WorkloadError
-from ...estimators.rollouts import Rollout
+from ...estimators.rollouts import BATCH_SIZE, Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
     AttentionKernel,
@@ -433,7 +433,8 @@ class BatchOptions(TypedDict, total=False):
         int | Literal["no-accumulation"] | None,
         Option(
             "Samples per step, kept exactly; no-accumulation: the fastest micro batch.",
-            default_text=f"about {GLOBAL_BATCH}; less for few samples, or for a step of over 4 M tokens",
+            default_text=f"about {GLOBAL_BATCH}; less for few samples, or for a step of over 4 M tokens; grpo and "
+            f"rloo: about {BATCH_SIZE:,}; ppo: 64 per GPU",
             former={
                 "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "
                 "which accumulates more of them, is faster per token"
