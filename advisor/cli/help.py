@@ -63,12 +63,11 @@ class HelpFormatter(click.HelpFormatter):
             if label.strip():
                 self.write(f"{indent}{label.rstrip()}\n")
             label, room = "", self.width + 4 - self.current_indent
-            items = command.split(", ")
-            if len(items) == 1:
+            if ", " not in command:
                 lines = [part[3:] for part in continued(command, room)]
             else:  # a list, which no shell reads
-                lines = _wrapped(command.replace(" ", _NO_SPACE).replace(f",{_NO_SPACE}", ", "), self.width, "", "")
-                lines = lines.replace(_NO_SPACE, " ").splitlines()
+                kept = command.replace(" ", _NO_SPACE).replace(f",{_NO_SPACE}", ", ")
+                lines = _wrapped(kept, self.width, "", "").replace(_NO_SPACE, " ").splitlines()
         for part in lines:
             self.write(f"{indent}{label}{self.styled(part, fg='cyan')}\n")
 

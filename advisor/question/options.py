@@ -113,9 +113,10 @@ class Option(NamedTuple):
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count"):
             if not (isinstance(value, Integral) and is_number):
-                near = max(1, round(value)) if isinstance(value, Real) and is_number and isfinite(value) else 0
-                fix = f"pass {self.name}={near or self.default or 1}"
-                raise WorkloadError(what, why="it must be a whole number", fix=fix)
+                is_finite = isinstance(value, Real) and is_number and isfinite(value)
+                rounded = max(1, round(float(value))) if is_finite else 0
+                advice = f"pass {self.name}={rounded or self.default or 1}"
+                raise WorkloadError(what, why="it must be a whole number", fix=advice)
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
                     f"{self.name} is {value}",
@@ -154,7 +155,8 @@ class Option(NamedTuple):
             return str(value)
         if isinstance(value, Integral):
             return index(value)
-        return int(value) if self.kind.startswith("count") and float(value).is_integer() else float(value)
+        number = float(value)
+        return int(number) if self.kind.startswith("count") and number.is_integer() else number
 
 
 def _declared(name: str, annotation: Any) -> Option:
