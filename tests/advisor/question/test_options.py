@@ -93,6 +93,8 @@ def test_a_count_of_python_may_be_the_text_of_the_command_line() -> None:
     filled = fill_defaults({"seq_len": "8k", "lora_rank": "16", "micro_batch": "max"})
     named = [filled[name] for name in ("seq_len", "lora_rank", "micro_batch")]  # type: ignore[literal-required]
     assert named == [8192, 16, "max"]
+    counts = [option for option in OPTIONS.values() if option.kind.startswith("count")]
+    assert len(counts) > 20 and all({int, str} <= {*option.types} for option in counts), "type checkers accept it"
 
 
 @pytest.mark.parametrize(
