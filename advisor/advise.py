@@ -116,14 +116,14 @@ def build_question(
         if model.source.startswith("catalogue") and catalogue.names_size(model.name) and not catalogue.names_size(name):
             say(f"{name[:80]} is {model.name}, the only one of its sizes in the catalogue")
     shape = apply_model_options(model, options)
-    micro_batch = None if options["micro_batch"] == "max" else options["micro_batch"]
+    micro_batch: Any = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.
     batch: Any = options["global_batch"]
     chosen: dict[str, Any] = {**options, "global_batch": None if batch == "no-accumulation" else batch}
     is_open = batch is None and OBJECTIVES[options["objective"]].rollouts is None
     if options["seq_len"] == "max":  # the starting length of the search for the longest
         is_limited = shape.fixed_len or shape.has_learned_positions
-        chosen["seq_len"] = None if is_limited else STEP * (1 + (options["document_len"] or 0) // STEP)
+        chosen["seq_len"] = None if is_limited else STEP * (1 + (chosen["document_len"] or 0) // STEP)
     job: dict[str, Any] = {}
     if any(options[name] != OPTIONS[name].default for name in names_in(JobOptions)):  # type: ignore[literal-required]
         # Imported here: few questions are about a whole job.
@@ -213,6 +213,9 @@ def _in_python(text: str) -> str:
         option, bare = OPTIONS[name], value.rstrip(".:")
         if bare.isdigit() or value.startswith("'"):
             return f"{name}={value}"
+        if bare and bare == option.metavar:  # a placeholder
+            shown = f"{name}={bare}" if int in option.types or option.kind == "number" else f'{name}="{bare}"'
+            return f"{shown}{value[len(bare) :]}"
         if bare and (bare in option.choices or bare == option.default or re.search(r"\d", bare)):
             return f'{name}="{bare}"{value[len(bare) :]}'
         return f"{name} {value}".rstrip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..estimators.json_form import to_json
@@ -19,7 +19,9 @@ class AnswerForCommand(Answer, CommandAdvice):
     def _document(self) -> Document:
         from .render.command_advice import command_advice_document
 
-        return command_advice_document(self)
+        changed = set() if self.changed is None else {*self.changed.files}
+        # `save()` writes one file, to any path.
+        return command_advice_document(self if changed <= {*self.files} else replace(self, files=()))
 
     def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:  # noqa: ARG002  there are no others
         """Return the answer as the object that `--json` prints."""

@@ -71,6 +71,12 @@ class PlanEstimate(Estimate):
         return self.memory.host_bytes_per_node
 
     @property
+    def assumed_host_bytes(self) -> int:
+        """Bytes of host RAM per node that `fits` assumes, because the amount is unknown and the plan needs more than
+        such a node usually has; 0 if nothing is assumed."""
+        return self.fit.assumed_host_bytes
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens (samples for a model without tokens) of all GPUs per second."""
         return self.time.tokens_per_s

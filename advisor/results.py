@@ -49,7 +49,9 @@ class Answer(Recommendation):
     def _document(self) -> Document:
         from .render.answer import answer_document
 
-        return answer_document(self, is_written=False)
+        if not self.files:
+            return answer_document(self, is_written=False)
+        return answer_document(self, self.files[-1])
 
     def to_dict(self, *, all_candidates: bool = False) -> dict[str, Any]:
         """Return the answer as the object that `--json` prints.
@@ -65,7 +67,8 @@ class Answer(Recommendation):
         return found
 
     def save(self, path: Path | str = CONFIG_NAME, *, force: bool = False) -> Path:
-        """Write `ds_config` to a file, as the command line does, and return its path.
+        """Write `ds_config` to a file, as the command line does, and return its path. `files` then has it, and the
+        answer's commands name it.
 
         Raises `DsAdviseError` if there is no configuration, or if another file exists there and `force` is False.
         """
@@ -74,6 +77,8 @@ class Answer(Recommendation):
             why = f"plain PyTorch ({self.strategy}) has none" if self.fits else "no plan fits"
             raise ConfigFileError("there is no configuration to save", why=why, fix="check `answer.fits` first")
         write_config(config, file, force=force, remedies=ARGUMENTS)
+        # The answer is frozen for its reader: only what is done with it changes.
+        object.__setattr__(self, "files", (*(path for path in self.files if path != str(file)), str(file)))
         return file
 
     @cached_property
@@ -109,6 +114,12 @@ class Answer(Recommendation):
     def host_bytes_per_node(self) -> int | None:
         """Bytes of host RAM."""
         return self._best.host_bytes_per_node if self._best else None
+
+    @property
+    def assumed_host_bytes(self) -> int | None:
+        """Bytes of host RAM per node that `fits` assumes, because the amount is unknown and the plan needs more than
+        such a node usually has; 0 if nothing is assumed."""
+        return self._best.assumed_host_bytes if self._best else None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -15,6 +15,7 @@ from ..estimators.optimizers import optimizer
 from ..estimators.parameter_groups import script_makes_adam
 from ..estimators.plan import Plan
 from ..estimators.workload import TORCH_DTYPES, Workload
+from .module_loop import module_lines
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
@@ -207,29 +208,24 @@ def _call(function: str, arguments: Sequence[str]) -> list[str]:
 _COLUMNS = 76
 """Maximum columns of a source line that fits on a screen of 80 columns."""
 
-_MODULE_LINES = (
-    'parser.add_argument("--local_rank", type=int, default=-1)',
-    "args = deepspeed.add_config_arguments(parser).parse_args()",
-    "engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())",
-    "for batch in loader:",
-    "    loss = loss_fn(engine(*batch), batch)",
-    "    engine.backward(loss)",
-    "    engine.step()",
-)
-"""A training loop for a user's own module, with the arguments of the deepspeed launcher."""
-
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
-    """The lines that the plan needs in the training script before the training begins."""
-    lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
+    """The lines that the plan needs in the training script before the training begins. The arguments of a trainer come
+    before the model, which ZeRO-3 then shards while it loads."""
     if workload.uses_trainer:
         arguments = script_arguments(workload, plan, cluster, config_path)
+        lines = pageable_inputs(plan, workload) + _objective_import(workload)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
-        lines += training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
-        return lines + _objective_trainer(workload)
+        first, *rest = training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
+        lines += [f"args = {first}" if OBJECTIVES[workload.objective].trainer else first, *rest]
+        return [*lines, *model_lines(model, workload, plan), *_objective_trainer(workload)]
+    lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
     if model.module:
-        return [*([model.module.checkpointing] if plan.gradient_checkpointing else []), *_MODULE_LINES]
+        return [
+            *([model.module.checkpointing] if plan.gradient_checkpointing else []),
+            *module_lines(model.module, workload),
+        ]
     if plan.gradient_checkpointing:
         offloaded = plan.cpu_checkpointing
         enable = "activation_checkpointing_enable(offload=True)" if offloaded else "gradient_checkpointing_enable()"
@@ -254,10 +250,15 @@ def _objective_trainer(workload: Workload) -> list[str]:
     elif workload.rollouts is not None:
         reward = workload.rollouts.reward_model
         arguments.append(f"reward_funcs={'...' if reward is None else json.dumps(reward.name)}")
-    arguments += ["args=...", "train_dataset=...", "processing_class=..."]
+    arguments += ["args=args", "train_dataset=...", "processing_class=..."]
     if workload.method != "full":
         arguments.append("peft_config=peft_config")
-    return [f"from {spec.module} import {spec.config}, {spec.trainer}", *_call(f"trainer = {spec.trainer}", arguments)]
+    return _call(f"trainer = {spec.trainer}", arguments)
+
+
+def _objective_import(workload: Workload) -> list[str]:
+    spec = OBJECTIVES[workload.objective]
+    return [f"from {spec.module} import {spec.config}, {spec.trainer}"] if spec.trainer else []
 
 
 def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:

@@ -59,6 +59,8 @@ class Gpu:
     """Rates measured on this device, in ascending order of keys for each precision and pass."""
     assumed: bool = False
     """Whether only a memory size was given and the speed is that of a reference GPU."""
+    unknown_name: str = ""
+    """The name that was given with the memory size, if no GPU of the table has it."""
 
     @property
     def has_bf16(self) -> bool:

@@ -231,6 +231,8 @@ class Advice:
     recommended: PlanFigures | None
     pytorch_baseline: PlanFigures | None
     """The plan of plain PyTorch; present with --sharding fsdp, or if it fits and no DeepSpeed plan does."""
+    closest: PlanFigures | None
+    """The plan that comes closest to fitting; null if one fits."""
     try_first: PlanFigures | None
     """A much faster plan that only likely fits."""
     reasons: tuple[str, ...]
@@ -285,6 +287,7 @@ def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Adv
         ladder=tuple(map(_step, answer.ladder)),
         recommended=answer.recommended and _plan(question, answer.recommended),
         pytorch_baseline=answer.pytorch_baseline and _plan(question, answer.pytorch_baseline),
+        closest=None if answer.taken or answer.closest is None else _plan(question, answer.closest),
         try_first=answer.try_first and _plan(question, answer.try_first),
         changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 
 from ...ds_configs.training_script import evaluation_arguments
+from ...estimators.errors import WorkloadError
 from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s, same_size_gpus
 from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
-from ...estimators.objectives import LOSSES, OBJECTIVES, has_reference_model, keeps_gathered, reference_passes
+from ...estimators.objectives import (
+    LOSSES,
+    OBJECTIVES,
+    has_reference_model,
+    keeps_gathered,
+    reference_passes,
+    unusable_loss,
+)
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..document.blocks import Fact
 from ..question.options import GLOBAL_BATCH
 from ..question.question import Question
-from ..search.candidate import LEAST, Candidate, candidate_duration, chance
+from ..search.candidate import LEAST, Candidate, candidate_duration, chance, predict
+from ..search.search import best_over_losses, fastest
 from ..text.job import whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, tokens, whole_gib
@@ -73,15 +83,44 @@ def speed_fact(question: Question, chosen: Candidate) -> Fact:
 
 def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
     """Return what a plan's speed assumes of the machine."""
-    assumed = [f"the speed of the {question.cluster.gpu.name}"] if question.cluster.gpu.assumed else []
+    gpu = question.cluster.gpu
+    unknown = f" for {gpu.unknown_name}, which is not in the table of GPUs" if gpu.unknown_name else ""
+    assumed = [f"the speed of the {gpu.name}{unknown}"] if gpu.assumed else []
     return [*assumed, *(part.phrase for part in deciding_parts(question, chosen))]
 
 
 def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
-    """Return the speeds of the plan on the slowest and the fastest card, if only a memory size was given."""
-    workload, node = question.workload, chosen.node(question.cluster)
-    predicted = estimate_time(question.model, workload, question.cluster, chosen.plan)
-    factor, speeds = chosen.tokens_per_s / predicted.tokens_per_s, dict[str, float]()  # the factor of a run of the plan
+    """Return the speeds on the cards that are slowest and fastest with the plan, if only a memory size was given. A
+    card that the plan does not fit has the speed of its own answer, and is left out without one."""
+    predicted = estimate_time(question.model, question.workload, question.cluster, chosen.plan)
+    factor = chosen.tokens_per_s / predicted.tokens_per_s  # of a run of the plan
+    cards = {card.cluster.gpu.name: card for card in _cards(question, chosen)}
+    plans = {name: predict(card.model, card.workload, card.cluster, chosen.plan) for name, card in cards.items()}
+    speeds = {name: plan.tokens_per_s for name, plan in plans.items()}
+    misfits = {name for name, plan in plans.items() if plan.fit.probability < LEAST[question.risk]}
+    for end in (min, max):
+        while speeds and (name := end(speeds, key=speeds.__getitem__)) in misfits:
+            misfits.remove(name)
+            del speeds[name]
+            if best := fastest(cards[name]):
+                speeds[name] = best_over_losses(cards[name], best)[1].tokens_per_s
+    if len(speeds) < 2:
+        return ""
+    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+    gigabytes, unit = same_size_gpus(question.cluster.gpu)[0].nominal_gb, f"{question.model.unit}/s"
+    size = f"{gigabytes} GB"
+    if gigabytes != question.cluster.gpu.nominal_gb:
+        size = f"the nearest known size, {size}"
+    slowest, fastest_rate = rate(factor * speeds[low]), rate(factor * speeds[high])
+    if slowest == fastest_rate:
+        return f"any card of {size}: {slowest} {unit}"
+    return f"cards of {size}: {slowest} ({low}) to {fastest_rate} {unit} ({high})"
+
+
+def _cards(question: Question, chosen: Candidate) -> Iterator[Question]:
+    """Yield the question about every card that may be meant, with the plan's host, and with a precision and a loss that
+    the card has."""
+    node = chosen.node(question.cluster)
     same_host = replace(
         question.cluster,
         cpu_cores_per_node=cpu_cores(node),
@@ -89,18 +128,16 @@ def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
         host_score_s=host_score_s(question.cluster),
     )
     for gpu in same_size_gpus(question.cluster.gpu):
+        workload = question.workload
         if question.free_precision and workload.precision != "fp32":
             workload = replace(workload, precision=gpu.half_precision)
-        if workload.precision != "bf16" or gpu.has_bf16:
-            time = estimate_time(question.model, workload, replace(same_host, gpu=gpu), chosen.plan)
-            speeds[gpu.name] = factor * time.tokens_per_s
-    if len(speeds) < 2:
-        return ""
-    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
-    size, unit = f"{question.cluster.gpu.nominal_gb} GB", f"{question.model.unit}/s"
-    if rate(speeds[low]) == rate(speeds[high]):
-        return f"any card of {size}: {rate(speeds[low])} {unit}"
-    return f"cards of {size}: {rate(speeds[low])} ({low}) to {rate(speeds[high])} {unit} ({high})"
+        if workload.precision == "bf16" and not gpu.has_bf16:
+            continue
+        card = replace(question, workload=workload)
+        if unusable_loss(question.model, workload.loss, gpu) is not None:
+            card = card.default_loss_question
+        with suppress(WorkloadError):  # it cannot run the loss or the kernels that were asked for
+            yield replace(card, cluster=replace(same_host, gpu=gpu))
 
 
 def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
@@ -117,6 +154,8 @@ def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
         offered = f"GiB{each}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error"
     else:
         offered = f"GiB{each} (--ram checks it)"
+    if not chosen.plan.pin_memory:
+        offered = f"{offered}, pin_memory false"
     if memory.nvme_bytes_per_node:
         offered = f"{offered}, {gib(memory.nvme_bytes_per_node)} GiB of NVMe{each}"
     words = ". ".join([words, *loading_peak(chosen)]).removesuffix(".")

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ...estimators.plan import PlainPyTorch, Strategy
 from ..question.question import Question
 from ..search.candidate import Candidate, LadderStep
 from ..search.choice import closest
@@ -70,6 +71,13 @@ class Change:
     """The answer after the change."""
     assumed: bool = False
     """Whether it changes a value that the answer assumes: the network between nodes, or the global batch."""
+    strategy: Strategy | PlainPyTorch | None = None
+    """Strategy of the plan after the change; None, as the following figures are, if nothing fits then."""
+    tokens_per_second: float | None = None
+    device_bytes_per_gpu: int | None = None
+    host_bytes_per_node: int | None = None
+    assumed_host_bytes: int | None = None
+    """Host RAM per node that this plan needs where the amount is unknown; 0 if nothing is assumed."""
 
 
 class OwnScript(NamedTuple):
@@ -160,7 +168,8 @@ class Recommendation:
     script: OwnScript | None = None
     """The script that was written for the answer."""
     kept_config: str = ""
-    """The default file, if it is another configuration and this answer's has a numbered name; "" otherwise."""
+    """The file that was to be written, if it is another configuration and this answer's has a numbered name; ""
+    otherwise."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self.question.model.name}: {self.recommended or 'nothing fits'}>"

@@ -69,8 +69,8 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 def use_pytorch(question: Question, plain: Candidate) -> Change:
     """Return the change to plain PyTorch, whose plan `plain` fits."""
-    outcome = _Answer(question, plain).outcome(question, None)
-    return Change(flags="--sharding fsdp", outcome=f"{outcome}, without DeepSpeed")
+    answer = _Answer(question, plain)
+    return answer.change("--sharding fsdp", f"{answer.outcome(question, None)}, without DeepSpeed")
 
 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
@@ -102,7 +102,7 @@ def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]
             yield None
         else:
             answer = _Answer(*best_over_losses(altered, best))
-            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
+            yield answer.change(flags, answer.job_outcome(question, chosen))
             strategies.add(answer.best.strategy)
         is_last = best is not None if chosen is None else position == MOST_STEPS - 1
         if is_last:
@@ -125,7 +125,7 @@ def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change
             yield None
             continue
         answer = _Answer(*best_over_losses(altered, best))
-        yield Change(flags=flags, outcome=answer.job_outcome(question, chosen), assumed=True)
+        yield answer.change(flags, answer.job_outcome(question, chosen), assumed=True)
 
 
 def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
@@ -167,6 +167,8 @@ class _Answer(NamedTuple):
             text = f"{text}, less exact"
         if chosen is None:
             text = f"fits: {text}"
+            if not best.plan.pin_memory:
+                text = f"{text}, pin_memory false"
         else:
             ratio = best.tokens_per_s / chosen.tokens_per_s
             network = network_phrase(self.question.cluster)
@@ -182,6 +184,19 @@ class _Answer(NamedTuple):
         if (loss := self.question.workload.loss) != question.workload.loss:
             return f"{text}, {loss} loss"
         return ", ".join((text, *notes))
+
+    def change(self, flags: str, outcome: str, *, assumed: bool = False) -> Change:
+        """Return the change of these flags to the answer, with its figures."""
+        return Change(
+            flags=flags,
+            outcome=outcome,
+            assumed=assumed,
+            strategy=self.best.strategy,
+            tokens_per_second=self.best.tokens_per_s,
+            device_bytes_per_gpu=self.best.device_bytes,
+            host_bytes_per_node=self.best.memory.host_bytes_per_node,
+            assumed_host_bytes=self.best.fit.assumed_host_bytes,
+        )
 
     def _suits_smaller_host(self, chosen: Candidate) -> bool:
         """Whether the answer that is changed depends on the RAM, and a smaller size of it suffices for this one. An
@@ -245,7 +260,7 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
         answer = _Answer(*best_over_losses(asked, best))
         is_smaller = _too_small(answer.best) < _too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
-            yield Change(flags=flags, outcome=answer.job_outcome(question, chosen))
+            yield answer.change(flags, answer.job_outcome(question, chosen))
 
 
 def _optimizers_on_the_host(question: Question) -> Iterator[Asked]:
@@ -376,9 +391,24 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
                 enough = WORTH_LISTING * fitting.tokens_per_s
                 answer = _Answer(*best_over_losses(asked, fitting))
                 outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
-                yield Change(flags=_storage_flags(question.cluster, larger), outcome=outcome)
+                yield answer.change(_storage_flags(question.cluster, larger), outcome)
+    if chosen is not None and not chosen.plan.pin_memory:
+        yield from _pinned(question, chosen)
     if chosen is not None and chosen.fit.assumed_host_bytes:
         yield from _less_ram(question, ladder, chosen)
+
+
+def _pinned(question: Question, chosen: Candidate) -> Iterator[Change]:
+    """Yield the RAM in which the answer's offload is page-locked, if that is faster by `WORTH_LISTING`."""
+    pinned = chosen.plan.replace_fields(pin_memory=True)
+    ram = host_bytes_to_fit(node_bytes(question.model, question.workload, question.cluster, pinned))
+    larger = replace(question.cluster, host_memory_bytes_per_node=whole_gib(ram) * 2**30)
+    asked = replace(question, cluster=larger)
+    best = fastest_generation(asked).best
+    if best is not None and best.plan.pin_memory and best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
+        answer = _Answer(*best_over_losses(asked, best))
+        outcome = answer.outcome(question, chosen, "pin_memory true")
+        yield answer.change(_storage_flags(question.cluster, larger), outcome)
 
 
 def _other_batch(best: Candidate, ladder: Sequence[LadderStep]) -> Iterator[str]:
@@ -412,7 +442,7 @@ def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidat
         answer = _Answer(*best_over_losses(asked, best))
         drive = _storage_flags(cluster, _sufficient_storage(cluster, answer.best))
         outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
-        found[answer.best.strategy] = Change(flags=f"--ram {size} {drive}".rstrip(), outcome=outcome)
+        found[answer.best.strategy] = answer.change(f"--ram {size} {drive}".rstrip(), outcome)
     yield from found.values()
 
 

@@ -63,14 +63,14 @@ class _Advise(CommandWithUsersCommand):
 @click.option(
     "--details",
     is_flag=True,
-    help="Also show reasons, DeepSpeed's estimate, assumptions, script arguments and launchers.",
+    help="Also show reasons, assumptions and all launchers.",
 )
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead.")
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's estimator (saves seconds).")
 @click.option(
     "--verify", is_flag=True, help="Dry-run the recommended plan through DeepSpeed; if it fails, the next best plan."
 )
-@click.option("--probe", is_flag=True, help="Run the best candidates for a few steps on this machine.")
+@click.option("--probe", is_flag=True, help="Run the best candidates a few steps on this machine.")
 @click.option("--budget", metavar="TIME", default="30m", help="Time limit of --probe: 90s, 5m, 1h.")
 @report_options("the memory of all plans; scaling.svg: memory and speed against length, batch, GPUs", own_force=True)
 @LANG

@@ -99,7 +99,7 @@ _compared = _file_question(
 @click.option("--max-ram", metavar="SIZE", help="Maximum host RAM per node, such as 200GiB; GB counts as GiB.")
 @click.option("--min-tokens-per-second", type=NUMBER, metavar="N", help="Minimum predicted speed of all GPUs.")
 @click.option("--max-duration", metavar="TIME", help="Maximum duration of the job: 24h, 90m or 3d.")
-@click.option("--max-cost", metavar="AMOUNT", help="Maximum cost of the job, by --price, such as 500 or $1.5k.")
+@click.option("--max-cost", metavar="AMOUNT", help="Maximum cost of the job, by --price, such as 500 or 1.5k.")
 @_compared
 @output_options
 def check(config_files: tuple[str, ...], question: dict[str, Any], output: Output, **limits: Any) -> int:

@@ -62,7 +62,12 @@ class HelpFormatter(click.HelpFormatter):
 
             if label.strip():
                 self.write(f"{indent}{label.rstrip()}\n")
-            label, lines = "", [part[3:] for part in continued(command, self.width + 4 - self.current_indent)]
+            label, room = "", self.width + 4 - self.current_indent
+            if ", " not in command:
+                lines = [part[3:] for part in continued(command, room)]
+            else:  # a list, which no shell reads
+                kept = command.replace(" ", _NO_SPACE).replace(f",{_NO_SPACE}", ", ")
+                lines = _wrapped(kept, self.width, "", "").replace(_NO_SPACE, " ").splitlines()
         for part in lines:
             self.write(f"{indent}{label}{self.styled(part, fg='cyan')}\n")
 
@@ -95,7 +100,7 @@ def _wrapped(text: str, *form: int | str) -> str:
     return click.wrap_text(text.replace("-", _NO_BREAK), *form).replace(_NO_BREAK, "-")  # type: ignore[arg-type]
 
 
-_NO_BREAK = "\N{NON-BREAKING HYPHEN}"
+_NO_BREAK, _NO_SPACE = "\N{NON-BREAKING HYPHEN}", "\N{NO-BREAK SPACE}"
 
 
 _FEW = 4

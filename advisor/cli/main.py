@@ -39,8 +39,8 @@ cycles."""
 
 COMMON = {
     "Machine": ("gpus", "ram", "nvme"),
-    "Training": ("method", "seq_len", "global_batch", "precision", "optimizer", "data"),
-    "Answer": ("price", "details", "verify", "probe", "destination"),
+    "Training": ("method", "seq_len", "global_batch", "micro_batch", "precision", "optimizer", "data"),
+    "Answer": ("details", "verify", "probe", "destination"),
 }
 """The parameters of `advise` in the short help, by title."""
 
@@ -140,7 +140,9 @@ class AdviseByDefault(click.Group):
         formatter.write_paragraph()
         formatter.write_text(
             "\b\n"
-            "To share it   --html FILE, --plot FILE.svg, --markdown, --json, --emit, --lang\n"
+            "Objectives    --objective dpo, kto, reward, grpo, ppo, embedding, ...\n"
+            "Files         --no-write, --force, --script FILE.py, --emit KIND\n"
+            "To share it   --html FILE, --plot FILE.svg, --markdown, --json, --lang\n"
             "All options   ds-advise --help-all, ds-advise SUBCOMMAND --help\n"
             'Completion    eval "$(_DS_ADVISE_COMPLETE=bash_source ds-advise)"'
         )

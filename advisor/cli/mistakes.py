@@ -298,7 +298,7 @@ def _filled(written: str, value: str, choices: Sequence[str]) -> str:
     with choices with the choice that is meant."""
     if choices and not (value := meant_choice(value, choices)):
         value = alternatives(choices)
-    return re.sub(r"\{(.+)\}", lambda found: value[:60] or found[1], written)
+    return re.sub(r"\{([^{}]+)\}", lambda found: value[:60] or found[1], written)
 
 
 COMMANDS_OF_OTHERS: Mapping[str, str] = {

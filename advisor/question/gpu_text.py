@@ -274,6 +274,8 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
         raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=why)
     if named:
         gpu = replace(named[0], memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
+    else:
+        gpu = replace(gpu, unknown_name=name)
     taken = f"{name} of {gpu.nominal_gb} GB, which is not in the table of GPUs, has the speed of the {gpu.name}"
     return gpu, (taken,)
 

@@ -164,14 +164,14 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def parse_price(text: str) -> Price:
-    """`2.49/h` per GPU, `$20/node/h` per node. Raises WorkloadError for any other text."""
+    """`2.49/h` per GPU, `20USD/node/h` per node. Raises WorkloadError for any other text."""
     match = _PRICE.fullmatch(text.strip().lower())
     figure = float(match["figure"]) if match else 0.0
     if match is None or not 0 < figure <= 10**6:
         raise WorkloadError(
             f"--price {text[:40]!r} is not a price",
             why="an hourly price is needed, per GPU unless /node is given",
-            fix="write it as --price 2.49/h or --price $20/node/h",
+            fix="write it as --price 2.49/h or --price 20USD/node/h",
         )
     is_node = match["unit"] in ("node", "machine")
     return Price(per_hour=figure, unit="node" if is_node else "gpu", currency=match["before"] or match["after"])

@@ -12,13 +12,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from math import isfinite
 from numbers import Integral, Real
+from operator import index
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 from ...estimators.errors import UnknownOptionError, WorkloadError
-from ...estimators.rollouts import Rollout
+from ...estimators.rollouts import BATCH_SIZE, Rollout
 from ...estimators.workload import (
     NEXT_TOKEN,
     AttentionKernel,
@@ -52,6 +54,10 @@ KIBI = 1024
 """Value of `k` in lengths of sequences: a model of 32k tokens has 32,768."""
 
 _POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
+
+
+Count = int | str
+"""A whole number, or its text as on the command line: `8k`."""
 
 
 class Option(NamedTuple):
@@ -111,7 +117,10 @@ class Option(NamedTuple):
             raise WorkloadError(f"unknown {self.name} {str(value)[:40]!r}", fix=fix)
         if self.kind.startswith("count"):
             if not (isinstance(value, Integral) and is_number):
-                raise WorkloadError(what, why="it must be a whole number", fix=f"pass {self.name}={self.default or 1}")
+                is_finite = isinstance(value, Real) and is_number and isfinite(value)
+                rounded = max(1, round(float(value))) if is_finite else 0
+                advice = f"pass {self.name}={rounded or self.default or 1}"
+                raise WorkloadError(what, why="it must be a whole number", fix=advice)
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
                     f"{self.name} is {value}",
@@ -133,13 +142,25 @@ class Option(NamedTuple):
             raise WorkloadError(f"{self.flag} has no value {value} any more", fix=self.former[value])
 
     def typed(self, value: Any) -> Any:
-        """A value of Python in the type that the option has: a count as the text of the command line (`8k`), and a
-        number where the option is text (`ram=128`)."""
-        if self.kind.startswith("count") and isinstance(value, str):
-            with suppress(ValueError):  # a word, or a mistake, which `check` names
-                return parse_count(value, kilo=self.kilo)
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return str(value) if is_number and self.kind == "text" else value
+        """A value of Python in the type that the option has: a count as the text of the command line (`8k`), numbers of
+        numpy and whole floats, a choice in any case, and a number where the option is text (`ram=128`). Other values
+        are returned unchanged, for `check`."""
+        if isinstance(value, str):
+            word = value.casefold()
+            if self.kind != "text" and word in self.choices:
+                return word
+            if self.kind.startswith("count"):
+                with suppress(ValueError):  # a word, or a mistake, which `check` names
+                    return parse_count(value, kilo=self.kilo)
+            return value
+        if not isinstance(value, Real) or isinstance(value, bool):
+            return value
+        if self.kind == "text":
+            return str(value)
+        if isinstance(value, Integral):
+            return index(value)
+        number = float(value)
+        return int(number) if self.kind.startswith("count") and number.is_integer() else number
 
 
 def _declared(name: str, annotation: Any) -> Option:
@@ -148,7 +169,7 @@ def _declared(name: str, annotation: Any) -> Option:
     types = tuple(each for member in members if isinstance(each := get_origin(member) or member, type))
     option = option._replace(name=name, types=types)
     choices = tuple(word for member in members for word in (get_args(member) or (member,)) if isinstance(word, str))
-    if int in types and str not in types:
+    if int in types and not option.metavar:
         return option._replace(kind="count or word" if choices else "count", choices=choices)
     if choices and str not in types:
         return option._replace(kind="choice", choices=choices)
@@ -212,7 +233,7 @@ class MachineOptions(TypedDict, total=False):
         Option("Bandwidth between nodes, per node and direction: 200Gb/s.", metavar="RATE", title="Between nodes"),
     ]
     threads: Annotated[
-        int | None, Option("Host threads per rank.", default_text="as in the printed command", title="Host threads")
+        Count | None, Option("Host threads per rank.", default_text="as in the printed command", title="Host threads")
     ]
 
 
@@ -220,7 +241,7 @@ class CpuOptions(TypedDict, total=False):
     """Processes on this machine's CPU in place of GPUs."""
 
     device: Annotated[Device, Option("Train on GPUs, or with processes on this machine's CPU.", "cuda")]
-    ranks: Annotated[int | None, Option("Number of ranks with --device cpu.", default_text="2")]
+    ranks: Annotated[Count | None, Option("Number of ranks with --device cpu.", default_text="2")]
     memory: Annotated[str | None, Option("Memory limit per rank with --device cpu, such as 2GB.", metavar="SIZE")]
 
 
@@ -249,7 +270,7 @@ class MethodOptions(TypedDict, total=False):
         Quantization,
         Option("Weight format of qlora: bitsandbytes NF4 or int8, or a 4-bit GPTQ checkpoint.", "nf4", methods=_QLORA),
     ]
-    lora_rank: Annotated[int, Option("Rank of the LoRA adapters.", 8, methods=LORA_METHODS, title="LoRA rank")]
+    lora_rank: Annotated[Count, Option("Rank of the LoRA adapters.", 8, methods=LORA_METHODS, title="LoRA rank")]
     lora_dropout: Annotated[
         float,
         Option(
@@ -301,7 +322,7 @@ class RolloutOptions(TypedDict, total=False):
         ),
     ]
     server_gpus: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Number of GPUs of --gpus for the vLLM server.",
             default_text="the fastest split",
@@ -309,10 +330,10 @@ class RolloutOptions(TypedDict, total=False):
         ),
     ]
     num_generations: Annotated[
-        int | None, Option("Completions of each prompt.", default_text="8; rloo: 2", title="Completions per prompt")
+        Count | None, Option("Completions of each prompt.", default_text="8; rloo: 2", title="Completions per prompt")
     ]
     max_completion_length: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Tokens of a completion; the prompt has the rest of --seq-len.",
             default_text="512; ppo: 53",
@@ -330,14 +351,14 @@ class RolloutOptions(TypedDict, total=False):
         ),
     ]
     steps_per_generation: Annotated[
-        int | None, Option("Micro batches of a generation.", default_text="the accumulation steps, or fewer that fit")
+        Count | None, Option("Micro batches of a generation.", default_text="the accumulation steps, or fewer that fit")
     ]
     num_iterations: Annotated[
-        int | None,
+        Count | None,
         Option("Number of training passes over a generation.", default_text="1; ppo: 4", title="Training passes"),
     ]
     local_rollout_forward_batch_size: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Completions per GPU that ppo generates and scores at a time.",
             default_text="64, or fewer that fit",
@@ -362,7 +383,7 @@ class RolloutOptions(TypedDict, total=False):
         ),
     ]
     vllm_tensor_parallel_size: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Number of GPUs of a vLLM engine.",
             default_text="the fewest that fit the model",
@@ -406,7 +427,7 @@ class BatchOptions(TypedDict, total=False):
     """Samples, precision and optimizer."""
 
     seq_len: Annotated[
-        int | Literal["max"] | None,
+        Count | Literal["max"] | None,
         Option(
             "Tokens per sample; max: the longest that fits.",
             default_text="2048, or the model's limit if shorter; grpo, rloo and ppo: 512 plus the completion",
@@ -415,10 +436,11 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     global_batch: Annotated[
-        int | Literal["no-accumulation"] | None,
+        Count | Literal["no-accumulation"] | None,
         Option(
             "Samples per step, kept exactly; no-accumulation: the fastest micro batch.",
-            default_text=f"about {GLOBAL_BATCH}; less for few samples, or for a step of over 4 M tokens",
+            default_text=f"about {GLOBAL_BATCH}; less for few samples, or for a step of over 4 M tokens; grpo and "
+            f"rloo: about {BATCH_SIZE:,}; ppo: 64 per GPU",
             former={
                 "fastest": "write no-accumulation for one micro batch per GPU, whichever is fastest; a larger batch, "
                 "which accumulates more of them, is faster per token"
@@ -426,11 +448,11 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     micro_batch: Annotated[
-        int | Literal["max"] | None,
+        Count | Literal["max"] | None,
         Option("Samples per GPU and forward pass; max: the most that fit.", default_text="the fastest that fits"),
     ]
     eval_batch: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Samples per GPU in evaluations, which must also fit (per_device_eval_batch_size).",
             default_text="no evaluation",
@@ -438,7 +460,7 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     eval_logits: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Evaluation batches whose logits stay on each GPU for metrics (eval_accumulation_steps; default: all).",
             default_text="none",
@@ -446,7 +468,7 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     eval_samples: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Samples per evaluation; their logits are collected in host RAM.",
             default_text="those of --eval-split, or the --eval-logits batches",
@@ -454,7 +476,7 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     eval_new_tokens: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Tokens that evaluations generate per sample (predict_with_generate).",
             default_text="none",
@@ -463,7 +485,7 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     document_len: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Mean length of the documents packed into a sample.",
             default_text="one document per sample",
@@ -472,11 +494,11 @@ class BatchOptions(TypedDict, total=False):
         ),
     ]
     images_per_sample: Annotated[
-        int | None,
+        Count | None,
         Option("Images in each sample of a vision-language model.", default_text="1"),
     ]
     max_pixels: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Largest image in pixels; its tokens count in --seq-len.",
             default_text="1280 tokens with Qwen's, else the model's largest image",
@@ -512,7 +534,7 @@ class PlanOptions(TypedDict, total=False):
         ),
     ]
     sequence_parallel_size: Annotated[
-        int | None,
+        Count | None,
         Option(
             "Ulysses sequence-parallel size.",
             default_text="1, or more if a sample does not fit one GPU",
@@ -590,7 +612,7 @@ class JobOptions(TypedDict, total=False):
     eval_split: Annotated[
         float, Option("Fraction of the samples held out, and evaluated at every checkpoint.", 0.0, metavar="FRACTION")
     ]
-    price: Annotated[str | None, Option("Price per GPU: 2.49/h, or per node: $20/node/h.", metavar="RATE")]
+    price: Annotated[str | None, Option("Price per GPU: 2.49/h, or per node: 20USD/node/h.", metavar="RATE")]
 
 
 class AnswerOptions(TypedDict, total=False):

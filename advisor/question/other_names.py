@@ -26,7 +26,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "--precision bf16": "bf16 bfloat16",
     "--precision fp16": "fp16 float16 half",
     "--precision fp32": "fp32 float32",
-    "--micro-batch {N}": "batch_size bs bsz batch per_device_train_batch_size per_gpu_train_batch_size "
+    "--micro-batch {N} (samples per GPU), or --global-batch {N} (per step)": "batch_size bs bsz batch",
+    "--micro-batch {N}": "per_device_train_batch_size per_gpu_train_batch_size "
     "per_gpu_batch_size per_device_batch_size train_micro_batch_size_per_gpu micro_batch_size "
     "micro_train_batch_size mbs",
     "--global-batch {N}": "train_batch_size global_batch_size total_batch_size effective_batch_size gbs",

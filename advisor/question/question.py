@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import log2
@@ -98,8 +98,8 @@ class Question:
 
     def __post_init__(self) -> None:
         workload, model = self.workload, self.model
-        if self.options["sequence_parallel_size"] is not None:
-            self._check_sequence_parallel_size(self.options["sequence_parallel_size"])
+        if self._asked_sharing is not None:
+            self._check_sequence_parallel_size(self._asked_sharing)
         in_bf16 = self.options["optimizer_dtype"] == "bf16"
         if in_bf16 and (workload.precision != "bf16" or not optimizer(workload.optimizer).is_adam):
             raise WorkloadError(
@@ -178,7 +178,7 @@ class Question:
         """
         spec = OBJECTIVES[self.workload.objective]
         wanted = min(wanted, *self._batch_limits().values())
-        replicas = cluster.world_size // (self.options["sequence_parallel_size"] or 1)
+        replicas = cluster.world_size // (self._asked_sharing or 1)
         unit = max(1, replicas) * (self.micro_batch_size or spec.least_samples)
         return unit << max(0, round(log2(max(1.0, wanted) / unit)))
 
@@ -210,16 +210,18 @@ class Question:
             )
 
     def _indivisible(self, global_batch: int) -> WorkloadError:
-        ranks = self.cluster.world_size // (self.options["sequence_parallel_size"] or 1)
+        ranks = self.cluster.world_size // (self._asked_sharing or 1)
         least = OBJECTIVES[self.workload.objective].least_samples
         micro = self.micro_batch_size or least
         lower = global_batch // (ranks * micro) * ranks * micro
         possible = f"--global-batch {lower + ranks * micro}" + (f" or {lower}" if lower else "")
         if global_batch % ranks:
+            sharing = self._sharing_sizes() if self._asked_sharing is None else ()
+            size = next((size for size in sharing if self._divides_batch(ranks // size)), None)
             return WorkloadError(
                 f"a global batch of {global_batch} is not divisible by {ranks} GPUs",
-                why="every GPU takes the same number of samples per optimizer step",
-                fix=f"pass {possible}",
+                why="every GPU takes the same number of samples per optimizer step, unless GPUs share samples",
+                fix=f"pass {possible}" + (f", or --sequence-parallel-size {size}" if size else ""),
             )
         each = global_batch // ranks
         smaller = max(divisor for divisor in _divisors(each) if divisor <= micro)
@@ -285,17 +287,25 @@ class Question:
     def sequence_parallel_sizes(self) -> tuple[int, ...]:
         """Possible sequence-parallel sizes in ascending order: model, sequence and batch are divisible by them."""
         global_batch, ranks = self.workload.global_batch_size, self.cluster.world_size
-        if self.options["sequence_parallel_size"] is not None:
-            sizes: Iterable[int] = (self.options["sequence_parallel_size"],)
+        if self._asked_sharing is not None:
+            sizes: Iterable[int] = (self._asked_sharing,)
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
             return ()  # more likely a typing error than a request for sequence parallelism
         else:
-            sizes = (
-                size
-                for size in _divisors(ranks)
-                if why_no_sequence_parallelism(self.model, self.workload, size) is None
-            )
+            sizes = self._sharing_sizes()
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
+
+    @property
+    def _asked_sharing(self) -> int | None:
+        """The sequence-parallel size that the user gave; None if the search chooses it."""
+        size = self.options["sequence_parallel_size"]
+        return None if size is None else int(size)
+
+    def _sharing_sizes(self) -> Iterator[int]:
+        """Yield the sequence-parallel sizes of the model and the training, in ascending order; 1 is the first."""
+        for size in _divisors(self.cluster.world_size):
+            if why_no_sequence_parallelism(self.model, self.workload, size) is None:
+                yield size
 
     def _divides_batch(self, replicas: int) -> bool:
         global_batch = self.workload.global_batch_size

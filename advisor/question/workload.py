@@ -67,6 +67,7 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     options = fill_defaults(options)
     rollouts = build_rollouts(options)
     wanted_len: Any = options["seq_len"]
+    document_len: Any = options["document_len"]
     if wanted_len is None and rollouts is not None:
         wanted_len = PROMPT_LEN + rollouts.max_completion_length
     seq_len = sequence_length(model, wanted_len)
@@ -103,7 +104,7 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
         "freeze": select_parts(model, _frozen_parts(options)) if model is not None else (),
         "seq_len": seq_len,
         "rollouts": rollouts and _within(rollouts, seq_len),
-        "document_len": _document_length(options["document_len"], seq_len),
+        "document_len": _document_length(document_len, seq_len),
         "precision": resolve_precision(options["precision"], gpu),
         "optimizer": chosen,
         "software": software,

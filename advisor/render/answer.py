@@ -79,7 +79,8 @@ def answer_document(
     smaller shares of the step's time, all lines of the script, every launcher's command, DeepSpeed's own estimate and
     the assumptions. all_candidates: show every predicted plan instead of each strategy's best. charts: include the
     charts of a report. changes: try what would change the answer (`change_blocks`), which takes longer than the answer.
-    is_written: whether the file exists afterwards with this configuration; otherwise the answer says that it does not.
+    is_written: whether the file exists afterwards with this configuration; otherwise the answer says that it does not,
+    and if `kept_config` is another configuration, that the option `-o` writes it to `config_path`.
     """
     verdict = answer_verdict(answer)
     document = doc.Document(
@@ -152,7 +153,8 @@ def _start(
         kept = f"; {answer.kept_config} {IS_ANOTHER}" if is_other else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
         if not is_written and (answer.recommended or answer.try_first):
-            written = f"{config_path} is not written{f': it {IS_ANOTHER}' if is_other else ''}. "
+            other = f": it {IS_ANOTHER}. -o {config_path} writes this one" if is_other else ""
+            written = f"{answer.kept_config or config_path} is not written{other}. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps

@@ -55,22 +55,24 @@ def deliver(
     html, plot: paths of the report and of its chart.
 
     Raises ConfigFileError as `check_write` does, after the answer is shown: a file that cannot be written leaves the
-    others unwritten, too, if that is known before.
+    others unwritten, too, if that is known before. The commands of the answer then name a free file: the other
+    configuration is not theirs.
     """
-    files, failure = list[tuple[Path, str]](), None
+    files, failure, named = list[tuple[Path, str]](), None, destination
     if isinstance(destination, Path):
         if numbered and not force:
             answer, destination = _free(answer, destination)
         answer, files = _files(answer, destination, emit, script)
+        named = destination
         try:
             for file, text in files:
                 check_write(text, file, force=force)
         except DsAdviseError as error:
             failure, files = error, []
             own = [config for config in _configs(answer, destination) if config[0] == destination]
-            is_other = not force and any(_is_other(text, file) for file, text in own)
-            answer = replace(answer, kept_config=str(destination) if is_other else "")
-    path = str(destination) if isinstance(destination, Path) else CONFIG_NAME
+            if not force and any(_is_other(text, file) for file, text in own):
+                answer, named = _free(answer, destination)
+    path = str(named) if isinstance(named, Path) else CONFIG_NAME
     if html is not None or plot is not None:
         _write_report(answer, path, output, html=html, plot=plot, language=language)
     try:

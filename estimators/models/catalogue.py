@@ -281,7 +281,9 @@ def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
     error = UnknownModelError(
-        f"{name!r} is ambiguous", why=f"it matches: {shown}", fix="give one of these names in full"
+        f"{name!r} is ambiguous",
+        why=f"it matches: {shown}",
+        fix=f"give one of these names in full, such as {candidates[0]}",
     )
     if len(candidates) == 1:
         error = UnknownModelError(f"{name!r} is not the full name of a model", fix=f"did you mean {shown}?")

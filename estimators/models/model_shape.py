@@ -133,6 +133,9 @@ class Input(NamedTuple):
     """torch's name of the type; "float" for the training precision."""
 
 
+BatchForm = Literal["tuple", "dict", "nested"]
+
+
 class UserModule(NamedTuple):
     factory: str
     """FILE.py:FUNCTION; "" for an object of the calling process."""
@@ -140,6 +143,13 @@ class UserModule(NamedTuple):
     """Inputs of its `forward`; empty if the file defines `make_batch`."""
     checkpointing: str = ""
     """The statement that switches on gradient checkpointing; "" if the module does not support it."""
+    batch: BatchForm = "tuple"
+    """Form of a batch. "nested": not all of its items are tensors."""
+    floats: Literal["none", "some", "all"] = "some"
+    """How many of the batch's tensors have the training precision."""
+    loss: str = "loss_fn"
+    """The loss of a training step: "loss_fn", the user's function; else the part of the output that is the loss, ""
+    for the output itself, ".loss" or "[0]"; "unknown" if the output has no loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

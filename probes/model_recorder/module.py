@@ -6,14 +6,22 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_map
 
-from ...estimators.models.model_shape import Attention, Block, FeedForward, ModelShape, Tensor, UserModule
+from ...estimators.models.model_shape import (
+    Attention,
+    BatchForm,
+    Block,
+    FeedForward,
+    ModelShape,
+    Tensor,
+    UserModule,
+)
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
 from ..default_script.engine import batches, built, enable_checkpointing, load_loss
 from ..gc_pause import gc_paused
@@ -32,7 +40,7 @@ def recorded_file(own: UserModule, seq_len: int) -> ModelShape:
     with torch.device("meta"):
         model, file = built(own.factory)
         make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
-        return recorded_module(model, make_batch, load_loss(file), own, seq_len)
+        return recorded_module(model, make_batch, getattr(file, "loss_fn", None), own, seq_len)
 
 
 def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any], Any] | None) -> ModelShape:
@@ -48,7 +56,7 @@ def recorded_object(model: Any, example_inputs: Any, loss_fn: Callable[[Any, Any
     if not isinstance(model, torch.nn.Module):
         with torch.device("meta"):
             model = model()
-    return recorded_module(model, make_batch, loss_fn or load_loss(None), UserModule(""), 1)
+    return recorded_module(model, make_batch, loss_fn, UserModule(""), 1)
 
 
 def resized(tensors: Any, sizes: Mapping[int, tuple[int, int]]) -> Any:
@@ -70,7 +78,7 @@ def resized(tensors: Any, sizes: Mapping[int, tuple[int, int]]) -> Any:
 def recorded_module(
     model: torch.nn.Module,
     make_batch: Callable[[int, int], Any],
-    loss: Callable[[Any, Any], Any],
+    loss_fn: Callable[[Any, Any], Any] | None,
     own: UserModule,
     seq_len: int,
 ) -> ModelShape:
@@ -78,10 +86,11 @@ def recorded_module(
 
     make_batch: returns tensors on the meta device for a number of samples and a length. A sample has `seq_len` tokens
     if its tensors follow the length; otherwise its length is 1, and only samples count.
+    loss_fn: the loss by output and batch; None for the output's own (`load_loss`).
 
     Raises UnrecordableError, and any error of the module's code on tensors without data.
     """
-    model = copy_without_data(model)
+    model, loss = copy_without_data(model), loss_fn or load_loss(None)
     name = own.factory.rpartition("/")[2] or type(model).__name__
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnrecordableError("all of its parameters are frozen")
@@ -91,8 +100,9 @@ def recorded_module(
     follows = _shapes(make_batch(1, seq_len)) != _shapes(make_batch(1, 2 * seq_len))
     shapes = [(batch, seq_len) for batch in (*BATCHES, _CHECKED_BATCH)]
     with torch.device("meta"), gc_paused():  # garbage collection would release tensors at arbitrary times
-        _part(model, make_batch(*shapes[0]), loss)  # do what only the first call does
-        parts = [_part(model, make_batch(*shape), loss) for shape in shapes]
+        batch = make_batch(*shapes[0])
+        _, output = _part(model, batch, loss)  # does what only the first call does
+        parts = [_part(model, make_batch(*shape), loss)[0] for shape in shapes]
     block = Block(
         prefix="",
         count=1,
@@ -114,8 +124,33 @@ def recorded_module(
         encoder_len_fixed=seq_len if follows else 1,
         source="recorded from its own code",
         outer_programs=OuterPrograms((), _EMPTY),
-        module=own._replace(checkpointing=f"model.{method}()" if method else ""),
+        module=own._replace(
+            checkpointing=f"model.{method}()" if method else "",
+            batch=_form(batch),
+            floats=_floats(batch),
+            loss="loss_fn" if loss_fn else _own_loss(output),
+        ),
     )
+
+
+def _form(batch: Any) -> BatchForm:
+    is_mapping = isinstance(batch, Mapping)
+    is_flat = all(isinstance(item, torch.Tensor) for item in (batch.values() if is_mapping else batch))
+    return "nested" if not is_flat else "dict" if is_mapping else "tuple"
+
+
+def _floats(batch: Any) -> Literal["none", "some", "all"]:
+    """How many of its tensors have the training precision, which is bf16 here."""
+    floats = {tensor.dtype == torch.bfloat16 for tensor in tensors_in(batch)}
+    return "none" if True not in floats else "some" if False in floats else "all"
+
+
+def _own_loss(output: Any) -> str:
+    """The part of the output that is the loss (`UserModule.loss`): a number, found as `load_loss` finds it."""
+    if getattr(output, "loss", None) is not None:
+        return ".loss"
+    first, part = (output, "") if isinstance(output, torch.Tensor) else (output[0], "[0]")
+    return "unknown" if first.dim() else part
 
 
 def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
@@ -139,7 +174,8 @@ def _shapes(batch: Any) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors_in(batch)]
 
 
-def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> Part:
+def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -> tuple[Part, Any]:
+    """The recorded forward pass and loss of a batch, and the output."""
     trace = Trace(model)
     for place, tensor in enumerate([*tensors_in(batch), *model.buffers()]):
         trace.number(tensor, place + 1)
@@ -149,7 +185,7 @@ def _part(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], Any]) -
     held = [trace.keep(tensor) for tensor in tensors_in(output)]
     output_number = trace.keep(result)
     steps = _close_checkpoints(trace.steps, {output_number, *held})
-    return Part(trace, steps, None, output_number, held=held)
+    return Part(trace, steps, None, output_number, held=held), output
 
 
 @contextmanager

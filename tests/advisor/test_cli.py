@@ -478,7 +478,8 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     assert run_here(["--help"]) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 80 and "ds-advise --help-all" in short
-    assert all(f" {option}" in short for option in ("--html", "--json", "--markdown", "--plot", "--emit", "--lang"))
+    shared = ("--html", "--json", "--markdown", "--plot", "--emit", "--lang", "--script", "--no-write", "--force")
+    assert all(f" {option}" in short for option in (*shared, "--objective", "--micro-batch"))
     assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out
@@ -491,11 +492,12 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
 def test_the_help_fits_a_narrow_terminal(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A longer command continues after a backslash; only a word or quoted text that is longer than a line is longer."""
+    """A longer command continues after a backslash, a list after a comma; only a word or quoted text that is longer
+    than a line is longer."""
     monkeypatch.setenv("COLUMNS", "40")
     assert run_here(arguments) == 0
     out = capsys.readouterr().out
-    assert " \\\n" in out
+    assert " \\\n" in out and ", \\\n" not in out
     assert [line for line in out.splitlines() if len(line) > 40 and " " in line.strip() and '"' not in line] == []
 
 

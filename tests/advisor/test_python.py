@@ -33,6 +33,7 @@ FIGURES = (
     "gradient_checkpointing",
     "device_bytes_per_gpu",
     "host_bytes_per_node",
+    "assumed_host_bytes",
     "tokens_per_second",
     "tokens_per_second_low",
     "tokens_per_second_high",
@@ -120,6 +121,30 @@ def test_an_answer_is_saved_and_becomes_a_table(tmp_path: Path) -> None:
         asked("nothing").save(file)
 
 
+def test_a_saved_answer_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its text, its object and its commands."""
+    monkeypatch.chdir(tmp_path)
+    answer = asked("fits")
+    file = answer.save("mine.json")
+    text = " ".join(str(answer).split())
+    assert "Wrote mine.json." in text and "--deepspeed mine.json" in text and "not written" not in text
+    assert answer.to_dict()["files"] == [str(file)] == [*answer.files]
+    answer.save(file)
+    assert [*answer.files] == [str(file)]
+
+
+def test_changes_and_the_closest_plan_have_figures() -> None:
+    """Those of the answer to the changed question."""
+    found = asked("nothing").to_dict()
+    assert found["recommended"] is None and found["closest"] in found["candidates"]
+    model, gpus, _ = QUESTIONS["nothing"]
+    larger = next(each for each in found["changes"] if re.fullmatch(r"--ram \d+GiB", each["flags"]))
+    after = ds_advise.advise(model, gpus=gpus, ram=larger["flags"].split()[1], offline=True)
+    names = ("strategy", "tokens_per_second", "device_bytes_per_gpu", "host_bytes_per_node", "assumed_host_bytes")
+    assert {name: larger[name] for name in names} == {name: getattr(after, name) for name in names}
+    assert asked("fits").to_dict()["closest"] is None
+
+
 def test_objects_of_python_are_arguments_too(tmp_path: Path) -> None:
     """A path as a model, a cluster as GPUs; the configuration can be written."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
@@ -178,6 +203,7 @@ def test_the_package_lists_what_it_exports() -> None:
         ({"gpus": "2x24GB", "ram": "lots"}, "ram='lots' is not a size"),
         ({"gpus": "2x24GB", "strategy": "zero3"}, 'ds_advise.estimate(MODEL, strategy="zero3") shows one'),
         ({"gpus": "2x24GB", "device": "cpu"}, 'gpus does not apply to device="cpu"'),
+        ({"gpus": "2x24GB", "epochs": 2}, 'add data="FILE", samples=N or tokens="1B"'),
     ],
 )
 def test_an_error_names_the_arguments_of_python(options: dict[str, str], text: str) -> None:

@@ -221,11 +221,10 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     workload = replace(DPO, objective=objective, precompute_ref_log_probs=objective == "dpo", method="lora")
     spec, plan = OBJECTIVES[objective], PLANS["zero3"]
     lines = script_lines(trained_model(MODEL, objective), workload, plan, CLUSTER, "ds_config.json")
-    assert f"{spec.config}(" in lines
-    assert lines[-4:] == [
-        f"from {spec.module} import {spec.config}, {spec.trainer}",
+    assert lines[:2] == [f"from {spec.module} import {spec.config}, {spec.trainer}", f"args = {spec.config}("]
+    assert lines[-3:] == [
         f"trainer = {spec.trainer}(",
-        "    model=..., args=..., train_dataset=..., processing_class=...,",
+        "    model=..., args=args, train_dataset=..., processing_class=...,",
         "    peft_config=peft_config)",
     ]
     assert max(map(len, lines)) < 77  # an answer of 80 columns folds none
@@ -258,3 +257,13 @@ def test_a_value_head_beside_the_logits_takes_their_bytes_in_the_forward_pass_al
     assert more["loss_peak"] > 0.9 * 6 * 4 * 2048 * MODEL.vocab_size > 100 * abs(more["layer_backward"])
     slower = estimate_time(model, beside, CLUSTER, plan).step_s / estimate_time(alone, standard, CLUSTER, plan).step_s
     assert 1 < slower < 1.2
+
+
+def test_ppo_makes_its_arguments_before_its_models() -> None:
+    """With what it has imported; ZeRO-3 shards a model that is loaded afterwards."""
+    model = find(MODEL) if isinstance(MODEL, str) else MODEL
+    workload = Workload(objective="ppo", framework="trl", rollouts=OBJECTIVES["ppo"].rollouts)
+    lines = script_lines(model, workload, Plan(zero_stage=3, micro_batch_size=1), CLUSTER, "ds_config.json")
+    parts = ("from trl.experimental.ppo import PPOConfig", "args = PPOConfig(", "model, ref_model = (", "trainer = ")
+    places = [next(place for place, line in enumerate(lines) if line.startswith(part)) for part in parts]
+    assert places == sorted(places)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,3 +156,32 @@ def test_links_within_the_manual_lead_somewhere() -> None:
     for page in pages:
         for target, anchor in re.findall(r"\]\(((?:docs/)?[\w-]+\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
             assert anchor in anchors(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize(
+    ("title", "strategy", "sentence", "figure"),
+    [
+        (
+            "A small model on two GPUs",
+            "zero2-offload",
+            r"an optimizer in RAM costs (\d+) %",
+            lambda ratio: 100 - 100 / ratio,
+        ),
+        (
+            "Adapters for a model that fills the cards",
+            "zero3",
+            r"makes a step ([\d.]+) times as long",
+            lambda ratio: ratio,
+        ),
+    ],
+)
+def test_a_sentence_of_an_example_follows_from_its_output(
+    title: str, strategy: str, sentence: str, figure: Callable[[float], float]
+) -> None:
+    """The output is written anew, and the sentence is not."""
+    text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    speeds = [re.search(pattern, section) for pattern in (r"speed +([\d,]+)", rf"  {strategy} .* ([\d,]+)  fits")]
+    chosen, other = (float(found[1].replace(",", "")) for found in speeds if found is not None)
+    stated = re.search(sentence, " ".join(section.split()))
+    assert stated is not None and float(stated[1]) == pytest.approx(figure(chosen / other), rel=0.02)

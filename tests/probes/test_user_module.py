@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from ds_advise.advisor.advise import build_question, strategy_candidate
 from ds_advise.advisor.question.model_source import parse_inputs
 from ds_advise.advisor.question.run import build_run
+from ds_advise.ds_configs.module_loop import module_lines
+from ds_advise.ds_configs.training_script import script_lines
 from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, WorkloadError
 from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import saved_tensors
 from ds_advise.estimators.memory.device_overhead import library_workspace
 from ds_advise.estimators.memory.trainable import tensor_set
-from ds_advise.estimators.models.model_shape import Input, ModelShape
+from ds_advise.estimators.models.model_shape import Input, ModelShape, UserModule
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import micro_batch_flops
 from ds_advise.estimators.workload import Workload
@@ -27,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import ask_forks, dry_runs_in_forks, printed
 from tests.probes.tied_transformer import Transformer, loss_fn
+from tests.training_scripts.forked_ranks import run_ranks
 
 CONVNET = Path(__file__).parent / "dry_run" / "convnet.py"
 TRANSFORMER = Path(__file__).parent / "tied_transformer.py"
@@ -283,3 +287,91 @@ def test_the_ladder_is_within_a_hundredth_of_dry_runs(
     for plan, result in zip(plans, results, strict=True):
         expected = plan.memory.allocated_bytes_per_gpu - workspace
         assert expected == pytest.approx(result.peak.allocated_bytes_per_gpu, rel=0.01), plan.strategy
+
+
+LOSS_IN_FORWARD = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, rows, labels):
+        return torch.nn.functional.cross_entropy(super().forward(rows), labels)
+
+def make_batch(size, seq_len):
+    return torch.randn(size, 8), torch.randint(4, (size,))
+"""
+LOSS_OF_BATCH = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, rows):
+        return super().forward(rows)
+
+def make_batch(size, seq_len):
+    return {"rows": torch.randn(size, 8)}
+
+def loss_fn(output, batch):
+    return torch.nn.functional.mse_loss(output, batch["rows"][:, :4])
+"""
+TRAINING = """
+import argparse
+import deepspeed
+import torch
+from net import *
+
+torch.manual_seed(0)
+parser = argparse.ArgumentParser()
+model = Net()
+loader = [make_batch(4, 1) for _ in range(2)]
+{lines}
+assert engine.global_steps == 2 and loss.dim() == 0
+"""
+
+
+@pytest.mark.usefixtures("in_forks")
+@pytest.mark.parametrize(
+    ("source", "loss"),
+    [(LOSS_IN_FORWARD, "loss = engine(*batch)"), (LOSS_OF_BATCH, "loss = loss_fn(engine(**batch), batch)")],
+)
+def test_the_printed_loop_trains_the_documented_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, loss: str
+) -> None:
+    """In bf16: the engine casts the module and not its batches."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(source, encoding="utf-8")
+    answer = ds_advise.advise("net.py:Net", gpus="1xA100-80GB", global_batch=4, precision="bf16")
+    candidate = answer.recommended
+    assert candidate is not None
+    model, workload, cluster = answer.question.model, answer.question.workload, answer.question.cluster
+    lines = script_lines(model, workload, candidate.plan, cluster, "ds_config.json")
+    assert f"    {loss}" in lines
+    config = answer.ds_config
+    assert config is not None
+    config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own is compiled
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    Path("train.py").write_text(TRAINING.format(lines="\n".join(lines)), encoding="utf-8")
+    arguments = ["--deepspeed", "--deepspeed_config", "config.json"]
+    run_ranks(tmp_path / "train.py", arguments, 1, tmp_path, LOCAL_SIZE="2", PYTHONPATH=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        (UserModule("", loss="unknown"), ["output = engine(*batch)", "loss = ...  # your own, of output and batch"]),
+        (UserModule("", batch="dict", loss=".loss"), ["loss = engine(**batch).loss"]),
+        (UserModule("", floats="none", loss="[0]"), ["batch = [item.to(engine.device) for item in batch]"]),
+        (UserModule("", floats="all"), ["batch = [item.to(engine.device, torch.float16) for item in batch]"]),
+        (
+            UserModule("", batch="nested"),
+            ["# Move the batch's tensors to engine.device, floating-point ones as torch.float16."],
+        ),
+    ],
+)
+def test_the_loop_follows_batch_and_loss_of_the_recording(module: UserModule, lines: list[str]) -> None:
+    printed_lines = module_lines(module, Workload(precision="fp16"))
+    assert {f"    {line}" for line in lines} <= {*printed_lines}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from ds_advise import advise
-from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.cli.main import COMMANDS, program, run
 from ds_advise.advisor.data.counting import ApproxTokenizer, CountedData, count_data
 from ds_advise.advisor.question.job import check_job, parse_amount, parse_duration, parse_price
 from ds_advise.advisor.search.candidate import candidate_duration
@@ -122,6 +124,18 @@ def test_other_amounts_are_refused(text: str) -> None:
 )
 def test_a_price_is_of_each_gpu_or_node(text: str, price: Price) -> None:
     assert parse_price(text) == price
+
+
+def test_no_help_and_no_fix_has_an_amount_that_a_shell_replaces() -> None:
+    """`$20` is a variable of the shell, with two digits or one."""
+    commands = [program.get_command(click.Context(program), name) for name in COMMANDS]
+    texts = [getattr(option, "help", None) or "" for command in commands if command for option in command.params]
+    with pytest.raises(WorkloadError) as caught:
+        parse_price("0/node/h")
+    texts.append(caught.value.fix)
+    assert not [text for text in texts if re.search(r"\$\d", text)]
+    (example,) = re.findall(r"--price (\S+/node/h)", caught.value.fix)
+    assert parse_price(example) == Price(per_hour=20, unit="node", currency="usd")
 
 
 @pytest.mark.parametrize("text", ["", "free", "0/h", "-2/h", "2/day", "1,5/h", "2/h/h", "$$$$2/h", "1e9/h"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import ds_advise
+import numpy
 import pytest
 from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
@@ -76,7 +77,6 @@ def test_an_option_is_refused_where_it_is_said_to_have_no_effect(name: str) -> N
         ({"lora_rank": 0}, "lora_rank is 0"),
         ({"lora_rank": "many"}, "lora_rank is 'many': it must be a whole number; pass lora_rank=8"),
         ({"seq_len": 2 * 10**9}, "seq_len is 2000000000: it must be between 1 and 1000000000"),
-        ({"method": "LoRA"}, "pass method='lora'"),
         ({"precision": "torch.bfloat16"}, "pass precision='bf16'"),
         ({"micro_batch": True}, "micro_batch is 'True': it must be a whole number"),
         ({"epochs": "three"}, "epochs is 'three': it must be a number"),
@@ -93,6 +93,33 @@ def test_a_count_of_python_may_be_the_text_of_the_command_line() -> None:
     filled = fill_defaults({"seq_len": "8k", "lora_rank": "16", "micro_batch": "max"})
     named = [filled[name] for name in ("seq_len", "lora_rank", "micro_batch")]  # type: ignore[literal-required]
     assert named == [8192, 16, "max"]
+    counts = [option for option in OPTIONS.values() if option.kind.startswith("count")]
+    assert len(counts) > 20 and all({int, str} <= {*option.types} for option in counts), "type checkers accept it"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"seq_len": numpy.int64(4096)}, 4096),
+        ({"micro_batch": numpy.uint8(2)}, 2),
+        ({"global_batch": 32.0}, 32),
+        ({"lora_rank": numpy.float32(16)}, 16),
+        ({"epochs": numpy.float32(0.5)}, 0.5),
+        ({"lora_dropout": numpy.int64(0)}, 0),
+        ({"seq_len": "MAX"}, "max"),
+        ({"method": "LoRA"}, "lora"),
+    ],
+)
+def test_numbers_and_words_of_python_become_those_of_the_command_line(options: dict[str, Any], expected: Any) -> None:
+    """JSON and the file of a configuration have Python's own numbers alone."""
+    (name,) = options
+    filled: dict[str, Any] = {**fill_defaults(options)}
+    assert (filled[name], type(filled[name])) == (expected, type(expected))
+
+
+def test_a_fraction_for_a_count_is_refused_with_the_nearest_number() -> None:
+    with pytest.raises(WorkloadError, match=r"it must be a whole number; pass global_batch=32$"):
+        fill_defaults({"global_batch": 32.4})
 
 
 @pytest.mark.parametrize(

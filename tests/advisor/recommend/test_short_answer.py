@@ -29,7 +29,7 @@ QUESTIONS = [
     "Qwen2.5-7B --gpus 2x16GB --method qlora --tokens 50M --price 1/h --eval-batch 8",
     "Qwen2.5-7B --gpus 4x16GB --method qlora --tokens 50M --price 1/h --eval-batch 8"
     " --modules-to-save embed_tokens,lm_head",
-    "Llama-3.1-8B --gpus 2x8xH100 --seq-len 262144 --tokens 1B --price $20/node/h",
+    "Llama-3.1-8B --gpus 2x8xH100 --seq-len 262144 --tokens 1B --price 20USD/node/h",
 ]
 
 
@@ -286,12 +286,17 @@ def test_the_starts_of_many_job_files_take_a_screen(tmp_path: Path, monkeypatch:
     assert details.count("--adam_epsilon") == 3
 
 
-def test_a_file_that_is_kept_is_named_as_another_configuration(tmp_path: Path) -> None:
-    """The commands name it."""
-    path = tmp_path / "a.json"
-    path.write_text("{}", encoding="utf-8")
-    done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", str(path)])
-    assert "is not written: it is another configuration (--force replaces it)." in " ".join(done.output.split())
+def test_a_file_that_is_kept_is_named_as_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands name a free file, and how to write it: with the other one they would start another training."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("a.json", "a-2.json"):
+        Path(file).write_text("{}", encoding="utf-8")
+    done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "a.json"])
+    kept = "a.json is not written: it is another configuration (--force replaces it). -o a-3.json writes this one."
+    text = " ".join(done.output.split())
+    assert kept in text and "--deepspeed a-3.json" in text and "launch a-3.json" in text
+    assert text.count(" a.json") == 1 and Path("a.json").read_text(encoding="utf-8") == "{}"
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["a-2.json", "a.json"]
 
 
 def test_a_network_that_more_nodes_need_is_named_with_their_speed() -> None:

@@ -95,6 +95,20 @@ def test_less_ram_that_only_unpins_the_buffers_is_said() -> None:
     assert not any("pin_memory" in each.outcome for each in found.changes if each.flags == "--method lora")
 
 
+def test_ram_that_leaves_the_offload_pageable_is_said_with_the_ram_that_pins_it() -> None:
+    """Of a change, of the answer to it, and of its own changes."""
+    asked: dict[str, Any] = {"model": "Llama-3.1-8B", "gpus": "1xRTX4090", "offline": True}
+    (small,) = (each for each in answer(build_question(**asked, ram="64GB")).changes if each.flags.startswith("--ram"))
+    assert small.outcome.endswith("pin_memory false")
+    found = ds_advise.advise(**asked, ram=small.flags.split()[1])
+    assert found.recommended is not None and not found.recommended.plan.pin_memory
+    assert re.search(r"host RAM +[\d.]+ of [\d.]+ GiB, pin_memory false\n", str(found))
+    (more,) = (each for each in found.changes if each.flags.startswith("--ram"))
+    again = ds_advise.advise(**asked, ram=more.flags.split()[1])
+    assert more.outcome.endswith("pin_memory true") and more.tokens_per_second == again.tokens_per_second
+    assert again.recommended is not None and again.recommended.plan.pin_memory and "pin_memory" not in str(again)
+
+
 def test_smaller_optimizer_states_are_offered_where_the_answer_hangs_on_the_ram() -> None:
     """Only if a smaller size of host suffices, at nearly the same speed; a plan on the GPU alone needs none."""
     asked: dict[str, Any] = {"gpus": "1xH100", "global_batch": "no-accumulation"}

@@ -82,7 +82,8 @@ def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]
     with pytest.raises(UnknownModelError, match="is ambiguous") as caught:
         catalogue.find(name)
     assert caught.value.why == f"it matches: {', '.join(candidates)}"
-    assert caught.value.names == tuple(candidates)
+    assert caught.value.names == tuple(candidates) and caught.value.fix.endswith(f"such as {candidates[0]}")
+    assert catalogue.find(candidates[0]).name == candidates[0]
 
 
 @pytest.mark.parametrize(
