@@ -262,30 +262,32 @@ def _take_logged_gpus(found: Diagnosis, known: Mapping[str, Any], question: dict
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
-    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs
-    and a model that neither the user nor the file names are those of the log, which the question then has."""
+    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. What
+    neither the user nor the file names is that of the log. The question then has it, without the batch, which the next
+    plan may change."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
-    from ..command.failed_training import logged_model
-    from ..question.file_question import option_words, read_file_question
+    from ..command.failed_training import logged_options
+    from ..question.file_question import option_words, read_file_question, split_batch
 
     file = read_file_question(config, question)
     if _take_logged_gpus(found, file.asked, question, output):
         file = read_file_question(config, question)
-    of_log = {} if file.model is not None else logged_model(found)
+    logged = {} if file.recorded is not None else logged_options(found)
+    of_log = {name: value for name, value in logged.items() if name not in question}
     known = of_log | question
+    file = read_file_question(config, known)
     try:
         context = files_context([file], known, say=output.say)
     except UnknownModelError:  # the log's may be a folder of another machine
-        if not of_log:
+        if "model" not in of_log:
             raise
+        return None
+    if context is None:
         return None
     if of_log:
         output.say(f"{shell_line(option_words(of_log))}, by the log")
-        question |= known
-        file = read_file_question(config, question)
-    if context is None:
-        return None
+        question |= split_batch(of_log)[0]
     needed = None if found.memory is None else found.memory.needed_bytes
     phase = None if found.phase is None else found.phase.name
     return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host", phase, needed)

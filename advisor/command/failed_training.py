@@ -45,15 +45,19 @@ def logged_machines(found: Diagnosis) -> str:
     return "" if missing(f" {shown}") else shown
 
 
-def logged_model(found: Diagnosis) -> dict[str, Any]:
-    """The model of a training and how it was trained, by the arguments of the command in the log: `model`, `seq_len`,
-    `method` and `lora_rank` of a question, as far as they are given. Empty without the model."""
+def logged_options(found: Diagnosis) -> dict[str, Any]:
+    """The training by the arguments of the command in the log, as options of a question: the model, how it was trained,
+    and what fills an `auto` of its configuration. Only those that are given."""
     arguments = ScriptArguments(found.command)
-    if arguments.model is None:
-        return {}
-    options: dict[str, Any] = {"model": arguments.model}
-    if arguments.seq_len is not None:
-        options["seq_len"] = arguments.seq_len
+    given = {
+        "model": arguments.model,
+        "seq_len": arguments.seq_len,
+        "precision": arguments.precision,
+        "micro_batch": arguments.micro_batch,
+        "accumulation": arguments.accumulation,
+        "gradient_checkpointing": {True: "on", False: "off"}.get(switch := arguments.gradient_checkpointing, switch),
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if arguments.adapts:
         options["method"] = "qlora" if arguments.loads_in_4_bits else "lora"
         if "lora_rank" in arguments.lora:

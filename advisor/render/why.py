@@ -24,6 +24,7 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
+from .explanation import assumed_line
 from .known_cause import cause_and_fix, course_of_loss
 from .runs import next_command
 from .why_report import PhaseOfFailure, WhyReport, outcome, why_report
@@ -285,6 +286,8 @@ def _forecast(
         f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
         "bold",
     )
+    if forecast.assumed:
+        yield doc.Sentence(assumed_line(forecast.assumed))
     failed, most = forecast.phase_allocated_bytes_per_gpu, forecast.peak_allocated_bytes_per_gpu
     if phase is not None and failed is not None and failed != most:
         yield doc.Sentence(f"Predicted for tensors {phase.title}: {gib(failed)} GiB; at the peak: {gib(most)} GiB.")
@@ -314,8 +317,12 @@ def _forecast(
         for change in forecast.changes
     ]
     unless = "" if forecast.fits_ram is not None else " if the node has the RAM (--ram)"
-    yield doc.Sentence(f"Single changes that fit{unless}, by the memory that they save for the speed that they cost:")
+    yield doc.Sentence(f"Changes that fit{unless}, by the memory that they save for the speed that they cost:")
     yield doc.Table(["change", "GPU GiB", "RAM GiB", "tokens/s"], rows)
+    if forecast.insufficient:
+        where = "GPU" if forecast.lacks == "gpu" else "node"
+        needs = (f"{what} ({gib(need)} GiB per {where})" for what, need in forecast.insufficient.items())
+        yield doc.Sentence(f"Too little alone: {'; '.join(needs)}.")
     first = forecast.changes[0]
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
     where = f" (in place of the same keys of {forecast.file})" if first.file else ""

@@ -506,7 +506,7 @@ def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.Cap
     stays one page."""
     log.write_text(FRAMES + FULL.replace("79.15", "55.00").replace("77.90", "54.00").replace("75.00", "50.00"))
     code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
-    assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
+    assert code == 0 and len(text.splitlines()) <= 48 and max(map(len, text.splitlines())) <= 80
     assert "To paste, for a loss that does not store the logits:\n   use_liger_kernel=True\n" in text
     last = "ds-advise why train.log --config ds.json --gpus 8x48GB --offline -- COMMAND"  # the user's options
     assert text.rstrip().endswith(last)
@@ -1198,6 +1198,31 @@ def test_the_model_and_its_adapters_are_those_of_the_command_in_the_log(
     log.write_text(RUNNER.replace("MODEL", "./models/ours") + failed)
     code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
     assert code == 0 and "ds.json is not predicted: pass its --model." in text
+
+
+def test_the_prediction_is_of_the_batch_of_the_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if the user had typed it; what the user types stays, and so does the rest of the log's. Where the log has no
+    batch, the assumed one is named, and so is a single change that does not suffice."""
+    Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    failed, batch = log.read_text(), "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+    command = RUNNER.replace("MODEL", "Qwen2.5-7B").replace("--use_peft True --lora_r 16", "--bf16 True BATCH")
+    asked = ["why", "train.log", "--config", "ds.json", "--gpus", "4x40GB", "--offline", "--json"]
+
+    def forecast(*words: str) -> tuple[dict[str, Any], str]:
+        assert run([*asked, *words]) == 0
+        out, said = capsys.readouterr()
+        return json.loads(out)["forecast"], said
+
+    log.write_text(command.replace("BATCH", batch) + failed)
+    found, said = forecast()
+    assert "--seq-len 1024 --precision bf16 --micro-batch 2 --accumulation 4, by the log" in said
+    assert "micro batch" not in found["assumed"] and "ZeRO stage 3" in found["insufficient"]
+    named, said = forecast("--model", "Qwen2.5-7B")
+    assert "--seq-len 1024 --precision bf16" in said and named == found
+    larger, said = forecast("--micro-batch", "8")
+    assert "--micro-batch" not in said and larger["device_bytes_per_gpu"] > found["device_bytes_per_gpu"]
+    log.write_text(command.replace("BATCH", "") + failed)
+    assert "`auto` filled with micro batch" in forecast()[0]["assumed"]
 
 
 def test_gpus_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
