@@ -128,9 +128,13 @@ def _no_cause(found: Diagnosis) -> str:
     if found.ended:
         return "The training ended" if found.course else "The training ended normally"
     if found.place is not None:
-        return f"The log stops at {found.place} without an error: still running, hung, or killed"
+        # The bar of the Trainer, whose end is known, tells the number of steps.
+        is_whole = not 0 < found.place.step < found.place.of
+        ended_so = ", or ended: its own loop prints no end that is known here" if is_whole else ""
+        others = "still running, hung, killed" if is_whole else "still running, hung, or killed"
+        return f"The log stops at {found.place} without an error: {others}{ended_so}"
     lines = found.lines - found.begin + 1
-    return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
+    return f"No error was found in {counted_noun(lines, 'line')}" if found.last_line.strip() else "The log is empty"
 
 
 def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterator[doc.Block]:
@@ -142,7 +146,7 @@ def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterat
         if found.course is not None:
             yield from course_of_loss(found.course)
             yield doc.Gap()
-        if report.lines:
+        if report.last_line.strip():
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             if report.survived:
@@ -157,7 +161,8 @@ def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterat
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
     elif found.first.message is not None:
-        yield doc.Sentence(f" {ended(found.first.message.fix)}", mark="Next:", mark_style="bold")
+        fix = found.first.message.filled(found.first.named).fix
+        yield doc.Sentence(f" {ended(fix)}", mark="Next:", mark_style="bold")
     yield doc.Gap()
     yield from error_place(found, report.log)
     yield from _effects(report)
