@@ -14,12 +14,12 @@ import click
 
 from ...ds_configs.files import CONFIG_NAME, nearest_file
 from ...ds_configs.launch_commands import shell_line
-from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
+from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, UnknownModelError
 from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
-from .mistaken_files import is_there
+from .mistaken_files import is_there, other_command
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -75,6 +75,7 @@ def why(
     Exit code: 0 if the cause is known or the training ended normally, 1 if the cause is not known, 2 if the log cannot
     be read or a prediction fails.
     """
+    from ..question.file_question import is_ds_config
     from ..render.deliver import show_document
     from ..render.why import message_list, why_document
 
@@ -95,13 +96,15 @@ def why(
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
-    _check_machine(question)
+    files = _files(logs)
+    _check_logs(files, config)
+    found = _diagnosed(files)
+    _check_machine(question, found)
     if config is not None and not is_there(config):
-        near = nearest_file(config)
+        near = _named_config(found) or nearest_file(config)
         fix = f"write --config {near}" if near else "name the training's configuration"
         raise ConfigFileError(f"{str(config)[:200]} cannot be read", why="there is no such file", fix=fix)
-    files = _files(logs)
-    found = _with_given(_diagnosed(files), words, config)
+    found = _with_given(found, words, config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
     note, problem = "", None
@@ -119,10 +122,17 @@ def why(
             note = f"{' and '.join(given)} {effect} no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
         problem = error
+        if config is not None and not is_ds_config(config):
+            named, asked, config = _named_config(found), config, None  # it does not belong into the next command
+            if named:
+                what = f"{str(asked)[:80]} is not a DeepSpeed configuration"
+                problem = ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
+    is_log = found.first or found.ended or found.steps or Path(files[0]).suffix in _SUFFIXES or len(files) > 1
+    reader = "" if is_log else other_command(files[0])
 
     def document() -> Document:
         return why_document(
-            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note
+            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note, reader=reader
         )
 
     show_document(document, output)
@@ -159,12 +169,39 @@ def _files(logs: Sequence[str]) -> list[str]:
     return files
 
 
-def _check_machine(question: dict[str, Any]) -> None:
-    """Raise ClusterError for GPUs and their options that are none: they are also written into the next command."""
+def _check_logs(files: Sequence[str], config: Path | None) -> None:
+    """Raise UsageError for a DeepSpeed configuration among the logs."""
+    from ..question.file_question import is_ds_config
+
+    configs = [file for file in files if file != "-" and is_ds_config(Path(file))]
+    others = [file for file in files if file not in configs]
+    if configs and others and config is None:
+        fix = line(["why", *others, "--config", configs[0]])
+        raise click.UsageError(f"{configs[0][:200]} is a DeepSpeed configuration, not a log; write {fix}")
+
+
+def _named_config(found: Diagnosis) -> str:
+    """The DeepSpeed configuration that the log's command names; "" if it is not here."""
+    from ..command.failed_training import logged_config
+
+    return str(logged_config(found) or "")
+
+
+def _check_machine(question: dict[str, Any], found: Diagnosis) -> None:
+    """Raise ClusterError for GPUs and their options that are none: they are also written into the next command. The log
+    may show the GPUs."""
+    from ..command.failed_training import logged_machines
     from ..question.cluster import build_cluster, is_this_machine
 
-    if not is_this_machine(str(question.get("gpus", "auto"))):
+    if is_this_machine(str(question.get("gpus", "auto"))):
+        return
+    try:
         build_cluster({name: value for name, value in question.items() if name in names_in(MachineOptions)})
+    except ClusterError as error:
+        if logged := logged_machines(found):
+            fix = f"leave --gpus out: the log shows {logged}"
+            raise ClusterError(error.what, why=error.why, fix=fix) from None
+        raise
 
 
 def _is_folder(path: Path) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...ds_configs.launch_commands import COUNTS, shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
 from ..importers.script_arguments import ScriptArguments
-from ..question.file_question import option_words
+from ..question.file_question import is_ds_config, option_words
 from ..question.options import MachineOptions, names_in
 
 ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
@@ -63,6 +64,12 @@ def logged_options(found: Diagnosis) -> dict[str, Any]:
         if "lora_rank" in arguments.lora:
             options["lora_rank"] = arguments.lora["lora_rank"]
     return options
+
+
+def logged_config(found: Diagnosis) -> Path | None:
+    """The DeepSpeed configuration that the command in the log names, if the file is in this folder."""
+    named = (Path(value) for value in ScriptArguments(found.command).configs.values() if not value.startswith("{"))
+    return next((path for path in named if is_ds_config(path)), None)
 
 
 def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...ds_configs.launch_commands import shell_line
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
@@ -32,9 +30,6 @@ from .why_report import PhaseOfFailure, WhyReport, outcome, why_report
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
 
-_OF_CONFIGS = (".json", ".hjson")
-"""Suffixes of DeepSpeed's configurations."""
-
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
 
@@ -52,12 +47,14 @@ def why_document(
     config: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
+    reader: str = "",
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
     logs, config: the paths as they were typed, for that command.
-    given: the user's options. note: what is missing for a prediction.
+    given: the user's options. note: what is missing for a prediction. reader: the command that reads the file, which is
+    no log; "" for a log.
     """
     report = why_report(name, found, forecast, advice)
     first, message, phase = found.first, report.message, report.phase
@@ -66,7 +63,7 @@ def why_document(
     if first is None or message is None:
         is_good = first is None and found.ended and found.course is None
         verdict, tone = _no_cause(found), "good" if is_good else "unsure"
-        blocks = [*_unknown(report, found, logs), *_note(note)]
+        blocks = [*_unknown(report, found, reader), *_note(note)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -137,10 +134,9 @@ def _no_cause(found: Diagnosis) -> str:
     return f"No error was found in {counted_noun(lines, 'line')}" if found.last_line.strip() else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterator[doc.Block]:
-    configs = [log for log in logs if Path(log).suffix in _OF_CONFIGS]
-    if found.first is None and configs and not found.ended and not found.steps:
-        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", *configs]))
+def _unknown(report: WhyReport, found: Diagnosis, reader: str) -> Iterator[doc.Block]:
+    if reader:
+        yield from next_command("It is not a log, and is read by:", reader)
         return
     if found.first is None:
         if found.course is not None:

@@ -1312,6 +1312,33 @@ def test_the_checkpoint_of_the_trainer_is_told_from_deepspeeds(log: Path, capsys
         assert cause in " ".join(_why(capsys, "train.log")[1].split())
 
 
+def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration among the logs, a script as the configuration, and files of other commands as logs. The log tells
+    what its training had: the configuration that its command names, and its GPUs."""
+    asked = ["--model", "Qwen2.5-7B", "--offline"]
+    command = "$ torchrun --nproc_per_node 4 train.py --deepspeed ds.json --bf16\n"
+    log.write_text(command + log.read_text())
+    Path("train.py").write_text("import torch\n")
+    Path("run.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 2\n")
+
+    def told(*words: str) -> str:
+        code, text = _why(capsys, *words)
+        assert code
+        return " ".join(text.split())
+
+    assert "write ds-advise why train.log --config ds.json" in told("train.log", "ds.json")
+    assert "train.py is not a DeepSpeed configuration" in (wrong := told("train.log", "--config", "train.py", *asked))
+    assert "write --config ds.json" in wrong and "--config ds.json" in told("train.log", "--config", "none.json")
+    run(["why", "train.log", "--config", "train.py", *asked])
+    assert "--config train.py" not in capsys.readouterr().out
+    assert "leave --gpus out: the log shows 4x80GB" in told("train.log", "--gpus", "two")
+    assert "It is not a log, and is read by: ds-advise --gpus 2x24GB -- torchrun train.py" in told("train.py")
+    assert "read by: ds-advise from run.yaml" in told("run.yaml")
+    assert "read by: ds-advise lint ds.json" in told("ds.json")
+    Path("quiet.log").write_text("loading\n")
+    assert "read by" not in told("quiet.log")
+
+
 def test_gpus_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """They would stand in the next command."""
     code, text = _why(capsys, "train.log", "--gpus", "4xA10O")
