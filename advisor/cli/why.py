@@ -123,10 +123,7 @@ def why(
     except DsAdviseError as error:  # the cause is shown first
         problem = error
         if config is not None and not is_ds_config(config):
-            named, asked, config = _named_config(found), config, None  # it does not belong into the next command
-            if named:
-                what = f"{str(asked)[:80]} is not a DeepSpeed configuration"
-                problem = ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
+            problem, config = _not_a_config(config, found) or error, None  # it does not belong into the next command
     is_log = found.first or found.ended or found.steps or Path(files[0]).suffix in _SUFFIXES or len(files) > 1
     reader = "" if is_log else other_command(files[0])
 
@@ -185,6 +182,17 @@ def _named_config(found: Diagnosis) -> str:
     from ..command.failed_training import logged_config
 
     return str(logged_config(found) or "")
+
+
+def _not_a_config(asked: Path, found: Diagnosis) -> ConfigFileError | None:
+    """The error of a file that is no DeepSpeed configuration, with what to type by the log; None if nobody knows."""
+    from ..command.failed_training import logged_machines
+
+    what, named = f"{str(asked)[:80]} is not a DeepSpeed configuration", _named_config(found)
+    if named:
+        return ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
+    reader = other_command(str(asked), logged_machines(found))
+    return ConfigFileError(what, fix=f"write {reader}") if reader else None
 
 
 def _check_machine(question: dict[str, Any], found: Diagnosis) -> None:

@@ -50,13 +50,14 @@ def logged_options(found: Diagnosis) -> dict[str, Any]:
     """The training by the arguments of the command in the log, as options of a question: the model, how it was trained,
     and what fills an `auto` of its configuration. Only those that are given."""
     arguments = ScriptArguments(found.command)
+    checkpointing = arguments.gradient_checkpointing
     given = {
         "model": arguments.model,
         "seq_len": arguments.seq_len,
         "precision": arguments.precision,
         "micro_batch": arguments.micro_batch,
         "accumulation": arguments.accumulation,
-        "gradient_checkpointing": {True: "on", False: "off"}.get(switch := arguments.gradient_checkpointing, switch),
+        "gradient_checkpointing": "on" if checkpointing is True else "off" if checkpointing is False else checkpointing,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if arguments.adapts:

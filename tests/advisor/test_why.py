@@ -1328,6 +1328,9 @@ def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.Captur
 
     assert "write ds-advise why train.log --config ds.json" in told("train.log", "ds.json")
     assert "train.py is not a DeepSpeed configuration" in (wrong := told("train.log", "--config", "train.py", *asked))
+    Path("ds.json").rename("other.json")
+    assert "write ds-advise --gpus 4x80GB -- torchrun train.py" in told("train.log", "--config", "train.py", *asked)
+    Path("other.json").rename("ds.json")
     assert "write --config ds.json" in wrong and "--config ds.json" in told("train.log", "--config", "none.json")
     run(["why", "train.log", "--config", "train.py", *asked])
     assert "--config train.py" not in capsys.readouterr().out
