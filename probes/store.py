@@ -135,18 +135,10 @@ def build_record(
         # The last part of a path is a name; the rest is a private folder.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
         plan=dict(run.config_with_batch if config is None else config),
-        workload={**stored_workload(run), "command_line": command_line(), "folder": _folder(), **conditions},
+        workload={**stored_workload(run), "command_line": command_line(), **conditions},
         result=result,
         versions={library: version(library) for library in LIBRARIES},
     )
-
-
-def _folder() -> str:
-    """The folder in which the command line was typed, whose files it may name; "" if it was removed."""
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return ""
 
 
 def stored_workload(run: Run) -> dict[str, Any]:

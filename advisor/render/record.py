@@ -247,7 +247,16 @@ def repeat(record: Record) -> list[doc.Block]:
             return []
         words = _in_another_folder(words, record.result.get("output_folder"))
     command = shlex.join(words)
-    return [doc.Heading("Repeat it", "next"), doc.Commands([command])] if command else []
+    # The record of a folder would tell what is the user's own (`probes.store.build_record`).
+    title = "Repeat it in the same folder" if any(map(_is_relative_file, words)) else "Repeat it"
+    return [doc.Heading(title, "next"), doc.Commands([command])] if command else []
+
+
+def _is_relative_file(word: str) -> bool:
+    """Return whether a word names a file whose place depends on the folder of the start."""
+    path = Path(word.partition("=")[2] or word)
+    is_name = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) is not None  # and no number: Qwen2.5-7B, 1e-4.5
+    return (is_name or word.startswith(("./", "../"))) and not path.is_absolute()
 
 
 def _dry_run_of(record: Record, command: str) -> list[str]:
@@ -279,7 +288,6 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "date", made(record)
     yield "simulated on" if record.kind == "dry-run" else "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
-    yield "folder", str(conditions.get("folder", ""))
     if "command" in conditions and (length := length_of(record)):
         yield "sequence", f"{length:,} tokens"
     if record.model_name != subject_of(record):

@@ -176,7 +176,7 @@ class PastProbes:
 def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the digest of a probe. It excludes the batch (part of the configuration), the memory limit (compared by
     size), the number of ranks (compared with the result's), the evaluation (not part of a probe), the prediction, and
-    the command line with its folder."""
+    the command line."""
     left_out = (
         "global_batch_size",
         "memory_limit_bytes",
@@ -186,7 +186,6 @@ def _probe_digest(config: Mapping[str, Any], workload: Mapping[str, Any], versio
         "eval_new_tokens",
         "gpus",
         "command_line",
-        "folder",
         "predicted",
     )
     return _digest(config, {name: value for name, value in workload.items() if name not in left_out}, versions)

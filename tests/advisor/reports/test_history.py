@@ -574,14 +574,14 @@ def test_the_page_of_a_dry_run_says_what_takes_the_ram(capsys: pytest.CaptureFix
     phases = [{"iteration": number, "phase": "step", **sizes} for number in (1, 2, 3)]
     result = {"peak": {"host_bytes_per_node": 12 * 2**30}, "phases": phases, "iterations": 3, **NEED}
     result |= {"gpus_per_node": 2, "peak_loading_host_bytes": 2**30}
-    conditions = {**PROBE.workload, "gpus": "2x24GB", "folder": "/work/ann"}
+    conditions = {**PROBE.workload, "gpus": "2x24GB"}
     Store().add(replace(PROBE, kind="dry-run", result=result, workload=conditions))
     run(["history", "1"])
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert shown.startswith("The dry run needs 6.0 GiB per GPU, and 16.0 GiB of RAM per node.")
     assert "host peak host live 1 step 1.0 1.0 6.0 3.0 2-3 same as 1" in shown
     assert "4.0 GiB for the processes, and at most 12.0 GiB of tensors of 2 ranks; 4.0 of them are added" in shown
-    assert " simulated on " in shown and " machine " not in shown and " folder /work/ann " in shown
+    assert " simulated on " in shown and " machine " not in shown
 
 
 def test_a_stopped_training_keeps_what_it_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -606,3 +606,19 @@ def test_numbers_and_words_are_told_apart(capsys: pytest.CaptureFixture[str]) ->
     assert "write ds-advise history 1" in " ".join(capsys.readouterr().err.split())
     assert run(["history", "--forget", "2", "--limit", "3"]) == 0
     assert "--limit has no effect with --forget" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("dry-run Qwen2.5-7B --gpus 2x24GB", "Repeat it"),
+        ("probe /work/ds.json --model=Qwen2.5-7B", "Repeat it"),
+        ("probe ds.json", "Repeat it in the same folder"),
+        ("dry-run --gpus 2x24GB -- torchrun train.py", "Repeat it in the same folder"),
+        ("probe --config=configs/ds.json", "Repeat it in the same folder"),
+    ],
+)
+def test_the_folder_matters_only_for_its_files(line: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Store().add(replace(PROBE, workload={**PROBE.workload, "command_line": f"ds-advise {line}"}))
+    run(["history", "1"])
+    assert f" {title}\n" in capsys.readouterr().out
