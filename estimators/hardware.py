@@ -367,13 +367,14 @@ def find_gpu(name: str) -> Gpu:
             why="they differ in memory or speed",
             fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
         )
-    nearest = nearest_names(name)
+    nearest = nearest_names(name, least=_LIKE)
     if _normal(name) == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
+    alone = "give the memory alone, such as --gpus 2x24GB"
     raise ClusterError(
         f"no GPU called {name[:60]!r} is known",
         why="its memory and speed are not known",
-        fix=f"nearest: {', '.join(nearest)}; or give the memory alone, such as --gpus 2x24GB",
+        fix=f"nearest: {', '.join(nearest)}; or {alone}" if nearest else alone,
     )
 
 
@@ -430,6 +431,10 @@ def same_size_gpus(gpu: Gpu) -> tuple[Gpu, ...]:
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _rows())
+
+
+_LIKE = 0.6
+"""Share of equal characters from which the name of a GPU is worth naming."""
 
 
 def nearest_names(name: str, least: float = 0.0) -> list[str]:

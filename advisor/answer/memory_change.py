@@ -1,11 +1,12 @@
-"""The single changes of a configuration that end a lack of memory, by the closed form."""
+"""The changes of a configuration that end a lack of memory, by the closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from ...ds_configs.emit import ds_config
 from ...estimators.errors import DsAdviseError
@@ -79,6 +80,9 @@ class MemoryForecast:
 
     file: str
     plan: str
+    assumed: str
+    """What fills an `auto` of the file, and what else of the training the prediction assumes, because neither the file
+    nor the question has it; "" if nothing."""
     device_bytes_per_gpu: int
     gpu_memory_bytes: int
     host_bytes_per_node: int
@@ -109,6 +113,9 @@ class MemoryForecast:
     """Null if the RAM is not known."""
     changes: tuple[MemoryChange, ...]
     """At most three. First the one that saves the most memory where it ran out for the speed that it costs."""
+    insufficient: dict[str, int]
+    """Changes that need clearly less of the memory that ran out, but do not fit safely, each with its bytes per
+    GPU, or per node if RAM ran out. At most three, the least need first."""
     advise: str
     """The command that finds a plan for the model and the GPUs."""
 
@@ -125,17 +132,21 @@ def memory_forecast(
     `build_side`."""
     question = context.question
     model, cluster = question.model, question.cluster
-    candidate = build_side(file, context).candidate
+    side = build_side(file, context)
+    candidate = side.candidate
     assert candidate is not None, "the context is known"
     options = dict(file.options if file.recorded is not None else context.options)
     options.pop("accumulation", None)
     workload = configured_workload(file.config, options, model, cluster.gpu)
     need = partial(_bytes_there, lacks=lacks, phase=phase)
-    found = [*_fitting(candidate, model, workload, cluster, need, file.config)]
+    helping = [*_helping(candidate, model, workload, cluster, need)]
+    found = [*_fitting(helping, candidate, model, workload, cluster, need, file.config)]
+    insufficient = sorted((tried for tried in helping if not tried.fits), key=attrgetter("bytes_there"))
     have, ram_to_fit = cluster.host_memory_bytes_per_node, candidate.ram_to_fit
     return MemoryForecast(
         file=file.name,
         plan=candidate.strategy,
+        assumed=side.all_assumed,
         device_bytes_per_gpu=candidate.device_bytes,
         gpu_memory_bytes=cluster.gpu.memory_bytes,
         host_bytes_per_node=candidate.memory.host_bytes_per_node,
@@ -154,6 +165,10 @@ def memory_forecast(
         fits_gpu=candidate.fit.gpu_suffices,
         fits_ram=None if have is None else ram_to_fit <= have,
         changes=tuple(change for _, change in sorted(found, key=lambda each: -each[0])[:MOST_CHANGES]),
+        insufficient={
+            tried.what: tried.candidate.device_bytes if lacks == "gpu" else tried.candidate.memory.host_bytes_per_node
+            for tried in insufficient[:MOST_CHANGES]
+        },
         advise=advise_command(file.model or model.name, cluster),
     )
 
@@ -186,7 +201,34 @@ def _allocated_at(candidate: Candidate, moments: tuple[str, ...]) -> int | None:
     return max((each.allocated_bytes for each in candidate.memory.phases if each.name in moments), default=None)
 
 
+class _Tried(NamedTuple):
+    """A change that needs clearly less of the memory that ran out."""
+
+    what: str
+    plan: Plan
+    workload: Workload
+    candidate: Candidate
+    bytes_there: int
+
+    @property
+    def fits(self) -> bool:
+        return self.candidate.fit.probability >= LEAST["safe"]
+
+
+def _helping(
+    failed: Candidate, model: ModelShape, workload: Workload, cluster: Cluster, need: Callable[[Candidate], int]
+) -> Iterator[_Tried]:
+    """Yield the changes that need clearly less of the memory that ran out, whether or not they fit."""
+    before = need(failed)
+    for what, plan, changed in _changes(failed.plan, model, workload, cluster):
+        if unsupported(model, changed, plan, cluster) is None:
+            found = predict(model, changed, cluster, plan)
+            if (now := need(found)) <= MARGIN * before:
+                yield _Tried(what, plan, changed, found, now)
+
+
 def _fitting(
+    helping: Sequence[_Tried],
     failed: Candidate,
     model: ModelShape,
     workload: Workload,
@@ -194,16 +236,9 @@ def _fitting(
     need: Callable[[Candidate], int],
     file: Mapping[str, Any],
 ) -> Iterator[tuple[float, MemoryChange]]:
-    """Yield the changes that need less of the memory that ran out, and fit, each with the memory that it saves for the
-    share of the speed that it costs. file: the configuration that they change."""
-    before = need(failed)
-    for what, plan, changed in _changes(failed.plan, model, workload, cluster):
-        if unsupported(model, changed, plan, cluster) is not None:
-            continue
-        found = predict(model, changed, cluster, plan)
-        now = need(found)
-        if found.fit.probability < LEAST["safe"] or now > MARGIN * before:
-            continue
+    """Yield the changes that fit, each with the memory that it saves for the share of the speed that it costs. file:
+    the configuration that they change."""
+    for what, plan, changed, found, now in (tried for tried in helping if tried.fits):
         try:
             configs = [
                 ds_config(each, model, given, cluster, flavor=given.framework)
@@ -227,7 +262,7 @@ def _fitting(
             tokens_per_second=found.tokens_per_s,
             speed=speed,
         )
-        yield (before - now) / max(1 - speed, _LEAST_LOSS), change
+        yield (need(failed) - now) / max(1 - speed, _LEAST_LOSS), change
 
 
 def _changes(

@@ -90,8 +90,8 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> int:
     """List probes, benchmarks, trainings and dry runs, newest first, or show everything that is stored of one.
 
-    ID is the number of a record; 3-5 stands for several. WORD is a part of a model, a script, a kind, GPUs or a
-    failure: only records with every WORD are listed.
+    ID is the number of a record; 3-5 stands for several, 3- for all from 3 on. WORD is a part of a model, a script, a
+    kind, GPUs or a failure: only records with every WORD are listed.
 
     \b
     ds-advise history
@@ -110,9 +110,18 @@ def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> i
     if "all" in words and len(words) > 1:
         raise click.UsageError("all stands for every record; write it alone, or the numbers without it")
     store, typed = Store(), click.get_current_context().obj
-    is_filter = not forget and "all" not in words and not any(_is_number(word) or _range(word) for word in words)
+    numbers = [word for word in words if _is_number(word) or _range(word)]
+    names = [word for word in words if word not in (*numbers, "all")]
+    if numbers and names and not forget:
+        from .typed_line import line  # imported here: only this mistake needs it
+
+        records, named = line(["history", *numbers]), line(["history", *names])
+        what = f"{numbers[0]} is the number of a record, and {names[0][:40]} a word that chooses some"
+        raise click.UsageError(f"{what}; write {records}, or {named}")
+    is_filter = not forget and "all" not in words and not numbers
     chosen = None if is_filter or "all" in words else _numbers(words, store)
     if forget:
+        warn_ignored("limit", "with --forget")
         if not words:
             raise click.UsageError("--forget needs the numbers of records, or all")
         if not {*words} <= {*typed[typed.index("--forget") + 1 :]}:  # of a line that showed a record
@@ -213,9 +222,14 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18
 
 
+_NEWEST = "9" * 18
+"""The end of a range without one, which is no smaller than any number."""
+
+
 def _range(text: str) -> tuple[int, int] | None:
-    """The first and the last number of a range such as 3-5; None for another text."""
-    first, _, last = text.partition("-")
+    """The first and the last number of a range such as 3-5, or 3- to the newest; None for another text."""
+    first, dash, last = text.partition("-")
+    last = last or _NEWEST if dash else ""
     return (int(first), int(last)) if _is_number(first) and _is_number(last) else None
 
 
@@ -230,7 +244,8 @@ def _numbers(texts: Sequence[str], store: Store) -> list[int]:
             continue
         there = [number for number in known if ends[0] <= number <= ends[1]]
         if not there:
-            raise DsAdviseError(f"there is no record from {ends[0]} to {ends[1]}", fix="`ds-advise history` lists them")
+            to = "" if text.endswith("-") else f" to {ends[1]}"
+            raise DsAdviseError(f"there is no record from {ends[0]}{to}", fix="`ds-advise history` lists them")
         found += there
     return found
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ..importers.imported_run import ImportedRun
 
 
-def other_command(name: str) -> str:
-    """Return the command for a file or a rule of lint that is no model; "" for a model or a name."""
+def other_command(name: str, gpus: str = "") -> str:
+    """Return the command for a file or a rule of lint that is no model; "" for a model or a name. gpus: in the command
+    if none are typed."""
     from ..question.file_question import is_ds_config, records_question  # imported here: names need none of it
 
     path, typed = Path(name), typed_words()
-    gpus, model = value_of("--gpus", typed) or GPUS, value_of("--model", typed) or "MODEL"
+    known = value_of("--gpus", typed) or gpus
+    gpus, model = known or GPUS, value_of("--model", typed) or "MODEL"
     if re.fullmatch(r"ds\d+", name, re.IGNORECASE):
         from ...validate.lint import RULES  # imported here: it is slow
 
@@ -42,7 +44,7 @@ def other_command(name: str) -> str:
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     if path.suffix.lower() in _OF_TOOLS and (run := _run_of_tool(path)) is not None:
-        if run.gpus_per_node is not None and not value_of("--gpus", typed):
+        if run.gpus_per_node is not None and not known:
             nodes = f"{run.nodes}x" if (run.nodes or 1) > 1 else ""
             gpus = f"{nodes}{run.gpus_per_node}x{gpus.rpartition('x')[2]}"
         name += f" --model {model}" * (run.model is None)

@@ -41,9 +41,15 @@ from .typed_line import (
     without,
 )
 
+_OF_RECORDS = ("history", "contribute")
+"""Commands whose words are numbers of records."""
+
 
 def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of an unknown option; "" if nobody knows."""
+    if re.fullmatch(r"-\d+", option):
+        takes = command.name in _OF_RECORDS
+        return f"write ds-advise {command.name} {option[1:]}" if takes else f"see ds-advise {command.name} --help"
     known = named_options(command)
     name, value = _plain(option), value_of(option, args)
     own = f"--{name}".replace("_", "-") if option[2:] else option

@@ -14,12 +14,12 @@ import click
 
 from ...ds_configs.files import CONFIG_NAME, nearest_file
 from ...ds_configs.launch_commands import shell_line
-from ...estimators.errors import ConfigFileError, DsAdviseError, UnknownModelError
+from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, UnknownModelError
 from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
 from .config_files import file_options
-from .mistaken_files import is_there
+from .mistaken_files import is_there, other_command
 from .options import (
     ACCUMULATION,
     FORCE,
@@ -75,6 +75,7 @@ def why(
     Exit code: 0 if the cause is known or the training ended normally, 1 if the cause is not known, 2 if the log cannot
     be read or a prediction fails.
     """
+    from ..question.file_question import is_ds_config
     from ..render.deliver import show_document
     from ..render.why import message_list, why_document
 
@@ -95,13 +96,15 @@ def why(
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):
         raise click.UsageError(f"--{described[0].replace('_', '-')} has no effect on a command")
-    _check_machine(question)
+    files = _files(logs)
+    _check_logs(files, config)
+    found = _diagnosed(files)
+    _check_machine(question, found)
     if config is not None and not is_there(config):
-        near = nearest_file(config)
+        near = _named_config(found) or nearest_file(config)
         fix = f"write --config {near}" if near else "name the training's configuration"
         raise ConfigFileError(f"{str(config)[:200]} cannot be read", why="there is no such file", fix=fix)
-    files = _files(logs)
-    found = _with_given(_diagnosed(files), words, config)
+    found = _with_given(found, words, config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
     note, problem = "", None
@@ -119,10 +122,14 @@ def why(
             note = f"{' and '.join(given)} {effect} no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
         problem = error
+        if config is not None and not is_ds_config(config):
+            problem, config = _not_a_config(config, found) or error, None  # it does not belong into the next command
+    is_log = found.first or found.ended or found.steps or Path(files[0]).suffix in _SUFFIXES or len(files) > 1
+    reader = "" if is_log else other_command(files[0])
 
     def document() -> Document:
         return why_document(
-            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note
+            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note, reader=reader
         )
 
     show_document(document, output)
@@ -159,12 +166,50 @@ def _files(logs: Sequence[str]) -> list[str]:
     return files
 
 
-def _check_machine(question: dict[str, Any]) -> None:
-    """Raise ClusterError for GPUs and their options that are none: they are also written into the next command."""
+def _check_logs(files: Sequence[str], config: Path | None) -> None:
+    """Raise UsageError for a DeepSpeed configuration among the logs."""
+    from ..question.file_question import is_ds_config
+
+    configs = [file for file in files if file != "-" and is_ds_config(Path(file))]
+    others = [file for file in files if file not in configs]
+    if configs and others and config is None:
+        fix = line(["why", *others, "--config", configs[0]])
+        raise click.UsageError(f"{configs[0][:200]} is a DeepSpeed configuration, not a log; write {fix}")
+
+
+def _named_config(found: Diagnosis) -> str:
+    """The DeepSpeed configuration that the log's command names; "" if it is not here."""
+    from ..command.failed_training import logged_config
+
+    return str(logged_config(found) or "")
+
+
+def _not_a_config(asked: Path, found: Diagnosis) -> ConfigFileError | None:
+    """The error of a file that is no DeepSpeed configuration, with what to type by the log; None if nobody knows."""
+    from ..command.failed_training import logged_machines
+
+    what, named = f"{str(asked)[:80]} is not a DeepSpeed configuration", _named_config(found)
+    if named:
+        return ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
+    reader = other_command(str(asked), logged_machines(found))
+    return ConfigFileError(what, fix=f"write {reader}") if reader else None
+
+
+def _check_machine(question: dict[str, Any], found: Diagnosis) -> None:
+    """Raise ClusterError for GPUs and their options that are none: they are also written into the next command. The log
+    may show the GPUs."""
+    from ..command.failed_training import logged_machines
     from ..question.cluster import build_cluster, is_this_machine
 
-    if not is_this_machine(str(question.get("gpus", "auto"))):
+    if is_this_machine(str(question.get("gpus", "auto"))):
+        return
+    try:
         build_cluster({name: value for name, value in question.items() if name in names_in(MachineOptions)})
+    except ClusterError as error:
+        if logged := logged_machines(found):
+            fix = f"leave --gpus out: the log shows {logged}"
+            raise ClusterError(error.what, why=error.why, fix=fix) from None
+        raise
 
 
 def _is_folder(path: Path) -> bool:
@@ -262,30 +307,32 @@ def _take_logged_gpus(found: Diagnosis, known: Mapping[str, Any], question: dict
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
-    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. GPUs
-    and a model that neither the user nor the file names are those of the log, which the question then has."""
+    """The prediction for the configuration of a training whose memory ran out; None if its model is not known. What
+    neither the user nor the file names is that of the log. The question then has it, without the batch, which the next
+    plan may change."""
     from ..advise import files_context
     from ..answer.memory_change import memory_forecast
-    from ..command.failed_training import logged_model
-    from ..question.file_question import option_words, read_file_question
+    from ..command.failed_training import logged_options
+    from ..question.file_question import option_words, read_file_question, split_batch
 
     file = read_file_question(config, question)
     if _take_logged_gpus(found, file.asked, question, output):
         file = read_file_question(config, question)
-    of_log = {} if file.model is not None else logged_model(found)
+    logged = {} if file.recorded is not None else logged_options(found)
+    of_log = {name: value for name, value in logged.items() if name not in question}
     known = of_log | question
+    file = read_file_question(config, known)
     try:
         context = files_context([file], known, say=output.say)
     except UnknownModelError:  # the log's may be a folder of another machine
-        if not of_log:
+        if "model" not in of_log:
             raise
+        return None
+    if context is None:
         return None
     if of_log:
         output.say(f"{shell_line(option_words(of_log))}, by the log")
-        question |= known
-        file = read_file_question(config, question)
-    if context is None:
-        return None
+        question |= split_batch(of_log)[0]
     needed = None if found.memory is None else found.memory.needed_bytes
     phase = None if found.phase is None else found.phase.name
     return memory_forecast(file, context, "gpu" if found.kind == "gpu_out_of_memory" else "host", phase, needed)

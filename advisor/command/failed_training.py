@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...ds_configs.launch_commands import COUNTS, shell_line
 from ...estimators.hardware import gpus
 from ...probes.failures.diagnosis import Diagnosis
 from ..importers.script_arguments import ScriptArguments
-from ..question.file_question import option_words
+from ..question.file_question import is_ds_config, option_words
 from ..question.options import MachineOptions, names_in
 
 ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
@@ -45,20 +46,31 @@ def logged_machines(found: Diagnosis) -> str:
     return "" if missing(f" {shown}") else shown
 
 
-def logged_model(found: Diagnosis) -> dict[str, Any]:
-    """The model of a training and how it was trained, by the arguments of the command in the log: `model`, `seq_len`,
-    `method` and `lora_rank` of a question, as far as they are given. Empty without the model."""
+def logged_options(found: Diagnosis) -> dict[str, Any]:
+    """The training by the arguments of the command in the log, as options of a question: the model, how it was trained,
+    and what fills an `auto` of its configuration. Only those that are given."""
     arguments = ScriptArguments(found.command)
-    if arguments.model is None:
-        return {}
-    options: dict[str, Any] = {"model": arguments.model}
-    if arguments.seq_len is not None:
-        options["seq_len"] = arguments.seq_len
+    checkpointing = arguments.gradient_checkpointing
+    given = {
+        "model": arguments.model,
+        "seq_len": arguments.seq_len,
+        "precision": arguments.precision,
+        "micro_batch": arguments.micro_batch,
+        "accumulation": arguments.accumulation,
+        "gradient_checkpointing": "on" if checkpointing is True else "off" if checkpointing is False else checkpointing,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if arguments.adapts:
         options["method"] = "qlora" if arguments.loads_in_4_bits else "lora"
         if "lora_rank" in arguments.lora:
             options["lora_rank"] = arguments.lora["lora_rank"]
     return options
+
+
+def logged_config(found: Diagnosis) -> Path | None:
+    """The DeepSpeed configuration that the command in the log names, if the file is in this folder."""
+    named = (Path(value) for value in ScriptArguments(found.command).configs.values() if not value.startswith("{"))
+    return next((path for path in named if is_ds_config(path)), None)
 
 
 def next_words(found: Diagnosis, logs: Sequence[str], config: str, given: Mapping[str, Any]) -> str:

@@ -30,11 +30,13 @@ _MODEL_OPTIONS = (
 )
 """Options with the model, in common training scripts."""
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
+MICRO_BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+ACCUMULATION = "gradient_accumulation_steps"
 _CONFIG = ("deepspeed", "deepspeed_config", "ds_config")
 _TRAINING_ARGUMENTS = (
     "output_dir",
     "per_device_train_batch_size",
-    "gradient_accumulation_steps",
+    ACCUMULATION,
     "num_train_epochs",
     "logging_steps",
     "save_steps",
@@ -174,6 +176,14 @@ class ScriptArguments:
     @property
     def seq_len(self) -> int | None:
         return self.number(*_SEQ_LEN)
+
+    @property
+    def micro_batch(self) -> int | None:
+        return self.number(*MICRO_BATCH)
+
+    @property
+    def accumulation(self) -> int | None:
+        return self.number(ACCUMULATION)
 
     @property
     def output_dir(self) -> Path | None:

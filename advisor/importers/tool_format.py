@@ -18,13 +18,12 @@ from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
 from .accelerate import AccelerateFormat, changed_counts
 from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
-from .script_arguments import ScriptArguments, rollout_options
+from .script_arguments import ACCUMULATION, ScriptArguments, rollout_options
 from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part
 
 _TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 together: bf16 is assumed"
 
-_ACCUMULATION = "gradient_accumulation_steps"
 _FSDP = ("fsdp", "fsdp_config", "fsdp_version")
 _IN_DEEPSPEED = ("zero_hpz_partition_size", "deepspeed_autotp_size")
 """Options of ms-swift that it copies into the DeepSpeed configuration."""
@@ -133,7 +132,7 @@ class ToolFormat:
             model=arguments.text(*self.model) if self.model else arguments.model,
             objective=read_objective(arguments, str(source.path)),
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
-            gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
+            gradient_accumulation_steps=arguments.number(ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
@@ -224,7 +223,7 @@ class ToolFormat:
         if run.micro_batch_size != plan.micro_batch_size:
             changed[self.micro_batch[0]] = plan.micro_batch_size
         if run.gradient_accumulation_steps != plan.gradient_accumulation_steps:
-            changed[_ACCUMULATION] = plan.gradient_accumulation_steps
+            changed[ACCUMULATION] = plan.gradient_accumulation_steps
         if bool(run.gradient_checkpointing) != plan.gradient_checkpointing:
             if self.disables_checkpointing:
                 changed[self.disables_checkpointing] = None if plan.gradient_checkpointing else True

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .accelerate import CONFIG_OPTIONS, add_accelerate_file
 from .imported_run import ImportedRun
-from .script_arguments import ScriptArguments
+from .script_arguments import MICRO_BATCH, ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat
 
@@ -70,7 +70,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     liger="use_liger_kernel use_liger",
     loads_fp32=True,  # `from_pretrained` before transformers 5; since then the checkpoint's type
     assumes_fp32=True,
-    micro_batch=("per_device_train_batch_size", "per_gpu_train_batch_size"),
+    micro_batch=MICRO_BATCH,
     default_micro_batch=8,
     defaults=_ONE_PROCESS,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),

@@ -227,6 +227,11 @@ class Monitor:
             if engine[name] != planned[name]
         )
 
+    def warn_of_obstacle(self) -> None:
+        """Warn of what keeps the ranks from going on, if anything does: a stop hides it."""
+        if obstacle := self.records.obstacle:
+            self._warn(obstacle)
+
     def _warn_of_silence(self, silent_s: float) -> None:
         """Warn about silence: the ranks may wait for each other, or for a lost rank until their timeout."""
         if silent_s > _SILENT_S:

@@ -73,6 +73,7 @@ def _watch(
         if failure := monitor.abort_reason():
             return failure
         if signals and stopping is None:
+            monitor.warn_of_obstacle()
             stopping = _stop(monitor.records)
             if stopping:
                 display.say(f"stopping: {stopping}")

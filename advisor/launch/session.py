@@ -313,7 +313,7 @@ def keep_training(attempt: Attempt) -> None:
     """Keep a training in the store, with the plan that its engine used."""
     request, outcome = attempt.request, attempt.outcome
     run, prediction = request.run, outcome.predicted
-    kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks")
+    kept = ("status", "failure", "seconds", "step_s", "tokens_per_step", "tokens_per_s", "peaks", "warnings")
     result: dict[str, Any] = {name: to_json(getattr(outcome, name)) for name in kept}
     result |= {"world_size": run.cluster.world_size, "device": request.device, "steps": outcome.last_step}
     result["log_folder"] = str(outcome.folder.absolute())

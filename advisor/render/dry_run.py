@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 
 from ...ds_configs.files import CONFIG_NAME
@@ -32,6 +32,7 @@ from ..text.labels import (
 from ..text.units import age, capitalised, gib, memory_size, percent, rate, seconds
 from ..verification.prediction import UNTIMED, is_timed
 from .configuration import configuration
+from .phase_memory import host_sentence, phase_table
 from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
 
 _NEAR = 1.6
@@ -53,16 +54,6 @@ _OF_NO_MODULE = "(of no single module: flat buffers, optimizer)"
 
 _LEAST_SHARE = 0.01
 """Share of the peak below which a module or tensor is not listed."""
-
-_PHASE_COLUMNS = {
-    "GPU peak": "gpu_peak_bytes",
-    "GPU live": "gpu_live_bytes",
-    "host live": "host_live_bytes",
-    "pinned": "host_pinned_live_bytes",
-    "NVMe read": "nvme_read_bytes",
-    "written": "nvme_written_bytes",
-}
-"""Fields of a phase by the titles of their columns; a column without any bytes is left out."""
 
 
 def dry_run_document(
@@ -214,17 +205,8 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
     )
     yield " ".join(filter(None, (text, _cached(answer), other)))
     processes, cluster = total_bytes(process_terms(answer.run.cluster)), answer.run.cluster
-    tensors = answer.required_host_bytes_per_node - processes
-    when = ""
-    if peak.host_bytes_per_node and peak.host_bytes_per_node == cluster.gpus_per_node * result.peak_loading_host_bytes:
-        when = " while the model loads"
-    fullest = max(result.phases, key=lambda phase: phase.host_held_peak_bytes)
-    rounding = cluster.gpus_per_node * (fullest.host_held_peak_bytes - fullest.host_peak_bytes)
-    rounded = ""
-    if not cluster.gpu.is_cpu and gib(rounding) != gib(0):
-        rounded = f"; {gib(rounding)} of them are added by torch, which rounds a pinned block up to a power of two"
-    most = f"at most {memory_size(tensors)} of tensors{when}{rounded}"
-    yield f"Host RAM: {gib(processes)} GiB for the processes, and {most}."
+    data = {**asdict(replace(result, schedule=None, timeline=())), "device": "cpu" if cluster.gpu.is_cpu else "cuda"}
+    yield host_sentence(data, processes, answer.required_host_bytes_per_node - processes)
     if not is_timed(cluster):
         yield UNTIMED
     if answer.step is not None:
@@ -265,31 +247,8 @@ def _other_allocator(answer: DryRunAnswer) -> tuple[str, int]:
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:
-    """Yield a table with one row per phase; a repeated iteration takes one row."""
-    phases = answer.result.phases
-    last = max(phase.iteration for phase in phases)
-    shown = {title: name for title, name in _PHASE_COLUMNS.items() if any(getattr(phase, name) for phase in phases)}
-    unit = memory_unit(max(getattr(phase, name) for phase in phases for name in shown.values()))
-    rows, previous, own_number, repeated = list[doc.Row](), list[tuple[str, int, int]](), 0, 0
-    for iteration, group in groupby(phases, key=lambda phase: phase.iteration):
-        own = list(group)
-        key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
-        if key == previous:
-            if repeated:
-                rows.pop()
-            repeated = repeated or iteration
-            numbers = str(iteration) if repeated == iteration else f"{repeated}-{iteration}"
-            later = "; later iterations repeat it" if iteration == last < answer.result.iterations else ""
-            rows.append(doc.Row([doc.Figure(numbers), f"same as {own_number}{later}"], "faded"))
-            continue
-        previous, own_number, repeated = key, iteration, 0
-        number = str(iteration) if any(phase.phase == "step" for phase in own) else ""
-        for phase in own:
-            sizes = (doc.make_figure(getattr(phase, name), unit.part) for name in shown.values())
-            shown_row = doc.Row([doc.Figure(number), phase.phase, *sizes])
-            if not rows or rows[-1] != shown_row:  # a Trainer saves the model, and then the engine's states
-                rows.append(shown_row)
-    yield doc.Table(["iteration", f"phase ({unit.title})", *shown], rows, optional=range(len(shown) + 1, 2, -1))
+    """Yield the table of the phases, and the time of a step in parts."""
+    yield phase_table([asdict(phase) for phase in answer.result.phases], answer.result.iterations)
     if answer.step is not None:
         parts = sorted(answer.step.time.components.items(), key=lambda pair: -pair[1])
         times = [doc.Row([name, doc.make_figure(taken, seconds)]) for name, taken in parts]

@@ -38,11 +38,13 @@ def error_place(found: Diagnosis, log: str = "", *, says_when: bool = True) -> I
     rank = "" if first.rank is None else f", rank {first.rank}"
     step, steps = first.error.step, counted_noun(first.error.steps, "logged step")
     after = f", after {steps}" if first.error.steps else ""
-    if not says_when:
+    if not says_when or first.error.trained:
         after = ""
     elif step is not None:
         after = f", after step {step}" if step else ", before the end of the first step"
     yield doc.Sentence(f"--> {printable(first.error.log or log)}:{first.deciding}{rank}{after}", "bold")
+    if first.error.trained:
+        yield doc.Sentence(f"  The training had done all its steps before (train_runtime, line {first.error.trained}).")
     yield from _others(found)
     if bar := loading_bar(first.error.before) if found.phase is not None and not first.error.has_place else "":
         yield doc.Sentence(f"  The last progress bar before it: {bar}.")

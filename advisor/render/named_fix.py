@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.launch_commands import COUNTS
@@ -18,6 +19,7 @@ from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
 from ..text.units import alternatives, numbered
 from .auto_classes import auto_classes
+from .refused_argument import fix_of, owner
 
 _QUOTED_FILE = re.compile(r"[\"']([^\"']+\.json)[\"']")
 
@@ -47,6 +49,29 @@ _EXTENSIONS = "~/.cache/torch_extensions"
 
 _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
+
+
+class _Cache(NamedTuple):
+    """A cache of a library, and the variable that names its folder."""
+
+    what: str
+    variable: str
+    sign: re.Pattern[str]
+    """Found in a frame or a path of what writes it."""
+
+
+_CACHES = (
+    _Cache("the built extensions", "TORCH_EXTENSIONS_DIR", re.compile(r"torch_extensions|torch/utils/cpp_extension")),
+    _Cache("the cache of Triton", "TRITON_CACHE_DIR", re.compile(r"\.triton/|triton/runtime/cache\.py")),
+    _Cache(
+        "the cache of `datasets`",
+        "HF_DATASETS_CACHE (or HF_HOME)",
+        re.compile(r"(?:-packages|^)/?datasets/(?:arrow_writer|builder|arrow_dataset)\.py|huggingface/datasets/"),
+    ),
+    _Cache("the cache of the Hub", "HF_HOME", re.compile(r"huggingface_hub/\S*\.py|huggingface/hub/|hf_xet")),
+)
+"""By the libraries' documentation: torch utils/cpp_extension.py, triton runtime/cache.py, datasets config.py,
+huggingface_hub constants.py."""
 
 _PROCESS = re.compile(r"Process (?P<number>\d+) has (?P<size>\d[\d.]* \w+) memory in use")
 
@@ -136,12 +161,13 @@ def _of_mismatch(first: Finding, _fix: str) -> str:
 
 
 def _of_argument(first: Finding, fix: str) -> str:
-    """Name the argument that is like the one that the class does not have."""
+    """Name the argument that is like the one that the class does not have, and the package of the class."""
     callee, name = (first.named.get(group, "") for group in ("callee", "argument"))
-    if callee not in _OF_TRL and not callee.endswith("TrainingArguments"):
-        return ""
-    near = _near(name, *(["trl"] if callee in _OF_TRL else []))
-    return f"Rename {name} to {near}, if that is meant; else {fix[0].lower()}{fix[1:]}" if near else ""
+    of = owner(first)
+    fix = fix if of is None else fix_of(of, name)
+    is_listed = callee in _OF_TRL or callee.endswith("TrainingArguments")
+    near = _near(name, *(["trl"] if callee in _OF_TRL else [])) if is_listed else ""
+    return f"Rename {name} to {near}, if that is meant; else {fix[0].lower()}{fix[1:]}" if near else fix
 
 
 def _of_words(first: Finding, fix: str) -> str:
@@ -255,9 +281,13 @@ def _near(name: str, *others: str) -> str:
 
 
 def _on_disk(first: Finding, fix: str) -> str:
-    """Name the path whose disk or quota is full."""
+    """Name the path whose disk or quota is full, and the variable of a cache that was written."""
     path = _PATH.search(first.error.text)
-    return f"{fix}. It was writing {path[1]}" if path else ""
+    shown = "\n".join([*map(str, first.error.frames), first.error.text])
+    cache = next((cache for cache in _CACHES if cache.sign.search(shown)), None)
+    if cache is not None:
+        fix = f"Free space, or move {cache.what} to another disk by {cache.variable}"
+    return f"{fix}. It was writing {path[1]}" if path else "" if cache is None else fix
 
 
 _FIXES: dict[str, Callable[[Finding, str], str]] = {

@@ -21,12 +21,13 @@ from ...probes.machine import Machine
 from ...probes.real_run.result import ProbeResult
 from ...probes.store import Record
 from ..document import blocks as doc
-from ..document.blocks import Fact, Figure, Row, Table
+from ..document.blocks import Fact, Row, Table
 from ..document.charts import memory_unit
 from ..question.options import OPTIONS
 from ..text.labels import global_batch_label, method_title, plan_title, versions_label
-from ..text.units import age, counted_noun, ended, gib, loss_figure, printable, rate, seconds, shown_path
+from ..text.units import age, capitalised, counted_noun, ended, gib, loss_figure, printable, rate, seconds, shown_path
 from ..verification.contribution import machine_spec
+from .phase_memory import host_sentence, phase_table
 
 _KINDS = {"probe": "Probe", "bench": "Benchmark", "training": "Training", "dry-run": "Dry run"}
 
@@ -69,8 +70,6 @@ _TITLES = {
     "rollouts": "rollouts",
 }
 """Titles of conditions that are options, without those in the lines of the training and of the batch."""
-
-_PHASE_COLUMNS = {"GPU peak": "gpu_peak_bytes", "GPU live": "gpu_live_bytes", "host live": "host_live_bytes"}
 
 
 def figures_of(record: Record) -> Figures:
@@ -176,7 +175,10 @@ def record_document(record: Record, data: Any) -> doc.Document:
         need, have = figures.needed_bytes, record.result.get("gpu_memory_bytes")
         tone = "bad" if does_not_fit(record) else "good"
         unit, of = memory_unit(need or 0), f" of {gib(have)} GiB" if have else ""
-        verdict = f"The dry run needs {unit.figure(need)} {unit.title}{of} per GPU." if need else "The script runs."
+        ram = f", and {gib(figures.host_bytes)} GiB of RAM per node" if figures.host_bytes else ""
+        verdict = (
+            f"The dry run needs {unit.figure(need)} {unit.title}{of} per GPU{ram}." if need else "The script runs."
+        )
     else:
         speed = [f"{rate(figures.tokens_per_s)} tokens/s"] if figures.tokens_per_s else []
         speed += [f"{rate(figures.samples_per_s)} samples/s"] if figures.samples_per_s else []
@@ -188,6 +190,7 @@ def record_document(record: Record, data: Any) -> doc.Document:
     blocks: list[doc.Block] = [
         doc.Sentence(title, "bold"),
         *_failure(failure),
+        *(doc.Sentence(ended(capitalised(printable(warning)))) for warning in record.result.get("warnings") or ()),
         doc.Facts([Fact(name, "", printable(words)) for name, words in _facts(record) if words]),
         *_figures(record, figures),
     ]
@@ -244,7 +247,16 @@ def repeat(record: Record) -> list[doc.Block]:
             return []
         words = _in_another_folder(words, record.result.get("output_folder"))
     command = shlex.join(words)
-    return [doc.Heading("Repeat it in the same folder", "next"), doc.Commands([command])] if command else []
+    # The record of a folder would tell what is the user's own (`probes.store.build_record`).
+    title = "Repeat it in the same folder" if any(map(_is_relative_file, words)) else "Repeat it"
+    return [doc.Heading(title, "next"), doc.Commands([command])] if command else []
+
+
+def _is_relative_file(word: str) -> bool:
+    """Return whether a word names a file whose place depends on the folder of the start."""
+    path = Path(word.partition("=")[2] or word)
+    is_name = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) is not None  # and no number: Qwen2.5-7B, 1e-4.5
+    return (is_name or word.startswith(("./", "../"))) and not path.is_absolute()
 
 
 def _dry_run_of(record: Record, command: str) -> list[str]:
@@ -274,7 +286,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the conditions of a run under their titles."""
     conditions, result, config = record.workload, record.result, config_of(record)
     yield "date", made(record)
-    yield "machine", machine_title(record.machine)
+    yield "simulated on" if record.kind == "dry-run" else "machine", machine_title(record.machine)
     yield "command", str(conditions.get("command", ""))
     if "command" in conditions and (length := length_of(record)):
         yield "sequence", f"{length:,} tokens"
@@ -311,8 +323,7 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     if predicted.tokens_per_s and tokens:  # a step of as many tokens
         predicted = replace(predicted, step_s=tokens / predicted.tokens_per_s)
     phases = record.result.get("phases") or ()
-    sizes = [getattr(each, name) or 0 for each in (figures, predicted) for name in _SIZES]
-    unit = memory_unit(max([*sizes, *(phase[name] for phase in phases for name in _PHASE_COLUMNS.values())]))
+    unit = memory_unit(max(getattr(each, name) or 0 for each in (figures, predicted) for name in _SIZES))
     titles = {name: (title.format(unit=unit.title), unit.figure) for name, title in _SIZES.items()}
     rows = []
     for name, (title, write) in {**_RATES, **titles}.items():
@@ -325,21 +336,16 @@ def _figures(record: Record, figures: Figures) -> Iterator[doc.Block]:
     table = Table(["", first, "predicted"], rows)
     yield doc.Heading("Figures", "figures")
     yield table if any(getattr(predicted, name) is not None for name in (*_RATES, *_SIZES)) else table.without({2})
-    lines = [
-        Row(
-            [
-                Figure(str(phase["iteration"] or "")),  # none before the first one
-                phase["phase"],
-                *(Figure(unit.part(phase[name])) for name in _PHASE_COLUMNS.values()),
-            ]
-        )
-        for phase in phases
-    ]
-    if lines:
-        device = "CPU" if record.result.get("device") == "cpu" else "GPU"
-        columns = (each.replace("GPU", device) for each in _PHASE_COLUMNS)
+    result = record.result
+    if not phases:
+        return
+    device = "CPU" if result.get("device") == "cpu" else "GPU"
+    yield doc.Gap()
+    yield phase_table(phases, result.get("iterations") or 0, device=device)
+    tensors = result["peak"].get("host_bytes_per_node")
+    if device == "GPU" and figures.host_bytes and tensors:
         yield doc.Gap()
-        yield Table(["iteration", f"phase ({unit.title})", *columns], lines)
+        yield doc.Sentence(host_sentence(result, figures.host_bytes - tensors, tensors))
 
 
 def machine_title(machine: Machine) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...ds_configs.launch_commands import shell_line
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
@@ -24,15 +22,13 @@ from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
+from .explanation import assumed_line
 from .known_cause import cause_and_fix, course_of_loss
 from .runs import next_command
 from .why_report import PhaseOfFailure, WhyReport, outcome, why_report
 
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
-
-_OF_CONFIGS = (".json", ".hjson")
-"""Suffixes of DeepSpeed's configurations."""
 
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
@@ -51,12 +47,14 @@ def why_document(
     config: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
+    reader: str = "",
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
     logs, config: the paths as they were typed, for that command.
-    given: the user's options. note: what is missing for a prediction.
+    given: the user's options. note: what is missing for a prediction. reader: the command that reads the file, which is
+    no log; "" for a log.
     """
     report = why_report(name, found, forecast, advice)
     first, message, phase = found.first, report.message, report.phase
@@ -65,7 +63,7 @@ def why_document(
     if first is None or message is None:
         is_good = first is None and found.ended and found.course is None
         verdict, tone = _no_cause(found), "good" if is_good else "unsure"
-        blocks = [*_unknown(report, found, logs), *_note(note)]
+        blocks = [*_unknown(report, found, reader), *_note(note)]
     else:
         where = f", {phase.title}" if phase else ""
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
@@ -127,21 +125,24 @@ def _no_cause(found: Diagnosis) -> str:
     if found.ended:
         return "The training ended" if found.course else "The training ended normally"
     if found.place is not None:
-        return f"The log stops at {found.place} without an error: still running, hung, or killed"
+        # The bar of the Trainer, whose end is known, tells the number of steps.
+        is_whole = not 0 < found.place.step < found.place.of
+        ended_so = ", or ended: its own loop prints no end that is known here" if is_whole else ""
+        others = "still running, hung, killed" if is_whole else "still running, hung, or killed"
+        return f"The log stops at {found.place} without an error: {others}{ended_so}"
     lines = found.lines - found.begin + 1
-    return f"No error was found in {counted_noun(lines, 'line')}" if lines else "The log is empty"
+    return f"No error was found in {counted_noun(lines, 'line')}" if found.last_line.strip() else "The log is empty"
 
 
-def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterator[doc.Block]:
-    configs = [log for log in logs if Path(log).suffix in _OF_CONFIGS]
-    if found.first is None and configs and not found.ended and not found.steps:
-        yield from next_command("A configuration is checked by:", shell_line(["ds-advise", "lint", *configs]))
+def _unknown(report: WhyReport, found: Diagnosis, reader: str) -> Iterator[doc.Block]:
+    if reader:
+        yield from next_command("It is not a log, and is read by:", reader)
         return
     if found.first is None:
         if found.course is not None:
             yield from course_of_loss(found.course)
             yield doc.Gap()
-        if report.lines:
+        if report.last_line.strip():
             if not found.ended:
                 yield doc.Sentence("The log may be of another process, or cut off: the output of every rank is needed.")
             if report.survived:
@@ -156,7 +157,8 @@ def _unknown(report: WhyReport, found: Diagnosis, logs: Sequence[str]) -> Iterat
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
     elif found.first.message is not None:
-        yield doc.Sentence(f" {ended(found.first.message.fix)}", mark="Next:", mark_style="bold")
+        fix = found.first.message.filled(found.first.named).fix
+        yield doc.Sentence(f" {ended(fix)}", mark="Next:", mark_style="bold")
     yield doc.Gap()
     yield from error_place(found, report.log)
     yield from _effects(report)
@@ -285,6 +287,8 @@ def _forecast(
         f"{gib(forecast.host_bytes_per_node)} {there}GiB of RAM per node.",
         "bold",
     )
+    if forecast.assumed:
+        yield doc.Sentence(assumed_line(forecast.assumed))
     failed, most = forecast.phase_allocated_bytes_per_gpu, forecast.peak_allocated_bytes_per_gpu
     if phase is not None and failed is not None and failed != most:
         yield doc.Sentence(f"Predicted for tensors {phase.title}: {gib(failed)} GiB; at the peak: {gib(most)} GiB.")
@@ -314,8 +318,12 @@ def _forecast(
         for change in forecast.changes
     ]
     unless = "" if forecast.fits_ram is not None else " if the node has the RAM (--ram)"
-    yield doc.Sentence(f"Single changes that fit{unless}, by the memory that they save for the speed that they cost:")
+    yield doc.Sentence(f"Changes that fit{unless}, by the memory that they save for the speed that they cost:")
     yield doc.Table(["change", "GPU GiB", "RAM GiB", "tokens/s"], rows)
+    if forecast.insufficient:
+        where = "GPU" if forecast.lacks == "gpu" else "node"
+        needs = (f"{what} ({gib(need)} GiB per {where})" for what, need in forecast.insufficient.items())
+        yield doc.Sentence(f"Too little alone: {'; '.join(needs)}.")
     first = forecast.changes[0]
     lines = [f"{name}={value}" for name, value in first.arguments.items()]
     where = f" (in place of the same keys of {forecast.file})" if first.file else ""

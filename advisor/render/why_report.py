@@ -33,6 +33,8 @@ class FirstError:
     """The last frame in a file of the user's, `file:line`; "" without one."""
     deciding: int
     """Number of the line that decides the cause."""
+    trained: int
+    """Number of the line before it in which the Trainer reports that all steps are done; 0 without one."""
 
 
 @dataclass(frozen=True, kw_only=True)

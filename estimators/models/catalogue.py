@@ -88,7 +88,8 @@ def find(name: str) -> ModelShape:
         raise _ambiguous(name, found)
     if found:
         return _shared_shape(name, found)
-    near, meant = _similar(name), _meant(name)
+    meant = _meant(name)
+    near = list(dict.fromkeys([*filter(None, [meant]), *_similar(name)]))[:_NAMED]
     error = NoSuchModelError(
         f"no model named {name[:80]!r} in the catalogue",
         why=_phrase(near),
@@ -112,6 +113,9 @@ def config(hub_id: str) -> dict[str, Any]:
     return dict(fields)
 
 
+_NAMED = 5
+"""Similar names that are listed."""
+
 _CLOSE, _SIMILAR = 0.8, 0.55
 """Share of equal characters from which a name is taken for a misspelling, and from which it is worth naming."""
 
@@ -122,7 +126,7 @@ def nearest_phrase(name: str) -> str:
 
 
 def _similar(name: str) -> list[str]:
-    return nearest(name, 5, least=_SIMILAR)
+    return nearest(name, _NAMED, least=_SIMILAR)
 
 
 def _phrase(near: list[str]) -> str:
@@ -171,6 +175,8 @@ _OTHER_SIZE = 1.25
 def _meant(name: str) -> str:
     """Return the hub id of the model whose name is misspelled, or has its words in another order; "" without one. Its
     size is the one that the name states."""
+    if variant := _misspelled_variant(name):
+        return variant
     stated = [*map(_family_and_size, _meant_pieces(name))]
     same = next(iter(nearest(name, 1, least=_SIMILAR)), "")
     if same and _family_and_size(_pieces(same.rpartition("/")[2])) in [each for each in stated if each[1]]:
@@ -179,6 +185,23 @@ def _meant(name: str) -> str:
     _, known = _family_and_size(_pieces(near.rpartition("/")[2]))
     sizes = [size for _, size in stated if size]
     return near if not sizes or any(1 / _OTHER_SIZE <= known / size <= _OTHER_SIZE for size in sizes) else ""
+
+
+def _misspelled_variant(name: str) -> str:
+    """Return the hub id of the model of which a name states a misspelled variant: `llama-3-8b-instuct`; "" without
+    one."""
+    pieces = _pieces(name.rpartition("/")[2][:100])
+    from difflib import get_close_matches  # as above
+
+    longer = [word for word in _VARIANTS if len(word) >= _LONG_WORD]
+    spelled = [next(iter(get_close_matches(piece, longer, 1, _CLOSE)), piece) for piece in pieces]
+    stripped = _stripped(spelled)
+    same = (known for known in _names() if spelled != pieces and stripped and known.stripped == stripped)
+    return next((_entries()[known.entry]["id"] for known in same), "")
+
+
+_LONG_WORD = 4
+"""Characters of a word that can be misspelled: two of shorter ones have too little in common."""
 
 
 def _begins(name: str, hub_id: str) -> bool:

@@ -21,8 +21,14 @@ _GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
-_FAILED = re.compile(r"exitcode ?: (\d+)\)? local_rank: (\d+)")
-"""The elastic agent's word on a rank."""
+_FAILED = re.compile(
+    r"exitcode ?: (?P<of_rank>\d+)\)? local_rank: (?P<local>\d+)|"
+    r"srun: error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): Exited with exit code (?P<of_task>\d+)"
+)
+"""The word of the elastic agent on a rank, and that of Slurm on a task."""
+
+_FAILED_RANK = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+"""A rank in torchrun's table of failures (torch 2.13 distributed/elastic/multiprocessing/errors)."""
 
 _OF_SLURM = re.compile(r"^(?:slurmstepd|srun): ")
 """What a line of Slurm on a task or a step begins with, whatever rank's output it is in."""
@@ -149,9 +155,8 @@ class Finding:
             if message.headline and (self.named or "{" not in message.headline):
                 return filled(message.headline, self.named)
             if killed := _KILLED.search(text):
-                number, local = int(killed[1] or killed[2]), _LOCAL_RANK.search(text)
-                place = "a process" if local is None else f"local rank {local[1]}"
-                place = place if self.rank is None else f"rank {self.rank}"
+                number = int(killed[1] or killed[2])
+                place = self._place if self.rank is None else f"rank {self.rank}"
                 name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
                 return f"{place} was killed by {name} (exit code -{number})"
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
@@ -168,10 +173,26 @@ class Finding:
         return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."
 
     @property
+    def _place(self) -> str:
+        """The rank of which the elastic agent tells: with its host, by the table of failures below, where the log has
+        it."""
+        local = _LOCAL_RANK.search(self.error.text)
+        if local is None:
+            return "a process"
+        below = "\n".join(line.text for line in self.error.after)
+        table = (found for found in _FAILED_RANK.finditer(below) if found["local"] == local[1])
+        return next((f"rank {found['rank']} on {found['host']}" for found in table), f"local rank {local[1]}")
+
+    @property
     def failed_rank(self) -> str:
-        """What the elastic agent says of a rank whose own error is missing; "" for any other line."""
+        """What the elastic agent or Slurm says of a rank whose own error is missing; "" for any other line."""
         found = _FAILED.search(self.error.text)
-        return "" if found is None else f"local rank {found[2]} ended with exit code {found[1]}"
+        if found is None:
+            return ""
+        if found["local"] is not None:
+            return f"{self._place} ended with exit code {found['of_rank']}"
+        verb = "each ended" if found["task"].startswith("tasks") else "ended"
+        return f"{found['task']} on {found['node']} {verb} with exit code {found['of_task']}"
 
 
 def _says(text: str, title: str) -> bool:

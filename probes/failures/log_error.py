@@ -33,6 +33,8 @@ class LogError:
     """Training steps that the log shows before it."""
     until: int = 0
     """Those up to the last of its repetitions: a loss that is not a number stays so."""
+    trained: int = 0
+    """Number of the line before it in which the Trainer reports that all steps are done; 0 without one."""
     head: str
     """The line of the message."""
     is_exception: bool = False

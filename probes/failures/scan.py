@@ -54,9 +54,10 @@ _OF_BOX = re.compile(r"^\s*│[\s│]*(?:❱\s*)?\d")
 """Code in rich's traceback: also what is around the line that ran."""
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
-_ENDED = ("'train_runtime'", "exits successfully")
-"""In the line that the Trainer prints after its last step, and in that of DeepSpeed's launcher on a process with exit
-code 0 (0.19.8 launcher/launch.py)."""
+_TRAINED = "'train_runtime'"
+"""In the line that the Trainer prints after its last step."""
+_ENDED = (_TRAINED, "exits successfully")
+"""In that line, and in that of DeepSpeed's launcher on a process with exit code 0 (0.19.8 launcher/launch.py)."""
 
 _ROOT = "Root Cause (first observed failure)"
 _RANK_OF_ROOT = re.compile(r"\s*rank\s*: (\d+) \(local_rank")
@@ -194,7 +195,7 @@ class _Scanner:
         self._command: tuple[str, ...] = ()
         self._started = Ranks()
         self._signs = frozenset[Sign]()
-        self._ended = 0
+        self._ended = self._trained = 0
         self._roots, self._is_root = set[int](), False
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
@@ -221,6 +222,7 @@ class _Scanner:
         if not _OF_BOX.match(line.text):
             self._signs |= signs_in(line.text)
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
+        self._trained = line.number if _TRAINED in line.text else self._trained
         self._is_root = self._is_root or _ROOT in line.text
         if self._is_root and (found := _RANK_OF_ROOT.match(line.text)):
             self._roots.add(int(found[1]))
@@ -363,6 +365,7 @@ class _Scanner:
             rank=line.rank,
             steps=self._steps - own_steps,
             until=self._steps,
+            trained=self._trained,
             head=line.text,
             is_exception=is_exception,
             frames=self._frames(process, is_exception=is_exception),

@@ -349,7 +349,7 @@ LINES = {
     "gpt2 --gpus m3max": "GPUs of Apple are not predicted",
     "gpt2 --gpus 8xH100,4xA100": "write --gpus 12xA100-PCIe-40GB, 12xA100-SXM4-40GB, 12xA100-PCIe-80GB or 12xA100-SXM4",
     "gpt2 --gpus macbook": "GPUs of Apple are not predicted",
-    "gpt2 --gpus machine": "no GPU called 'machine' is known: its memory and speed are not known; nearest: ",
+    "gpt2 --gpus machine": "no GPU called 'machine' is known: its memory and speed are not known; give the memory",
     "list": "write ds-advise history\n",
     "explain ds.json --stage 3": "leave it out: ds.json has its own strategy\n",
     "why runn.log": "write run.log\n",

@@ -117,6 +117,31 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         ("ModuleNotFoundError: No module named 'trl'", "No module named 'trl'."),
         ("ModuleNotFoundError: No module named 'transformers.deepspeed'", "No module named 'transformers.deepspeed'."),
+        ("ValueError: No valid checkpoint found in output directory (out)", "There is no checkpoint-N in out."),
+        (
+            "slurmstepd: error: execve(): deepspeed: No such file or directory",
+            "The shell found no deepspeed.",
+        ),
+        (
+            "worker-2: ssh: connect to host worker-2 port 22: Connection refused\npdsh@worker-1: worker-2: ssh exited "
+            "with exit code 255",
+            "No ssh server was reached on worker-2, port 22: Connection refused.",
+        ),
+        (
+            "srun: error: n01: task 3: Exited with exit code 1\nsrun: error: n02: tasks 4-7: Terminated",
+            "Task 3 on n01 ended with exit code 1: its error is not in the log.",
+        ),
+        (
+            "E0304 03:55:25.10 4411 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) "
+            "local_rank: 2 (pid: 4504) of binary: /opt/conda/bin/python\nRoot Cause (first observed failure):\n[0]:\n"
+            "  host      : node1\n  rank      : 10 (local_rank: 2)\n  exitcode  : -9 (pid: 4504)",
+            "Rank 10 on node1 was killed by SIGKILL (exit code -9).",
+        ),
+        (
+            "terminate called after throwing an instance of 'gloo::IoException'\n  what():  [/opt/gloo/transport/tcp/"
+            "pair.cc:724] connect [127.0.1.1]:4127: Connection refused",
+            "Gloo found no address of this host that others can reach.",
+        ),
         (
             "ImportError: cannot import name 'Llama' from 'transformers' (/opt/transformers/__init__.py)",
             "Cannot import name 'Llama' from 'transformers'.",
@@ -506,7 +531,7 @@ def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.Cap
     stays one page."""
     log.write_text(FRAMES + FULL.replace("79.15", "55.00").replace("77.90", "54.00").replace("75.00", "50.00"))
     code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
-    assert code == 0 and len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 80
+    assert code == 0 and len(text.splitlines()) <= 48 and max(map(len, text.splitlines())) <= 80
     assert "To paste, for a loss that does not store the logits:\n   use_liger_kernel=True\n" in text
     last = "ds-advise why train.log --config ds.json --gpus 8x48GB --offline -- COMMAND"  # the user's options
     assert text.rstrip().endswith(last)
@@ -906,11 +931,34 @@ def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.
         ),
         (
             "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'learing_rate'",
-            "Fix: Rename learing_rate to learning_rate, if that is meant; else install the versions",
+            "Fix: Rename learing_rate to learning_rate, if that is meant; else install the transformers for",
         ),
         (
             "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'lora_rank'",
-            "Fix: Install the versions",  # no list of its arguments
+            "Fix: Install the peft for which the script was written",
+        ),
+        (
+            "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep_fp32_wrapper'",
+            "Fix: pip install -U accelerate: accelerate",  # the installed one has it
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    with deepspeed.zero.'
+            "Init(sequence_data_parallel_group=mpu.group(),\n"
+            "TypeError: __init__() got an unexpected keyword argument 'sequence_data_parallel_group'",
+            "Fix: pip install -U deepspeed: deepspeed",
+        ),
+        (
+            "TypeError: Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'",
+            "DataLoaderConfiguration(dispatch_batches=...)",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/opt/site-packages/datasets/arrow_writer.py", line 5, in '
+            "write\n    self.stream.write(x)\nOSError: [Errno 28] No space left on device",
+            "Fix: Free space, or move the cache of `datasets` to another disk by HF_DATASETS_CACHE (or HF_HOME).",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub/x'",
+            "Fix: Free space, or move the cache of the Hub to another disk by HF_HOME. It was writing /root",
         ),
         (
             "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--gradient_checkpoint', "
@@ -1198,6 +1246,100 @@ def test_the_model_and_its_adapters_are_those_of_the_command_in_the_log(
     log.write_text(RUNNER.replace("MODEL", "./models/ours") + failed)
     code, text = _why(capsys, "train.log", "--config", "ds.json", "--offline")
     assert code == 0 and "ds.json is not predicted: pass its --model." in text
+
+
+def test_the_prediction_is_of_the_batch_of_the_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As if the user had typed it; what the user types stays, and so does the rest of the log's. Where the log has no
+    batch, the assumed one is named, and so is a single change that does not suffice."""
+    Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    failed, batch = log.read_text(), "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+    command = RUNNER.replace("MODEL", "Qwen2.5-7B").replace("--use_peft True --lora_r 16", "--bf16 True BATCH")
+    asked = ["why", "train.log", "--config", "ds.json", "--gpus", "4x40GB", "--offline", "--json"]
+
+    def forecast(*words: str) -> tuple[dict[str, Any], str]:
+        assert run([*asked, *words]) == 0
+        out, said = capsys.readouterr()
+        return json.loads(out)["forecast"], said
+
+    log.write_text(command.replace("BATCH", batch) + failed)
+    found, said = forecast()
+    assert "--seq-len 1024 --precision bf16 --micro-batch 2 --accumulation 4, by the log" in said
+    assert "micro batch" not in found["assumed"] and "ZeRO stage 3" in found["insufficient"]
+    named, said = forecast("--model", "Qwen2.5-7B")
+    assert "--seq-len 1024 --precision bf16" in said and named == found
+    larger, said = forecast("--micro-batch", "8")
+    assert "--micro-batch" not in said and larger["device_bytes_per_gpu"] > found["device_bytes_per_gpu"]
+    log.write_text(command.replace("BATCH", "") + failed)
+    assert "`auto` filled with micro batch" in forecast()[0]["assumed"]
+
+
+def test_a_script_that_may_have_ended_is_not_called_dead(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of its own loop; the Trainer's bar tells how many steps are left. A file of blanks is empty."""
+    log.write_text("Epoch 2 | step 300 | loss 1.034\nSaved model to out/\n")
+    text = _why(capsys, "train.log")[1]
+    assert "killed, or ended: its own loop prints no end that is known here." in " ".join(text.split())
+    log.write_text("\n  \n\n")
+    assert _why(capsys, "train.log") == (1, " The log is empty.\n")
+
+
+def test_an_error_after_the_last_step_is_told_from_a_failed_training(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an upload that the Hub refuses."""
+    log.write_text(
+        "{'loss': 0.8, 'epoch': 0.9}\n{'train_runtime': 3000.1, 'epoch': 1.0}\nTraceback (most recent call last):\n"
+        '  File "/w/train.py", line 60, in <module>\n    trainer.push_to_hub()\nhuggingface_hub.errors.HfHubHTTPError: '
+        '403 Forbidden: You don\'t have the rights to create a model under the namespace "bob".\n'
+    )
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert words.startswith("The Hub refused the upload (403).")
+    assert "The training had done all its steps before (train_runtime, line 2)." in words
+    assert "logged step" not in words
+
+
+def test_the_checkpoint_of_the_trainer_is_told_from_deepspeeds(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each reads other files; without a traceback both are named."""
+    what = "ValueError: Can't find a valid checkpoint at out/checkpoint-500\n"
+    frame = (
+        'Traceback (most recent call last):\n  File "/opt/transformers/{}", line 7, in {}\n    raise ValueError(a)\n'
+    )
+    for place, cause in (
+        (("trainer.py", "_load_from_checkpoint"), "The checkpoint has neither weights nor an adapter."),
+        (("integrations/deepspeed.py", "deepspeed_load_checkpoint"), "Cause: The folder is no DeepSpeed checkpoint"),
+        ((), "Usual causes: The folder holds no model that the Trainer can load"),
+    ):
+        log.write_text((frame.format(*place) if place else "") + what)
+        assert cause in " ".join(_why(capsys, "train.log")[1].split())
+
+
+def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration among the logs, a script as the configuration, and files of other commands as logs. The log tells
+    what its training had: the configuration that its command names, and its GPUs."""
+    asked = ["--model", "Qwen2.5-7B", "--offline"]
+    command = "$ torchrun --nproc_per_node 4 train.py --deepspeed ds.json --bf16\n"
+    log.write_text(command + log.read_text())
+    Path("train.py").write_text("import torch\n")
+    Path("run.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 2\n")
+
+    def told(*words: str) -> str:
+        code, text = _why(capsys, *words)
+        assert code
+        return " ".join(text.split())
+
+    assert "write ds-advise why train.log --config ds.json" in told("train.log", "ds.json")
+    assert "train.py is not a DeepSpeed configuration" in (wrong := told("train.log", "--config", "train.py", *asked))
+    Path("ds.json").rename("other.json")
+    assert "write ds-advise --gpus 4x80GB -- torchrun train.py" in told("train.log", "--config", "train.py", *asked)
+    Path("other.json").rename("ds.json")
+    assert "write --config ds.json" in wrong and "--config ds.json" in told("train.log", "--config", "none.json")
+    run(["why", "train.log", "--config", "train.py", *asked])
+    assert "--config train.py" not in capsys.readouterr().out
+    assert "leave --gpus out: the log shows 4x80GB" in told("train.log", "--gpus", "two")
+    assert "It is not a log, and is read by: ds-advise --gpus 2x24GB -- torchrun train.py" in told("train.py")
+    assert "read by: ds-advise from run.yaml" in told("run.yaml")
+    assert "read by: ds-advise lint ds.json" in told("ds.json")
+    Path("quiet.log").write_text("loading\n")
+    assert "read by" not in told("quiet.log")
 
 
 def test_gpus_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

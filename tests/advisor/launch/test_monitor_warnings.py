@@ -255,6 +255,12 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
         failure = monitor.abort_reason()
         suspended.kill()
     assert monitor.outcome(0, None, stopped=True).warnings == ("rank 0 was suspended (SIGSTOP)",)  # at once
+    (request.folder / "rank0.jsonl").unlink()
+    waits = monitor_of(request)
+    waits.look()
+    waits.warn_of_obstacle()  # when it is stopped, so that its record has it
+    (warning,) = waits.outcome(0, None, stopped=True).warnings
+    assert warning.startswith("rank 1 waits until")
     assert failure is not None and failure.evidence == (
         "rank 0 was suspended (SIGSTOP)",
         "rank 1 waits until cpu_adam is built, and no process of this machine builds it; unless another machine does, "

@@ -331,7 +331,7 @@ def test_the_page_of_a_small_run_is_in_mib_and_its_configuration_is_json(capsys:
     assert shown.startswith(" The dry run needs 5.0 MiB per GPU.")
     assert '"steps_per_print": null' in shown and "Infinity" not in shown
     words = " ".join(shown.split())
-    assert "GPU MiB, needed 5.0" in words and "phase (MiB)" in words and "step 3.0 <0.01 0" in words
+    assert "GPU MiB, needed 5.0" in words and "phase (MiB)" in words and "step 3.0 <0.01" in words
 
 
 def test_the_page_of_a_training_that_failed_begins_with_its_error(
@@ -565,3 +565,60 @@ def test_the_page_of_a_dry_run_has_what_it_needs(capsys: pytest.CaptureFixture[s
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert "GPU GiB, needed 6.0 GPU GiB, allocated 5.0 RAM" in shown and "steps 2" in shown and " load 1.0" in shown
     assert "0 load" not in shown
+
+
+def test_the_page_of_a_dry_run_says_what_takes_the_ram(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the dry run did: in the verdict, in its phases, whose repetitions take one row, and by the rounding."""
+    sizes = {"gpu_peak_bytes": 2**30, "gpu_live_bytes": 2**30, "host_live_bytes": 3 * 2**30, "host_peak_bytes": 2**32}
+    sizes |= {"host_held_peak_bytes": 6 * 2**30}
+    phases = [{"iteration": number, "phase": "step", **sizes} for number in (1, 2, 3)]
+    result = {"peak": {"host_bytes_per_node": 12 * 2**30}, "phases": phases, "iterations": 3, **NEED}
+    result |= {"gpus_per_node": 2, "peak_loading_host_bytes": 2**30}
+    conditions = {**PROBE.workload, "gpus": "2x24GB"}
+    Store().add(replace(PROBE, kind="dry-run", result=result, workload=conditions))
+    run(["history", "1"])
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert shown.startswith("The dry run needs 6.0 GiB per GPU, and 16.0 GiB of RAM per node.")
+    assert "host peak host live 1 step 1.0 1.0 6.0 3.0 2-3 same as 1" in shown
+    assert "4.0 GiB for the processes, and at most 12.0 GiB of tensors of 2 ranks; 4.0 of them are added" in shown
+    assert " simulated on " in shown and " machine " not in shown
+
+
+def test_a_stopped_training_keeps_what_it_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    waited = "rank 0 waits until deepspeed_shm_comm is built"
+    Store().add(replace(PROBE, kind="training", result={"status": "stopped", "peaks": PEAKS, "warnings": [waited]}))
+    run(["history", "1"])
+    assert "Rank 0 waits until deepspeed_shm_comm is built." in capsys.readouterr().out
+
+
+def test_numbers_and_words_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """A range without an end goes to the newest."""
+    for _ in range(3):
+        Store().add(PROBE)
+    assert run(["history", "2-"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.split()[:1] in (["2"], ["3"])] == [
+        "3",
+        "2",
+    ]
+    assert run(["history", "1", "qwen"]) == 2
+    assert "write ds-advise history 1, or ds-advise history qwen" in " ".join(capsys.readouterr().err.split())
+    assert run(["history", "-1"]) == 2
+    assert "write ds-advise history 1" in " ".join(capsys.readouterr().err.split())
+    assert run(["history", "--forget", "2", "--limit", "3"]) == 0
+    assert "--limit has no effect with --forget" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("dry-run Qwen2.5-7B --gpus 2x24GB", "Repeat it"),
+        ("probe /work/ds.json --model=Qwen2.5-7B", "Repeat it"),
+        ("probe ds.json", "Repeat it in the same folder"),
+        ("dry-run --gpus 2x24GB -- torchrun train.py", "Repeat it in the same folder"),
+        ("probe --config=configs/ds.json", "Repeat it in the same folder"),
+    ],
+)
+def test_the_folder_matters_only_for_its_files(line: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Store().add(replace(PROBE, workload={**PROBE.workload, "command_line": f"ds-advise {line}"}))
+    run(["history", "1"])
+    assert f" {title}\n" in capsys.readouterr().out

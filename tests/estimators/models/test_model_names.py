@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ds_advise.advisor.advise import build_question
-from ds_advise.estimators.errors import UnknownModelError
+from ds_advise.estimators.errors import NoSuchModelError, UnknownModelError
 from ds_advise.estimators.models import catalogue
 
 
@@ -119,3 +119,11 @@ def test_a_misspelt_name_is_answered_with_its_neighbours() -> None:
     assert near.startswith("nearest names: Qwen/Qwen2.5-14B, Qwen/Qwen2.5-32B, Qwen/Qwen2.5-7B, ")
     assert "mistralai/Mixtral-8x7B-v0.1" in catalogue.nearest_phrase("mixtrl 8x7")
     assert not any(map(catalogue.nearest_phrase, ("", "bogus", "zero_optimization.nope")))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b-instuct", "llama3-8b-instuct", "Meta-Llama-3-8B-Insrtuct"])
+def test_a_misspelled_variant_is_one_of_the_model_that_the_rest_names(name: str) -> None:
+    """Not of the one whose own variant has more letters in common."""
+    with pytest.raises(NoSuchModelError) as raised:
+        catalogue.find(name)
+    assert raised.value.meant == raised.value.names[0] == "meta-llama/Meta-Llama-3-8B"

@@ -327,6 +327,11 @@ FRAME_PHASES = [
     ("/w/own.py", "validate", "scores.clone()", "evaluation"),
     ("/w/own.py", "val_one_epoch", "self.model(x)", "evaluation"),
     ("/w/own.py", "evaluate_actions", "self.actor(x)", ""),
+    ("/w/own.py", "test", "scores[~mask] += bias", "evaluation"),
+    ("/w/own.py", "evaluate_predictions", "scores.clone()", "evaluation"),
+    ("/w/own.py", "optim_policy_step", "self.opt.step()", "optimizer_step"),
+    ("/w/own.py", "vocab_parallel_cross_entropy", "x.exp()", "loss"),
+    ("/w/own.py", "<module>", "torch._C._nn.cross_entropy_loss(input, target, weight)", "loss"),
 ]
 
 
