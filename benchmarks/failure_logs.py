@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_advise.advisor.render.named_fix import named_fix
 from ds_advise.probes.failures.diagnosis import diagnose_text
 
 LOGS = Path(__file__).parent / "data/failure_logs.jsonl"
@@ -32,7 +33,7 @@ class Score:
     phase: bool | None
     """Whether the phase is right; None for a log without one."""
     fix: bool | None
-    """Whether the fix has a word of the confirmed one; None where the thread confirmed none."""
+    """Whether the printed fix has a word of the confirmed one; None where the thread confirmed none."""
 
     @property
     def right(self) -> bool:
@@ -52,15 +53,15 @@ def scores(path: Path = LOGS) -> Iterator[Score]:
 
 def _score(case: Mapping[str, Any]) -> Score:
     found = diagnose_text(case["log"])
-    message, phase = found.message, found.phase
-    explanation, words = found.explanation, case["fix"]
+    message, phase, words = found.message, found.phase, case["fix"]
+    fix = named_fix(found) if found.explanation else ""
     return Score(
         source=case["source"],
         expected=tuple(case["cause"]),
         found=message.id if message else "",
         certain=message is not None and message.certain,
         phase=(phase is not None and phase.name == case["phase"]) if case["phase"] else None,
-        fix=(explanation is not None and any(word in explanation.fix for word in words)) if words else None,
+        fix=any(word in fix for word in words) if words else None,
     )
 
 
