@@ -125,18 +125,20 @@ def at(
     *,
     severity: Severity | None = None,
     why: str = "",
+    fix: str = "",
 ) -> RuleCheck:
     """A check that reports each key that satisfies the condition.
 
     what:     the effect, or a function of the configuration and the key's path that returns it.
     severity: None for the rule's.
     why:      the case of the rule's reason; "" for the whole.
+    fix:      the fix of this case; "" for the rule's.
     """
 
     def check(config: LintedConfig) -> Iterator[Violation]:
         for path in (paths,) if isinstance(paths, str) else paths:
             if when.holds(config, path):
                 effect = what if isinstance(what, str) else what(config, path)
-                yield violation(path, effect, severity=severity, why=why)
+                yield violation(path, effect, severity=severity, why=why, fix=fix)
 
     return check

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 from ...ds_configs.config_keys import CONFIG_KEYS
@@ -117,6 +119,21 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
 }
 """Path -> the type that DeepSpeed's code needs where no class validates the value, and when it uses the value."""
 
+_POSITIVE_NUMBER = FieldType(name="int", bounds=_ABOVE_ZERO, refuses=("bool",))
+_scales_dynamically = when.fp16 & that(lambda config: not config.number("fp16.loss_scale"))
+_INTERVAL = FieldType(name="int", refuses=("str",))
+VALIDATED_TYPES: dict[str, tuple[FieldType, Condition]] = {
+    # runtime/precision_config.py _validate_loss_scale, _validate_dynamic_loss_scale_params
+    "fp16.loss_scale": (FieldType(name="float", bounds=(("ge", 0.0), ("lt", inf)), refuses=("bool",)), when.always),
+    "fp16.loss_scale_window": (_POSITIVE_NUMBER, _scales_dynamically),
+    "fp16.min_loss_scale": (_POSITIVE_NUMBER, _scales_dynamically),
+    # runtime/zenflow/zenflow_config.py validate_fields; "auto" is dropped before
+    "zero_optimization.zenflow.select_strategy": (_one_of("auto", "step", "epoch"), when.always),
+    "zero_optimization.zenflow.select_interval": (_INTERVAL, when.always),
+    "zero_optimization.zenflow.update_interval": (replace(_INTERVAL, bounds=(("ge", 1.0),)), when.always),
+}
+"""Path -> the type that the validators of its class leave of the field's type, and when."""
+
 _LEAF = "zero_optimization.leaf_module"
 """The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
 `_coerce_container_types`)."""
@@ -135,7 +152,9 @@ _MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
 
 
 def key_type(facts: DeepSpeedFacts, path: str) -> FieldType | None:
-    """The type of a key, whether a class or the code needs it; None if it is unknown."""
+    """The type of a key, whether a class, its validators or the code need it; None if it is unknown."""
+    if path in VALIDATED_TYPES and facts.knows(path):
+        return VALIDATED_TYPES[path][0]
     if field := facts.find_field(path):
         return field.type
     return CODE_TYPES[path][0] if path in CODE_TYPES else _OBJECT if facts.block(path) is not None else None
@@ -158,7 +177,8 @@ def _typed(config: LintedConfig) -> Iterator[_Typed]:
             field, path = block.field(key), block.qualified_path(key)
             is_names = block.path == _LEAF and isinstance(value, str)
             if field is not None and value != "auto" and not is_names and not (path == _LEAF and value is None):
-                yield _Typed(path, field.type, value, True)
+                kind, used = VALIDATED_TYPES.get(path, (field.type, when.always))
+                yield _Typed(path, kind if used.holds(config, path) else field.type, value, True)
     blocks = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
     for path in (*blocks, *_NESTED, *filter(config.facts.knows, _NOT_READ_HERE)):
         value = config.get(path)
