@@ -315,6 +315,12 @@ def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=fix, edits=edits)
 
 
+_of_torch = when.is_on(_ADAM + "torch_adam") | that(
+    lambda config: config.optimizer in {*config.facts.torch_optimizers} - {*config.facts.optimizers}
+)
+_below_zero = when.number(lambda value: value < 0)
+_IN_OPTIMIZER = tuple(_ADAM + name for name in ("lr", "eps", "weight_decay"))
+
 TYPE_RULES = section(
     "Types and ranges",
     error_rule(
@@ -337,5 +343,30 @@ TYPE_RULES = section(
         _flag_as_text,
         why='Python takes every text as true, also "false", except the empty one',
         source="runtime/config_utils.py get_scalar_param",
+    ),
+    warning_rule(
+        "DS024 a number below zero",
+        when.at(
+            "gradient_clipping",
+            _below_zero,
+            why="DeepSpeed clips only to a norm above zero, and has no message for another number",
+            fix="write a number above 0, or 0 for no clipping",
+        ),
+        when.at(
+            _IN_OPTIMIZER,
+            _below_zero & _of_torch,
+            severity="error",
+            why="torch's optimizers raise a ValueError for it",
+        ),
+        when.at(
+            (*_IN_OPTIMIZER, _WARM_UP + "min_lr", _WARM_UP + "max_lr"),
+            _below_zero & ~_of_torch,
+            why="DeepSpeed's optimizers and schedulers take it without a message: with a rate below zero a step raises "
+            "the loss",
+        ),
+        why="without a message, gradients are not clipped, or the optimizer steps away from the minimum; torch's own "
+        "optimizers raise a ValueError",
+        fix="write a number above 0",
+        source="runtime/zero/stage_1_and_2.py unscale_and_clip_grads; ops/adam/fused_adam.py; torch/optim/adam.py",
     ),
 )
