@@ -168,7 +168,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("wall_clock_breakdown", "times every part of a step, and synchronizes with the GPU for it"),
     _key(
         "steps_per_print",
-        "steps between two lines of the log",
+        "steps between two lines of the log; without the key there is no line",
         fill="always",
         filled_with="infinity, which prints no line",
     ),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS
+from ...ds_configs.config_keys import CONFIG_KEYS, stages_of
 from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document, rules_types
 from ...validate.lint.rules_batch import MICRO, TOTAL
 from ...validate.lint.values import FieldType, find_problem, json_text
@@ -53,7 +53,7 @@ def _is_refused(config: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> 
     """Return whether lint has an error, or DeepSpeed refuses the key at the stage, in words that need no rule."""
     known, batch = CONFIG_KEYS.get(path), {} if TOTAL in config else {MICRO: 1}
     stage = value_at("zero_optimization.stage", config) or 0
-    if known is not None and known.refused_elsewhere and stage not in known.stages:
+    if stage not in stages_of(path) or (known is not None and not known.stages):  # without effect it is no example
         return True
     return any(each.severity == "error" for each in _findings({**batch, **config}, facts=facts, framework="deepspeed"))
 

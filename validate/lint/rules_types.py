@@ -138,7 +138,7 @@ _LEAF = "zero_optimization.leaf_module"
 """The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
 `_coerce_container_types`)."""
 _NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
-_NOT_READ_HERE = (
+NOT_READ_HERE = (
     "pipeline",
     "data_efficiency",
     "expert_parallel",
@@ -180,7 +180,7 @@ def _typed(config: LintedConfig) -> Iterator[_Typed]:
                 kind, used = VALIDATED_TYPES.get(path, (field.type, when.always))
                 yield _Typed(path, kind if used.holds(config, path) else field.type, value, True)
     blocks = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
-    for path in (*blocks, *_NESTED, *filter(config.facts.knows, _NOT_READ_HERE)):
+    for path in (*blocks, *_NESTED, *filter(config.facts.knows, NOT_READ_HERE)):
         value = config.get(path)
         old_form = path == "zero_optimization" and isinstance(value, bool)
         if config.has(path) and path != unread and not old_form:
@@ -203,7 +203,7 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         if (filled := _auto_meant(config, path, value)) is not None:
             plain, fix = filled
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        why = _CLASS_REJECTS if by_class else _CODE_FAILS
+        why = _CLASS_REJECTS if by_class else _SIZE_FAILS if path in _SIZES and wrong.is_range else _CODE_FAILS
         yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
 
 
@@ -269,6 +269,9 @@ def successors_value(old: ConfigField, new: ConfigField, value: Any) -> Any:
 
 
 _CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_SIZE_FAILS = "DeepSpeed asserts that each batch size is above 0"
+"""runtime/config.py `_batch_assertion`."""
 _CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"
 
 

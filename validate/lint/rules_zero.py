@@ -258,7 +258,7 @@ ZERO_RULES = section(
         "DS307 large sub-groups",
         _large_sub_group,
         why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
-        "or of the rank's share if that is smaller; with an optimizer on NVMe each buffer in host RAM holds a whole one",
+        "or of the rank's share if that is smaller; with an optimizer on NVMe, each buffer in host RAM holds one",
         fix="write 100000000, which costs 0.6 GiB at most",
         source=STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     ),

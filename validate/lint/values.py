@@ -63,6 +63,8 @@ class Problem(NamedTuple):
     what: str
     wanted: str
     """What it accepts."""
+    is_range: bool = False
+    """Whether the type is right, and the number out of range."""
 
 
 def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Problem | None:
@@ -78,7 +80,7 @@ def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> 
     for sign, bound in kind.bounds if isinstance(taken, int | float) else ():
         if not getattr(operator, sign)(taken, bound):
             limit = _limit(sign, bound)
-            return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}")
+            return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}", is_range=True)
     return None
 
 

@@ -18,14 +18,14 @@ _ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
 _CPU = {"offload_optimizer": {"device": "cpu"}}
 COMBINATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (_ADAM, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio is 0.5 at stage 2"),
-    ({}, {"stage": 1, "legacy_stage1": True}, "legacy_stage1 is on"),
+    ({}, {"stage": 1, "legacy_stage1": True}, "legacy_stage1 is on above stage 0"),
     ({"gradient_allreduce_op": "sum"}, {"stage": 3}, "summed at stage 3"),
     ({"gradient_allreduce_op": "SUM", **_ADAM}, {**_CPU, "zenflow": {}}, "summed with zenflow"),
     ({"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}}, {}, "summed with DeepCompile"),
-    ({"gradient_clipping": 1.0}, {"compute_grad_norm": False}, "gradients are clipped"),
-    (_ADAM, {**_CPU, "compute_grad_norm": False}, "the optimizer is offloaded"),
+    ({}, {"compute_grad_norm": False}, "gradients are clipped"),
+    ({**_ADAM, "gradient_clipping": 0}, {**_CPU, "compute_grad_norm": False}, "the optimizer is offloaded"),
     (
-        {"data_types": {"grad_accum_dtype": "fp32"}},
+        {"data_types": {"grad_accum_dtype": "fp32"}, "gradient_clipping": 0},
         {"stage": 1, "compute_grad_norm": False},
         "bf16 gradients are accumulated in fp32",
     ),

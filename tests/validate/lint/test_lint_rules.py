@@ -381,6 +381,30 @@ def test_numbers_below_zero_are_found_where_they_are_taken_without_a_message() -
     assert "DS024" in codes(judged({**config, "gradient_clipping": -1}), "warning")
 
 
+def test_the_trainer_is_told_only_that_the_block_does_nothing() -> None:
+    block = {"contiguous_memory_optimization": True, "partition_activations": True}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "activation_checkpointing": block}
+    assert codes(judged(config, framework="hf")) & {"DS804", "DS805"} == {"DS804"}
+    assert codes(judged(config, framework="deepspeed")) & {"DS804", "DS805"} == {"DS805"}
+
+
+@pytest.mark.parametrize(("value", "fix", "after"), [
+    (False, "remove it", {"stage": 3}),
+    (True, 'rename it to offload_param, and write {"device": "cpu"}', {"stage": 3, "cpu_offload_params": True}),
+])  # fmt: skip
+def test_an_old_flag_that_is_off_is_removed(value: bool, fix: str, after: dict[str, Any]) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    config["zero_optimization"] |= {"cpu_offload_params": value}  # type: ignore[operator]
+    assert [each.fix for each in judged(config).findings if each.code == "DS010"] == [fix]
+    assert _corrected(config)["zero_optimization"] == after
+
+
+def test_the_reason_names_the_assertion_where_there_is_one() -> None:
+    """runtime/config.py _batch_assertion names the size."""
+    (found,) = [each for each in judged({"train_batch_size": 0}).findings if each.code == "DS020"]
+    assert found.why == "DeepSpeed asserts that each batch size is above 0"
+
+
 def test_names_of_types_are_deepspeeds() -> None:
     runtime = import_module("deepspeed.runtime.config")
     assert {value: kind.name for kind in runtime.DtypeEnum for value in kind._all_values[1:]} == DTYPES
