@@ -117,10 +117,10 @@ def _needed(lines: Sequence[ExcerptLine], room: int) -> Iterator[ExcerptLine]:
     seen, is_needed = {"-": 0, "+": 0}, True
     for line, other in zip(lines, [*lines[1:], None], strict=False):
         if line.change is not None and line.sign == "-":
-            pair = [each for each in (line, other) if each is not None and each.change is not None]
-            is_needed = not line.change.is_further or any(each.change.end > seen[each.sign] for each in pair)
-            for each in pair if is_needed else ():
-                end = _begin(each.change, room) + room
+            pair = [(each, each.change) for each in (line, other) if each is not None and each.change is not None]
+            is_needed = not line.change.is_further or any(change.end > seen[each.sign] for each, change in pair)
+            for each, change in pair if is_needed else ():
+                end = _begin(change, room) + room
                 seen[each.sign] = end if end >= len(each.text) else end - len(_ELLIPSIS)
         if is_needed or line.change is None:
             yield line

@@ -159,8 +159,9 @@ def _means_none(config: LintedConfig, path: KeyPath, old: str, new: str) -> bool
     """Whether the value, as one of a deprecated name, is the same as no key."""
     field, successor = _of_old_name(config, path, old, new)
     value = config.get(".".join(path))
-    accepts = field is not None and value != "auto" and find_problem(field.type, value) is None
-    return accepts and successor is not None and successors_value(field, successor, value) is None
+    if field is None or successor is None or value == "auto" or find_problem(field.type, value) is not None:
+        return False
+    return successors_value(field, successor, value) is None
 
 
 def _without_words_of(block: str, name: str) -> str:
