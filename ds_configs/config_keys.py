@@ -162,10 +162,13 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("aio.single_submit", "requests submitted one by one"),
     _key("aio.overlap_events", "requests submitted while others finish"),
     _key("zero_allow_untested_optimizer", "allows an optimizer that ZeRO was not tested with"),
+    # runtime/config.py get_disable_allgather, WeightQuantConfig.enabled: nothing else names them (0.19.8)
+    _key("disable_allgather", "no effect: nothing reads it after the file", stages=()),
+    _key("weight_quantization.enabled", "no effect in training", stages=()),
     _key("wall_clock_breakdown", "times every part of a step, and synchronizes with the GPU for it"),
     _key(
         "steps_per_print",
-        "steps between two lines of the log",
+        "steps between two lines of the log; without the key there is no line",
         fill="always",
         filled_with="infinity, which prints no line",
     ),

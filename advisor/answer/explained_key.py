@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +15,9 @@ from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS
 from ...validate.lint import RULES, DeepSpeedFacts, Rule, load_facts
 from ...validate.lint.rules_batch import TOTAL
+from ...validate.lint.rules_combinations import REFUSED
 from ...validate.lint.rules_keys import DEPRECATED
+from ...validate.lint.rules_types import NOT_READ_HERE
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, json_text, nearest
 from ..question.file_question import FILLED
@@ -123,14 +125,19 @@ def _renamed(name: str) -> str:
 
 
 def key_places(name: str, facts: DeepSpeedFacts) -> tuple[str, ...]:
-    """Return the path itself, or every path that ends with it."""
-    found = []
+    """Return the path itself, or every path that ends with it; without one those that do but for the case of letters
+    and the characters between words."""
+    return _places(name, facts, str) or _places(name, facts, _letters)
+
+
+def _places(name: str, facts: DeepSpeedFacts, form: Callable[[str], str]) -> tuple[str, ...]:
+    end, found = form(f".{name}"), []
     for block in facts.blocks:
         for key in (*block.keys, *(each for known in block.fields for each in known.names)):
-            if f".{block.qualified_path(key)}".endswith(f".{name}"):
+            if form(f".{block.qualified_path(key)}").endswith(end):
                 field = block.field(key)
                 found.append(block.qualified_path(field.usual_name if field is not None else key))
-    found += [path for path in CONFIG_KEYS if f".{path}".endswith(f".{name}")]
+    found += [path for path in CONFIG_KEYS if form(f".{path}").endswith(end)]
     unique = tuple(dict.fromkeys(path for path in found if not path.startswith("bfloat16.")))
     return (name,) if name in unique else unique
 
@@ -349,6 +356,10 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
 
 def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     known = CONFIG_KEYS.get(path)
+    if cases := [check.what for check in REFUSED if path in check.paths and check.what]:
+        yield f"DeepSpeed refuses it if {'; if '.join(cases)}."
+    if path in NOT_READ_HERE:
+        yield "Its keys are not listed here: DeepSpeed's documentation has them."
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
     if known is None or not known.fill:
@@ -362,7 +373,7 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     elif with_size is not None:
         yield f"{AUTO}the Trainer computes it from the hidden size."
     else:
-        refused = "; it refuses another value." if known.fill == "match" else "."
+        refused = "; it refuses a value that differs from it." if known.fill == "match" else "."
         yield f"{AUTO}the Trainer fills in {value}{refused}"
 
 

@@ -40,8 +40,13 @@ def in_symbols(term: MemoryTerm | TimeTerm) -> str:
 
 
 def number(value: float) -> str:
-    """Return `152,064` or `0.35`."""
-    return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"
+    """Return `152,064`, or a fraction with three digits, as the results have: `0.35`."""
+    is_small = isinstance(value, float) and abs(value) < _WITH_FRACTION and not value.is_integer()
+    return f"{value:.3g}" if is_small else f"{value:,.0f}"
+
+
+_WITH_FRACTION = 100
+"""Number from which three digits leave no fraction."""
 
 
 def substituted_formula(

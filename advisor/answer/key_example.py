@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS
-from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document
+from ...ds_configs.config_keys import CONFIG_KEYS, stages_of
+from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document, rules_types
 from ...validate.lint.rules_batch import MICRO, TOTAL
-from ...validate.lint.rules_types import CODE_TYPES
 from ...validate.lint.values import FieldType, find_problem, json_text
 from .config_settings import ConfigSettings
 from .key_costs import KeyContext, with_value
@@ -17,10 +16,8 @@ from .key_costs import KeyContext, with_value
 
 def key_type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
     """Return the type of the value that DeepSpeed's class or code needs, or else that of its default."""
-    if (field := facts.find_field(path)) is not None:
-        return field.type
-    if path in CODE_TYPES:
-        return CODE_TYPES[path][0]
+    if (kind := rules_types.key_type(facts, path)) is not None:
+        return kind
     name = type(facts.default(path)).__name__
     return FieldType(name=name) if name in ("bool", "int", "float", "str") else None
 
@@ -56,7 +53,7 @@ def _is_refused(config: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> 
     """Return whether lint has an error, or DeepSpeed refuses the key at the stage, in words that need no rule."""
     known, batch = CONFIG_KEYS.get(path), {} if TOTAL in config else {MICRO: 1}
     stage = value_at("zero_optimization.stage", config) or 0
-    if known is not None and known.refused_elsewhere and stage not in known.stages:
+    if stage not in stages_of(path) or (known is not None and not known.stages):  # without effect it is no example
         return True
     return any(each.severity == "error" for each in _findings({**batch, **config}, facts=facts, framework="deepspeed"))
 

@@ -179,7 +179,7 @@ def _refuse_unknown(name: str) -> None:
     refuse_missing_file(name)
     if not (is_model(name) or Path(name).exists() or is_section(name)):
         refuse_other_name(name)
-    near = alternatives(keys_meant(name))
+    near = "" if name.upper() == "MODEL" else alternatives(keys_meant(name))
     what = f"{name[:60]!r} is neither a model nor a key of a configuration"
     fix = f"did you mean {near}?" if near else ""
     if near and "/" in name and not Path(name).exists():  # else it would be looked for on the hub

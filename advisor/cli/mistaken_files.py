@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
+from ..command.failed_training import COUNT, SIZE
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import meant_plan
 from .commands import COMMANDS, command_named
@@ -44,9 +45,9 @@ def other_command(name: str, gpus: str = "") -> str:
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     if path.suffix.lower() in _OF_TOOLS and (run := _run_of_tool(path)) is not None:
-        if run.gpus_per_node is not None and not known:
+        if not known:
             nodes = f"{run.nodes}x" if (run.nodes or 1) > 1 else ""
-            gpus = f"{nodes}{run.gpus_per_node}x{gpus.rpartition('x')[2]}"
+            gpus = f"{nodes}{run.gpus_per_node or COUNT}x{SIZE}"
         name += f" --model {model}" * (run.model is None)
     return _READERS.get(path.suffix.lower(), "").format(name=name, gpus=gpus)
 
@@ -121,7 +122,8 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
     if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
         part = str(run.deepspeed.path)
         same = line([part if word == name else word for word in args])
-        return f"{what}, but names one, {part}", f"write {same}, or {command}"
+        faults = "".join(f"; {fault}" for fault in run.faults)
+        return f"{what}, but names one, {part}{faults}", f"write {same}, or {command}"
     return (what, f"write {command}") if command else None
 
 

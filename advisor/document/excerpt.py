@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import takewhile
+from itertools import accumulate, pairwise, takewhile
 from textwrap import wrap
 from typing import Literal, NamedTuple
 from unicodedata import east_asian_width
@@ -31,12 +31,14 @@ _KEY = re.compile(r'"(?:[^"\\]|\\.)*"[ \t]*:')
 
 
 class Change(NamedTuple):
-    """The characters, from 0, of a changed line at which its key and its change begin, and the length of the longer one
-    of the line and its replacement."""
+    """The characters, from 0, of a changed line at which its key and its change begin, and behind the longer one of the
+    old and the new text; the length of the longer line. is_further: whether the same line has a change before it."""
 
     key: int
     column: int
+    end: int
     longest: int
+    is_further: bool = False
 
 
 class ExcerptLine(NamedTuple):
@@ -71,7 +73,7 @@ class Excerpt(NamedTuple):
         room = columns - width - len(" | ")
         longest = max((len(line.text) for line in self.lines if line.marked), default=0)
         around = max(0, min(self.column - room // 3, longest - room))
-        for line in self.lines:
+        for line in _needed(self.lines, room):
             begin = _begin(line.change, room) if line.sign in "+-" else around
             if line.sign == ">":
                 for at, part in enumerate(wrap(line.text, room, break_on_hyphens=False)):
@@ -103,10 +105,25 @@ def marked_excerpt(text: str, line: int, column: int, length: int, level: Level)
 
 
 def _begin(change: Change | None, room: int) -> int:
-    """The first character of a changed line that is shown: its key, if the change is too far to the right."""
-    if change is None or change.column + _LEAST_LEFT <= room:
+    """The first character of a changed line that is shown: its key, if the change begins or ends too far to the
+    right."""
+    if change is None or max(change.column + _LEAST_LEFT, min(change.end + len(_ELLIPSIS), change.longest)) <= room:
         return 0
     return max(0, min(change.key - len(_ELLIPSIS), change.longest - room))
+
+
+def _needed(lines: Sequence[ExcerptLine], room: int) -> Iterator[ExcerptLine]:
+    """Yield the lines without further changes that are seen beside the ones before them."""
+    seen, is_needed = {"-": 0, "+": 0}, True
+    for line, other in zip(lines, [*lines[1:], None], strict=False):
+        if line.change is not None and line.sign == "-":
+            pair = [(each, each.change) for each in (line, other) if each is not None and each.change is not None]
+            is_needed = not line.change.is_further or any(change.end > seen[each.sign] for each, change in pair)
+            for each, change in pair if is_needed else ():
+                end = _begin(change, room) + room
+                seen[each.sign] = end if end >= len(each.text) else end - len(_ELLIPSIS)
+        if is_needed or line.change is None:
+            yield line
 
 
 def changed_excerpt(old: str, new: str) -> Excerpt:
@@ -135,6 +152,9 @@ def _hunks(removed: _Numbered, added: _Numbered) -> Iterator[tuple[_Numbered, _N
 
 def _changed_lines(removed: _Numbered, added: _Numbered) -> Iterator[ExcerptLine]:
     old, new = [ExcerptLine(*line, "-") for line in removed], [ExcerptLine(*line, "+") for line in added]
+    if len(old) == len(new) == 1:
+        yield from _changes_of_one(old[0], new[0])
+        return
     if len(old) == len(new):
         changes = [_change(*pair) for pair in zip(old, new, strict=True)]
         old, new = (
@@ -146,7 +166,32 @@ def _changed_lines(removed: _Numbered, added: _Numbered) -> Iterator[ExcerptLine
 def _change(old: ExcerptLine, new: ExcerptLine) -> Change:
     column = _common(old.text, new.text)
     keys = [key.start() for line in (old, new) for key in _KEY.finditer(line.text) if key.start() <= column]
-    return Change(max(keys, default=column), column, max(len(old.text), len(new.text)))
+    longest = max(len(old.text), len(new.text))
+    same = _common(old.text[column:][::-1], new.text[column:][::-1])
+    return Change(max(keys, default=column), column, longest - same, longest)
+
+
+def _changes_of_one(old: ExcerptLine, new: ExcerptLine) -> Iterator[ExcerptLine]:
+    """Yield a line and its replacement for each change: runs of keys that differ."""
+    before, after = _parts(old.text), _parts(new.text)
+    starts = [[0, *accumulate(map(len, parts))] for parts in (before, after)]
+    longest, is_further = max(len(old.text), len(new.text)), False
+    for tag, *places in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        spans = [(starts[0][places[0]], starts[0][places[1]]), (starts[1][places[2]], starts[1][places[3]])]
+        texts = [line.text[start:end] for line, (start, end) in zip((old, new), spans, strict=True)]
+        common, length = _common(*texts), max(map(len, texts))
+        same = min(_common(texts[0][::-1], texts[1][::-1]), min(map(len, texts)) - common)
+        for line, (start, _) in zip((old, new), spans, strict=True):
+            yield line._replace(change=Change(start, start + common, start + length - same, longest, is_further))
+        is_further = True
+
+
+def _parts(line: str) -> list[str]:
+    """Return the parts of a line, each of which but the first begins with a key."""
+    starts = [0, *(key.start() for key in _KEY.finditer(line) if key.start()), len(line)]
+    return [line[start:end] for start, end in pairwise(starts)]
 
 
 def _ends(lines: Sequence[ExcerptLine], most: int) -> list[ExcerptLine]:

@@ -193,7 +193,7 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
     if sections := _sections_named(explanation, wanted):
         for section in sections:
             yield Sentence(section_title(explanation, section), "bold")
-            yield from (terms_table(section, explanation.rates), Gap())
+            yield from (terms_table(section, explanation), Gap())
         yield from _subject(explanation)
         return
     for section in explanation.sections:
@@ -206,7 +206,7 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
         size, found = figure(group.total, False).text, True
         parts = counted_noun(len(group.parts()), "part")
         yield Sentence(f"{_family_title(group.terms)}: {size} in {parts} of the GPU memory at the peak", "bold")
-        yield from (terms_table(group, explanation.rates), Gap())
+        yield from (terms_table(group, explanation), Gap())
     if not found:
         raise _unknown_part(explanation, name, listing)
     if others := dict.fromkeys(each for each in _with(_part_titles(explanation), wanted) if _plain(each) != wanted):

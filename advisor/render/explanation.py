@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...estimators.estimate import MemoryTerm, term_symbols
+from ...estimators.time.compute_time import ProductTime
 from ..answer.explanation import (
     Explanation,
     Part,
@@ -103,7 +104,7 @@ def explanation_blocks(explanation: Explanation, *, example: str, details: bool)
         yield moments(explanation)
         for section in explanation.sections:
             yield Heading(f"Formulas: {SECTIONS[section.name]}", f"{section.name}-formulas")
-            yield terms_table(section, explanation.rates)
+            yield terms_table(section, explanation)
     else:
         yield Gap()
         yield Sentence("Formula, numbers and source of a part (--details has those of all parts):")
@@ -233,11 +234,11 @@ def moments(explanation: Explanation) -> Table:
     return Table(["", "", ""], rows)
 
 
-def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
-    """Return the parts of a section with formula, numbers and source, the largest first. rates: those that the formulas
-    have in their units."""
+def terms_table(section: Section, explanation: Explanation | None = None) -> Table:
+    """Return the parts of a section with formula, numbers and source, the largest first. explanation: has the rates
+    that the formulas have in their units, and the matrix products, of which the largest is named."""
     is_time = section.name == "time"
-    known_rates, rows = by_symbol(rates), []
+    known_rates, rows = by_symbol(() if explanation is None else explanation.rates), []
     for part in section.parts():
         cells: list[Cell] = [component_title(part.name), figure(part.size, is_time)]
         formulas, remarks = formulas_of(part, known_rates)
@@ -250,9 +251,20 @@ def terms_table(section: Section, rates: Sequence[RateOrigin] = ()) -> Table:
             remarks = [f"symbols: {', '.join(meanings)}", *remarks]
         if any(map(hidden_s, part.terms)):
             formulas.append(sum_of(part))
+        if part.name == "matrix products" and explanation is not None and explanation.products:
+            formulas.append(_largest_product(explanation.products))
         details = [*(Snippet(each, "") for each in formulas), Snippet("; ".join(remarks))]
         rows.append(Row([*cells, *occupied(part)], "strong", details))
     return Table([""] * (3 if is_time else 2), rows)
+
+
+def _largest_product(products: Sequence[ProductTime]) -> str:
+    found = max(products, key=lambda each: each.launches * each.seconds)
+    sizes = {"rows": found.rows, "inner": found.inner, "columns": found.columns, "launched": found.copies}
+    numbers = ", ".join(f"{symbol} = {size:,}" for symbol, size in sizes.items())
+    all_s = fine_seconds(found.launches * found.seconds)
+    spent = f"{found.launches:,} launches a micro batch x {fine_seconds(found.seconds)} = {all_s}"
+    return f"the largest of {len(products)} sizes: {numbers}, {spent}; the part alone lists the others"
 
 
 def occupied(part: Part) -> Iterator[str]:
@@ -292,16 +304,18 @@ def is_long(part: Part) -> bool:
 
 
 def legend(part: Part, rates: Rates) -> list[tuple[str, str, str]]:
-    """Return the symbols of a part's formulas with their numbers and meanings."""
-    rows = dict[tuple[str, str, str], None]()
+    """Return the symbols of a part's formulas with their numbers and meanings. A symbol with several numbers is there
+    once, with those of the formulas in their order."""
+    rows = dict[tuple[str, str], dict[str, None]]()
     for term in part.terms:
         values = dict(term.inputs)
         for symbol, meaning in term_symbols(term).items():
             value = values.get(symbol)
             origin = None if value is None else rates.get((symbol, value))
             words = meaning if origin is None else f"{head(meaning)}: {origin.origin}"
-            rows[symbol, "" if value is None else input_text(meaning, value, origin), words] = None
-    return [*rows]
+            text = "" if value is None else input_text(meaning, value, origin)
+            rows.setdefault((symbol, words), {})[text] = None
+    return [(symbol, " and ".join(texts), words) for (symbol, words), texts in rows.items()]
 
 
 def formulas_of(part: Part, rates: Rates) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ from .facts import DeepSpeedFacts
 from .linted_config import NOTHING_FILLED, OTHER_PLAN, Fill, FilledBatch, LintedConfig, Situation, nothing_filled
 from .rule import REMOVAL, Rule, Severity, Violation
 from .rules_batch import BATCH_RULES, TRAINER_RULES, reader_of
+from .rules_combinations import COMBINATION_RULES
 from .rules_experts import EXPERT_RULES
 from .rules_file import FILE_RULES
 from .rules_keys import KEY_RULES, with_right_names
@@ -33,7 +34,7 @@ from .values import json_text
 
 RULES: tuple[Rule, ...] = (
     *(*FILE_RULES, *KEY_RULES, *TYPE_RULES, *BATCH_RULES, *TRAINER_RULES, *PRECISION_RULES, *ZERO_RULES),
-    *(*OFFLOAD_RULES, *OPTIMIZER_RULES, *EXPERT_RULES, *LOGGING_RULES, *RESOURCE_RULES),
+    *(*COMBINATION_RULES, *OFFLOAD_RULES, *OPTIMIZER_RULES, *EXPERT_RULES, *LOGGING_RULES, *RESOURCE_RULES),
 )
 """All rules, in the order of their codes. The code of a removed rule is never reused."""
 

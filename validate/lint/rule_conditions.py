@@ -112,6 +112,18 @@ def is_missing(other: str) -> Condition:
     return that(lambda config: config.get(other) is None)
 
 
+@dataclass(frozen=True)
+class KeyCheck:
+    """A check of keys. what: the effect; "" if it depends on the values."""
+
+    check: RuleCheck
+    paths: tuple[str, ...]
+    what: str
+
+    def __call__(self, config: LintedConfig) -> Iterator[Violation]:
+        return self.check(config)
+
+
 def key_name(path: str) -> str:
     return path.rpartition(".")[2]
 
@@ -125,18 +137,22 @@ def at(
     *,
     severity: Severity | None = None,
     why: str = "",
-) -> RuleCheck:
+    fix: str = "",
+) -> KeyCheck:
     """A check that reports each key that satisfies the condition.
 
     what:     the effect, or a function of the configuration and the key's path that returns it.
     severity: None for the rule's.
     why:      the case of the rule's reason; "" for the whole.
+    fix:      the fix of this case; "" for the rule's.
     """
 
+    keys = (paths,) if isinstance(paths, str) else (*paths,)
+
     def check(config: LintedConfig) -> Iterator[Violation]:
-        for path in (paths,) if isinstance(paths, str) else paths:
+        for path in keys:
             if when.holds(config, path):
                 effect = what if isinstance(what, str) else what(config, path)
-                yield violation(path, effect, severity=severity, why=why)
+                yield violation(path, effect, severity=severity, why=why, fix=fix)
 
-    return check
+    return KeyCheck(check, keys, what if isinstance(what, str) else "")

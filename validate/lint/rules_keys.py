@@ -13,7 +13,7 @@ from .config_file import Edit, Remove, Rename, Replace
 from .document import KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
-from .rule import LONGEST_NAME, Violation, error_rule, section, violation, warning_rule
+from .rule import LONGEST_NAME, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rules_types import key_type, successors_value
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import MOST_TO_WRITE, find_problem, json_text
@@ -220,16 +220,17 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
     old_form = config.get("zero_optimization")
     if isinstance(old_form, bool):
         new_form = {"stage": int(old_form)}
-        if old_form and config.has("allgather_size"):
-            new_form["allgather_bucket_size"] = config.get("allgather_size")
+        goes = old_form and config.has(_OLD_SIZE)
+        if goes:
+            new_form["allgather_bucket_size"] = config.get(_OLD_SIZE)
         is_refused = config.framework == "hf"
         yield violation(
             "zero_optimization",
             f"zero_optimization is {json_text(old_form)}, the old form of stage {int(old_form)}",
             why="accelerate takes the value for an object, and raises an error" if is_refused else "",
-            fix=f"write {json_text(new_form, longest=MOST_TO_WRITE)}",
+            fix=f"write {json_text(new_form, longest=MOST_TO_WRITE)}{f', and remove {_OLD_SIZE}' * goes}",
             severity="error" if is_refused else None,
-            edits=(Replace(("zero_optimization",), new_form),),
+            edits=(Replace(("zero_optimization",), new_form), *[Remove((_OLD_SIZE,))] * goes),
         )
     if config.has("bfloat16"):
         if config.get("bf16") is not None:
@@ -274,6 +275,21 @@ def _two_names(config: LintedConfig) -> Iterator[Violation]:
             why = f"{other} {relation} {field.name}; DeepSpeed accepts one of them"
             yield violation(path, f"{field.name} and {other} are the same setting", why=why, fix=fix)
 
+
+def _unread(config: LintedConfig) -> Iterator[Violation]:
+    for known in CONFIG_KEYS.values():
+        field = config.facts.find_field(known.path)
+        is_read = bool(known.stages) or (field is not None and field.deprecated) or config.is_auto(known.path)
+        # ZenFlow's optimizer takes it (0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py)
+        is_read |= known.path.endswith(".allgather_bucket_size") and config.has("zero_optimization.zenflow")
+        if not is_read and config.has(known.path):
+            yield violation(known.path, f"{known.path.rpartition('.')[2]} has no effect")
+    if config.has(_OLD_SIZE) and not isinstance(config.get("zero_optimization"), bool):
+        yield violation(_OLD_SIZE, f"{_OLD_SIZE} has no effect", why='only "zero_optimization": true reads it')
+
+
+_OLD_SIZE = "allgather_size"
+"""Key beside the old form of zero_optimization."""
 
 IGNORED_KEYS = ("DS011", "DS012")
 """Codes of the rules on keys that DeepSpeed does not read, without an error or a message."""
@@ -320,6 +336,14 @@ KEY_RULES = section(
         why="a key has an alias, or a deprecated key and its successor are both set; DeepSpeed accepts one of them",
         fix="remove one of them",
         source="runtime/config_utils.py _process_deprecated_field; runtime/zero/config.py (alias, populate_by_name)",
+    ),
+    advice_rule(
+        "DS019 a key that nothing reads",
+        _unread,
+        why="DeepSpeed accepts it, and no code uses its value at any ZeRO stage",
+        fix="remove it",
+        source="runtime/utils.py all_gather_dp_groups; runtime/engine.py zero_allgather_partitions; runtime/config.py "
+        "get_disable_allgather; runtime/zero/config.py read_zero_config_deprecated",
     ),
 )
 

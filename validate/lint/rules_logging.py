@@ -67,8 +67,16 @@ LOGGING_RULES = section(
     ),
     warning_rule(
         "DS805 contiguous checkpoints without the required settings",
-        at(f"{_BLOCK}.contiguous_memory_optimization", when.on & ~_partitioned, "partition_activations is off"),
-        at(f"{_BLOCK}.number_checkpoints", when.null & _contiguous & _partitioned, "number_checkpoints is missing"),
+        at(
+            f"{_BLOCK}.contiguous_memory_optimization",
+            ~when.for_trainer & when.on & ~_partitioned,
+            "partition_activations is off",
+        ),
+        at(
+            f"{_BLOCK}.number_checkpoints",
+            ~when.for_trainer & when.null & _contiguous & _partitioned,
+            "number_checkpoints is missing",
+        ),
         why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
         fix='set "partition_activations": true and "number_checkpoints"',
         source=_CHECKPOINTING,

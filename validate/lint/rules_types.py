@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 from ...ds_configs.config_keys import CONFIG_KEYS
@@ -117,11 +119,26 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
 }
 """Path -> the type that DeepSpeed's code needs where no class validates the value, and when it uses the value."""
 
+_POSITIVE_NUMBER = FieldType(name="int", bounds=_ABOVE_ZERO, refuses=("bool",))
+_scales_dynamically = when.fp16 & that(lambda config: not config.number("fp16.loss_scale"))
+_INTERVAL = FieldType(name="int", refuses=("str",))
+VALIDATED_TYPES: dict[str, tuple[FieldType, Condition]] = {
+    # runtime/precision_config.py _validate_loss_scale, _validate_dynamic_loss_scale_params
+    "fp16.loss_scale": (FieldType(name="float", bounds=(("ge", 0.0), ("lt", inf)), refuses=("bool",)), when.always),
+    "fp16.loss_scale_window": (_POSITIVE_NUMBER, _scales_dynamically),
+    "fp16.min_loss_scale": (_POSITIVE_NUMBER, _scales_dynamically),
+    # runtime/zenflow/zenflow_config.py validate_fields; "auto" is dropped before
+    "zero_optimization.zenflow.select_strategy": (_one_of("auto", "step", "epoch"), when.always),
+    "zero_optimization.zenflow.select_interval": (_INTERVAL, when.always),
+    "zero_optimization.zenflow.update_interval": (replace(_INTERVAL, bounds=(("ge", 1.0),)), when.always),
+}
+"""Path -> the type that the validators of its class leave of the field's type, and when."""
+
 _LEAF = "zero_optimization.leaf_module"
 """The block that accepts a name instead of a list of names, and null for itself (runtime/zero/leaf_module_config.py
 `_coerce_container_types`)."""
 _NESTED = ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
-_NOT_READ_HERE = (
+NOT_READ_HERE = (
     "pipeline",
     "data_efficiency",
     "expert_parallel",
@@ -135,7 +152,9 @@ _MAY_BE_NULL = ("bf16", "aio", "checkpoint.writer", "expert_parallel")
 
 
 def key_type(facts: DeepSpeedFacts, path: str) -> FieldType | None:
-    """The type of a key, whether a class or the code needs it; None if it is unknown."""
+    """The type of a key, whether a class, its validators or the code need it; None if it is unknown."""
+    if path in VALIDATED_TYPES and facts.knows(path):
+        return VALIDATED_TYPES[path][0]
     if field := facts.find_field(path):
         return field.type
     return CODE_TYPES[path][0] if path in CODE_TYPES else _OBJECT if facts.block(path) is not None else None
@@ -158,9 +177,10 @@ def _typed(config: LintedConfig) -> Iterator[_Typed]:
             field, path = block.field(key), block.qualified_path(key)
             is_names = block.path == _LEAF and isinstance(value, str)
             if field is not None and value != "auto" and not is_names and not (path == _LEAF and value is None):
-                yield _Typed(path, field.type, value, True)
+                kind, used = VALIDATED_TYPES.get(path, (field.type, when.always))
+                yield _Typed(path, kind if used.holds(config, path) else field.type, value, True)
     blocks = [block.path for block in config.facts.blocks if block.path and "." not in block.path]
-    for path in (*blocks, *_NESTED, *filter(config.facts.knows, _NOT_READ_HERE)):
+    for path in (*blocks, *_NESTED, *filter(config.facts.knows, NOT_READ_HERE)):
         value = config.get(path)
         old_form = path == "zero_optimization" and isinstance(value, bool)
         if config.has(path) and path != unread and not old_form:
@@ -183,7 +203,7 @@ def _wrong_values(config: LintedConfig) -> Iterator[Violation]:
         if (filled := _auto_meant(config, path, value)) is not None:
             plain, fix = filled
         edits = () if plain is None else (Replace(tuple(path.split(".")), plain),)
-        why = _CLASS_REJECTS if by_class else _CODE_FAILS
+        why = _CLASS_REJECTS if by_class else _SIZE_FAILS if path in _SIZES and wrong.is_range else _CODE_FAILS
         yield violation(path, f"{key_name(path)} {wrong.what}", why=why, fix=fix, edits=edits)
 
 
@@ -249,6 +269,9 @@ def successors_value(old: ConfigField, new: ConfigField, value: Any) -> Any:
 
 
 _CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_SIZE_FAILS = "DeepSpeed asserts that each batch size is above 0"
+"""runtime/config.py `_batch_assertion`."""
 _CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"
 
 
@@ -295,6 +318,12 @@ def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=fix, edits=edits)
 
 
+_of_torch = when.is_on(_ADAM + "torch_adam") | that(
+    lambda config: config.optimizer in {*config.facts.torch_optimizers} - {*config.facts.optimizers}
+)
+_below_zero = when.number(lambda value: value < 0)
+_IN_OPTIMIZER = tuple(_ADAM + name for name in ("lr", "eps", "weight_decay"))
+
 TYPE_RULES = section(
     "Types and ranges",
     error_rule(
@@ -317,5 +346,30 @@ TYPE_RULES = section(
         _flag_as_text,
         why='Python takes every text as true, also "false", except the empty one',
         source="runtime/config_utils.py get_scalar_param",
+    ),
+    warning_rule(
+        "DS024 a number below zero",
+        when.at(
+            "gradient_clipping",
+            _below_zero,
+            why="DeepSpeed clips only to a norm above zero, and has no message for another number",
+            fix="write a number above 0, or 0 for no clipping",
+        ),
+        when.at(
+            _IN_OPTIMIZER,
+            _below_zero & _of_torch,
+            severity="error",
+            why="torch's optimizers raise a ValueError for it",
+        ),
+        when.at(
+            (*_IN_OPTIMIZER, _WARM_UP + "min_lr", _WARM_UP + "max_lr"),
+            _below_zero & ~_of_torch,
+            why="DeepSpeed's optimizers and schedulers take it without a message: with a rate below zero a step raises "
+            "the loss",
+        ),
+        why="without a message, gradients are not clipped, or the optimizer steps away from the minimum; torch's own "
+        "optimizers raise a ValueError",
+        fix="write a number above 0",
+        source="runtime/zero/stage_1_and_2.py unscale_and_clip_grads; ops/adam/fused_adam.py; torch/optim/adam.py",
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ...estimators.hardware import gpus
+from ...estimators.plan import ConfigKey
 from ...estimators.units import gib
 from . import rule_conditions as when
 from .config_file import Remove
@@ -20,32 +21,40 @@ from .rules_types import scatters_means
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     if config.existing_stage is None:
         return
-    unused = list[tuple[str, bool, str, bool]]()  # (path, whether the value is the default, who uses it, if any)
+    unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
     for known in CONFIG_KEYS.values():
-        owner, _, name = known.path.rpartition(".")
-        # a key that no stage uses is common in examples, and reported only where ZeRO itself is off
-        is_unused = config.stage not in known.stages and (known.stages or not config.stage)
-        is_unused = is_unused and not known.refused_elsewhere
-        if owner == "zero_optimization" and is_unused:
-            path = config.zero_path(name)
-            field = config.facts.find_field(path)
-            if config.has(path) and not config.is_auto(path) and not (field and field.deprecated):
-                why = _TO_SAVE if path in _GATHERS else _OF_STAGES[known.stages]
-                unused.append((path, config.get(path) == config.facts.default(path), why, bool(known.stages)))
+        if not known.stages or config.stage in known.stages or known.refused_elsewhere:
+            continue
+        block, _, name = known.path.removeprefix("zero_optimization.").rpartition(".")
+        # a whole offload is reported at stage 0, and that of parameters at all others
+        if not known.path.startswith("zero_optimization.") or (block and not _offloads_without(config, known)):
+            continue
+        path = known.path if block else config.zero_path(name)
+        field = config.facts.find_field(path)
+        if config.has(path) and not config.is_auto(path) and not (field and field.deprecated):
+            why = _TO_SAVE if path in _GATHERS else _OF_STAGES[known.stages]
+            unused.append((path, config.get(path) == config.facts.default(path), why))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, False, _OFFLOADS_SHARDS, True))
-    if config.stage_is_missing and any(is_used for *_, is_used in unused):
-        are_defaults = all(is_default for _, is_default, *_ in unused)
+        unused.append((block, False, _OFFLOADS_SHARDS))
+    if config.stage_is_missing and unused:
+        are_defaults = all(is_default for _, is_default, _ in unused)
         yield replace(
             _without_stage(config, [path for path, *_ in unused]), severity="advice" if are_defaults else None
         )
         return
-    for path, is_default, why, is_used in unused:
+    for path, is_default, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        fix = "" if is_used else "remove it"
-        yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
+        yield violation(path, what, why=why, edits=(Remove(tuple(path.split("."))),), severity=severity)
+
+
+def _offloads_without(config: LintedConfig, known: ConfigKey) -> bool:
+    """Whether the optimizer is offloaded at a stage that does not use a key of its block. DS418 is about keys of NVMe
+    without NVMe."""
+    is_inside = known.path.startswith("zero_optimization.offload_optimizer.")
+    device = config.offload("optimizer")
+    return is_inside and config.stage > 0 and device != "none" and (device == "nvme" or not known.nvme_only)
 
 
 def _without_stage(config: LintedConfig, unused: Sequence[str]) -> Violation:
@@ -74,7 +83,6 @@ _OF_STAGES = {
     (3,): "only the code of stage 3 uses it",
     (1, 2): "only the optimizer of stages 1 and 2 uses it",
     (1, 2, 3): "DeepSpeed passes it only to the optimizers of stages 1 to 3",
-    (): "it has none at any other stage either",
 }
 """Stages of a key -> why it has no effect at others."""
 _OFFLOADS_SHARDS = "DeepSpeed passes it only to the optimizer of stage 3; at other stages the weights stay on the GPUs"
@@ -83,6 +91,8 @@ _TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions;
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
+    if config.stage == 3 and config.offload("optimizer") == "nvme":
+        yield from _large_swaps(config)
     if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") != "none":
         return
     if config.workload is not None and config.workload.method != "full":
@@ -91,6 +101,28 @@ def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     if elements >= 5e8 and _saves_memory(config, sub_group_size=100_000_000):
         what = f"a sub-group takes {gib(elements * 6)} GiB per GPU during the step"
         yield violation(config.zero_path("sub_group_size"), what)
+
+
+def _large_swaps(config: LintedConfig) -> Iterator[Violation]:
+    """Sub-groups of an optimizer on NVMe, of which the host has whole buffers."""
+    path, elements = config.zero_path("sub_group_size"), config.zero_number("sub_group_size")
+    if config.model is not None and config.world_size is not None:
+        share = config.model.parameters // config.world_size
+        if config.model.parameters > _ONE_SUB_GROUP * config.world_size and elements >= share:
+            what = f"one sub-group holds the rank's whole share of {share:,} elements"
+            yield violation(path, what, why=_SWAPPED_WHOLE, fix=_SWAP_LESS)
+    elif elements > _ONE_SUB_GROUP:
+        what = f"a sub-group holds up to {elements:,} elements"
+        yield violation(path, what, why=_SWAPPED_WHOLE, fix=_SWAP_LESS)
+
+
+_ONE_SUB_GROUP = 1_000_000_000
+"""DeepSpeed's default of sub_group_size."""
+_SWAPPED_WHOLE = (
+    "each of the buffers in host RAM has the size of the largest sub-group: with one sub-group for all, the states are "
+    "in host RAM as without NVMe"
+)
+_SWAP_LESS = "write 100000000: a buffer then takes 0.4 GiB"
 
 
 def _saves_memory(config: LintedConfig, **fields: Any) -> bool:
@@ -226,7 +258,7 @@ ZERO_RULES = section(
         "DS307 large sub-groups",
         _large_sub_group,
         why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
-        "or of the rank's share if that is smaller",
+        "or of the rank's share if that is smaller; with an optimizer on NVMe, each buffer in host RAM holds one",
         fix="write 100000000, which costs 0.6 GiB at most",
         source=STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     ),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...ds_configs.config_keys import CONFIG_KEYS
 from .config_file import Edit, Remove, Rename
 from .document import KeyPath
-from .facts import ConfigBlock, DeepSpeedFacts
+from .facts import ConfigBlock, ConfigField, DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Violation
 from .rules_types import as_object, key_type, successors_value
@@ -93,6 +93,8 @@ def unknown_name(
             edits = (Remove(path),)
     elif names and block != ".".join(path[:-1]):
         fix = f"write it as {names[0]} in {block}{or_in_script(config, block)}"
+    elif old and _means_none(config, path, old, names[0]):
+        names, fix, edits = (), "remove it", (Remove(path),)
     elif names:
         wrong = _problem(config, path, qualified[0], old) if len(names) == 1 else ""
         fix = f"rename it to {' or '.join(names)}{wrong}"
@@ -139,10 +141,27 @@ def _problem(config: LintedConfig, path: KeyPath, meant: str, old: str = "") -> 
     if problem is None or kind is None:
         return ""
     plain = as_object(config, meant, value) if kind.name == "dict" else parsed_text(kind, value)
-    field, new = (config.facts.find_field(".".join((*path[:-1], name))) for name in (old, meant.rpartition(".")[2]))
+    field, new = _of_old_name(config, path, old, meant.rpartition(".")[2])
     if field is not None and new is not None and find_problem(field.type, value) is None:
         plain = successors_value(field, new, value)
     return f", and write {problem.wanted if plain is None else json_text(plain)}"
+
+
+def _of_old_name(
+    config: LintedConfig, path: KeyPath, old: str, new: str
+) -> tuple[ConfigField | None, ConfigField | None]:
+    """The fields of a deprecated name and of its successor in the block of a key."""
+    old_field, new_field = (config.facts.find_field(".".join((*path[:-1], name))) for name in (old, new))
+    return old_field, new_field
+
+
+def _means_none(config: LintedConfig, path: KeyPath, old: str, new: str) -> bool:
+    """Whether the value, as one of a deprecated name, is the same as no key."""
+    field, successor = _of_old_name(config, path, old, new)
+    value = config.get(".".join(path))
+    if field is None or successor is None or value == "auto" or find_problem(field.type, value) is not None:
+        return False
+    return successors_value(field, successor, value) is None
 
 
 def _without_words_of(block: str, name: str) -> str:

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import inf
 from typing import Any, NamedTuple
 
 from ...ds_configs.conversions import TRUTHS, as_integer, as_number, as_truth
@@ -46,6 +47,8 @@ class FieldType:
     parts: tuple[FieldType, ...] = ()
     bounds: tuple[tuple[str, float], ...] = ()
     """(sign, number) pairs; the signs are "gt", "ge", "lt", "le" and "ne"."""
+    refuses: tuple[str, ...] = ()
+    """Python's names of types ("bool", "str") that a validator of the class refuses, where pydantic converts them."""
 
     @property
     def is_numeric(self) -> bool:
@@ -60,6 +63,8 @@ class Problem(NamedTuple):
     what: str
     wanted: str
     """What it accepts."""
+    is_range: bool = False
+    """Whether the type is right, and the number out of range."""
 
 
 def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> Problem | None:
@@ -71,11 +76,11 @@ def find_problem(kind: FieldType, value: Any, *, converts_text: bool = True) -> 
     try:
         taken = _converted(kind, value, converts_text)
     except ValueError:
-        return Problem(f"is {json_text(value)}, which is not {describe_type(kind)}", describe_type(kind))
+        return Problem(f"is {json_text(value)}, which is not {_type_words(kind)}", _type_words(kind))
     for sign, bound in kind.bounds if isinstance(taken, int | float) else ():
         if not getattr(operator, sign)(taken, bound):
-            limit = f"{_SIGNS[sign]} {bound:g}"
-            return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}")
+            limit = _limit(sign, bound)
+            return Problem(f"is {json_text(value)}, but must be {limit}", f"a value that is {limit}", is_range=True)
     return None
 
 
@@ -131,11 +136,22 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def describe_type(kind: FieldType) -> str:
-    """The description of a type: `a whole number`, `one of "none", "cpu", "nvme"`."""
+    """The description of a type with its range: `a whole number, above 0`, `one of "none", "cpu", "nvme"`."""
+    if kind.name == "union":
+        return " or ".join(map(describe_type, kind.parts))
+    limits = " and ".join(_limit(sign, bound) for sign, bound in kind.bounds)
+    return f"{_type_words(kind)}, {limits}" if limits else _type_words(kind)
+
+
+def _limit(sign: str, bound: float) -> str:
+    return "finite" if bound == inf else f"{_SIGNS[sign]} {bound:g}"
+
+
+def _type_words(kind: FieldType) -> str:
     if kind.choices:
         return f"one of {', '.join(map(json_text, kind.choices))}"
     if kind.name == "union":
-        return " or ".join(map(describe_type, kind.parts))
+        return " or ".join(map(_type_words, kind.parts))
     if kind.name == "tuple":
         return f"a list of {len(kind.parts)} numbers"
     words = _WORDS.get(kind.name, "a value that a file can hold")
@@ -162,6 +178,8 @@ def _converted(kind: FieldType, value: Any, converts_text: bool) -> Any:
 
     Source: pydantic-core 2 (validators/enum_.rs) and `conversions`.
     """
+    if type(value).__name__ in kind.refuses:
+        raise ValueError
     if _has_type(kind, value):
         return value
     if kind.name == "union":

@@ -137,6 +137,18 @@ def test_the_matrix_products_add_up_to_their_part(model: str, gpus: str, options
     assert sum(moves.values()) == pytest.approx(size), "bytes by operation"
 
 
+def test_a_symbol_of_several_formulas_is_listed_once_with_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 3 gathers less in the backward passes; of the matrix products the largest has its numbers."""
+    question = ["Qwen2.5-14B", "--gpus", "8x80GB", "--strategy", "zero3", "--micro-batch", "4", "--offline"]
+    assert run(["explain", *question, "time"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    gathering = page.partition("weight gathering")[2].partition("source:")[0]
+    assert len(re.findall(r"\bpasses = ", gathering)) == len(re.findall(r"\bcalls = ", gathering)) == 1
+    assert re.search(r"\bpasses = 1 and 0\.\d{1,3} \(", gathering)
+    assert not re.search(r"\d\.\d{4,}", page)
+    assert "rows = 8,192, inner = 5,120, columns = 13,824, launched = 1, 144 launches a micro batch x" in page
+
+
 def test_the_page_of_the_matrix_products_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = printed("matrix products")

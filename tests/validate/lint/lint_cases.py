@@ -14,6 +14,54 @@ from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_deeps
 from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import Rule
 
+_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+_CPU = {"offload_optimizer": {"device": "cpu"}}
+COMBINATIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (_ADAM, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio is 0.5 at stage 2"),
+    ({}, {"stage": 1, "legacy_stage1": True}, "legacy_stage1 is on above stage 0"),
+    ({"gradient_allreduce_op": "sum"}, {"stage": 3}, "summed at stage 3"),
+    ({"gradient_allreduce_op": "SUM", **_ADAM}, {**_CPU, "zenflow": {}}, "summed with zenflow"),
+    ({"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}}, {}, "summed with DeepCompile"),
+    ({}, {"compute_grad_norm": False}, "gradients are clipped"),
+    ({**_ADAM, "gradient_clipping": 0}, {**_CPU, "compute_grad_norm": False}, "the optimizer is offloaded"),
+    (
+        {"data_types": {"grad_accum_dtype": "fp32"}, "gradient_clipping": 0},
+        {"stage": 1, "compute_grad_norm": False},
+        "bf16 gradients are accumulated in fp32",
+    ),
+    (_ADAM, {"zenflow": {}}, "no offloaded optimizer"),
+    (_ADAM, {**_CPU, "zenflow": {"select_interval": 4}}, 'and select_strategy is "auto"'),
+    (_ADAM, {**_CPU, "zenflow": {"select_strategy": "epoch"}}, "select_interval is missing"),
+    (
+        _ADAM,
+        {**_CPU, "zenflow": {"select_strategy": "step", "select_interval": 1, "update_interval": 4}},
+        "select_interval 1 is below update_interval 4",
+    ),
+    (_ADAM, {**_CPU, "zenflow": {"offload": True}}, "without overlap_comm"),
+    ({"managed_gradient_accumulation": False}, {"stage": 1, "overlap_comm": True}, "with overlap_comm at stage 1"),
+    ({"managed_gradient_accumulation": False, "compile": {"deepcompile": True}}, {}, "off with DeepCompile"),
+    (
+        {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"stage": 3, "zero_quantized_weights": True},
+        "under torch_autocast",
+    ),
+    ({"data_types": {"param_dtype": "fp16"}}, {}, 'param_dtype is "fp16", but the weights are bf16'),
+    (
+        {
+            "bf16": {"enabled": False},
+            "fp16": {"enabled": True, "loss_scale": 128},
+            "optimizer": {"type": "Lamb", "params": {"lr": 1e-5}},
+            "zero_allow_untested_optimizer": True,
+        },
+        {},
+        "the optimizer is LAMB",
+    ),
+    ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "amsgrad": True}}}, {}, "amsgrad is on"),
+    ({}, {"allgather_bucket_size": 99999999}, "which is odd"),
+    ({"tensor_parallel": {"autotp_size": 2, "tp": {"tp_size": 4}}}, {"stage": 1}, "tp_size is 4, but autotp_size is 2"),
+]
+"""(keys, keys of zero_optimization at stage 2, words of the finding): what DeepSpeed refuses beside another key."""
+
 MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
     ("DS020", {"bf16": True, "zero_optimization": {"stage": 2}}, "bf16 is true, which is not an object"),
     ("DS020", {"train_micro_batch_size_per_gpu": 0, "zero_optimization": {"stage": 2}}, "must be above 0"),
@@ -41,6 +89,7 @@ MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
     ("DS106", {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}, "3 does not divide 4 GPUs"),
     ("DS213", {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, "fp32"),
     ("DS312", {"gradient_predivide_factor": 2, "zero_optimization": {"stage": 2}}, "pre-divided by 2 at stage 2"),
+    *(("DS360", {**keys, "zero_optimization": {"stage": 2, **zero}}, what) for keys, zero, what in COMBINATIONS),
     ("DS505", {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}, "needs total_num_steps"),
     (
         "DS805",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.document.excerpt import changed_excerpt
 
 GOOD = {
     "train_batch_size": 8,
@@ -297,13 +298,32 @@ def test_fix_takes_the_byte_order_mark_away(micro_batch: str, code: int, capsys:
     assert Path("marked.json").read_bytes() == text
 
 
+def test_all_changes_of_one_long_line_are_shown() -> None:
+    old = '{"zero": true, ' + '"other": 1, ' * 20 + '"allgather_size": 9}'
+    new = old.replace("true", '{"stage": 1}').replace(', "allgather_size": 9', "")
+    rows = changed_excerpt(old, new).texts(60)
+    assert [row[2] for row in rows] == ["-", "+", "-", "+"] and max(map(len, rows)) <= 60
+    assert '"zero": true' in rows[0] and '"stage": 1' in rows[1] and '"allgather_size": 9' in rows[2]
+    assert len(changed_excerpt(old, new).texts(600)) == 2, "both are seen at once"
+
+
+def test_accelerates_file_with_a_named_file_and_its_own_stage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """accelerate 1.15 utils/dataclasses.py raises a ValueError."""
+    Path("both.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config:\n  deepspeed_config_file: good.json\n"
+        "  zero_stage: 3\n"
+    )
+    assert run(["lint", "both.yaml"]) == 2
+    assert "accelerate refuses zero_stage together with deepspeed_config_file" in capsys.readouterr().err
+
+
 def test_for_a_file_of_another_tool_the_deepspeed_file_that_it_names_is_proposed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The number of GPUs is the file's, and a model is asked for if it has none; also as one of several files."""
     Path("named.yml").write_text("stage: sft\nmodel_name_or_path: gpt2\nfinetuning_type: full\ndeepspeed: good.json\n")
-    of_own = "write ds-advise from own.yaml --model MODEL --gpus 4x24GB"
-    of_named = "write ds-advise lint good.json, or ds-advise from named.yml --gpus 2x24GB"
+    of_own = "write ds-advise from own.yaml --model MODEL --gpus 4xSIZEGB"
+    of_named = "write ds-advise lint good.json, or ds-advise from named.yml --gpus NxSIZEGB"
     Path("own.yaml").write_text(
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 4\n"
         "deepspeed_config:\n  zero_stage: 2\n"

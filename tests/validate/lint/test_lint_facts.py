@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.read_deepspeed import CLASSES
+from ds_advise.validate.lint.rules_types import VALIDATED_TYPES
 from ds_advise.validate.lint.values import find_problem
 
 from tests.helpers import imports_of
 
-from .lint_cases import facts
+from .lint_cases import codes, facts, judged
 
 POOL: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, 4, -1, 0.5, 1.0, 1e9, math.inf, math.nan, 2**70),
@@ -24,10 +25,17 @@ POOL: list[Any] = [
     *("3.", ".5", "+3", "-3", "1__0", "1.5", "nan", "-inf", "\u0663", "2.00", "9" * 25, "t", "Off", "true "),
     *([], ["a"], [1], ["z1"], {}),
 ]
-BEYOND_TYPES = {"loss_scale", "loss_scale_window", "min_loss_scale"} | {
-    *("compute_grad_norm", "select_interval", "select_strategy", "update_interval")
+AROUND: dict[str, dict[str, Any]] = {
+    "loss_scale_window": {"enabled": True},
+    "min_loss_scale": {"enabled": True},
+    "compute_grad_norm": {"stage": 2},
 }
-"""Fields whose class checks more than the type; no rule is about these checks."""
+"""Field -> others with which its class checks it, or takes any value."""
+OTHER_NUMBERS = {
+    "loss_scale": ("\u0663",),
+    **dict.fromkeys(("loss_scale_window", "min_loss_scale"), ("2.0", "2.00")),
+}
+"""Texts that Python's `float` and `int` in a validator read otherwise than pydantic; DS022 is about numbers as text."""
 TEXT_OR_LIST = {"classes", "names", "name_suffixes"}
 
 
@@ -78,19 +86,52 @@ def test_values_are_judged_as_deepspeeds_classes_judge_them() -> None:
         block = facts().block(path)
         assert block is not None
         for field in block.fields:
-            if field.block or field.name in BEYOND_TYPES:
+            if field.block:
                 continue
+            qualified = block.qualified_path(field.usual_name)
+            kind, around = VALIDATED_TYPES.get(qualified, (field.type,))[0], AROUND.get(field.name, {})
             for value in POOL:
-                if field.name in TEXT_OR_LIST and isinstance(value, str):
+                is_names = field.name in TEXT_OR_LIST and isinstance(value, str)
+                if is_names or value in OTHER_NUMBERS.get(field.name, ()):
                     continue
                 try:
-                    cls(**{field.alias or field.name: value})
+                    cls(**around, **{field.alias or field.name: value})
                     taken = True
                 except Exception:
                     taken = False
-                assert taken == (find_problem(field.type, value) is None), (path, field.name, value)
+                assert taken == (find_problem(kind, value) is None), (path, field.name, value)
                 compared += 1
     assert compared > 4000
+
+
+VALIDATORS = {
+    "_validate_loss_scale": {"fp16": {"enabled": True, "loss_scale": -1}},
+    "_reject_non_integer_scale_params": {"fp16": {"enabled": True, "loss_scale_window": True}},
+    "_validate_dynamic_loss_scale_params": {"fp16": {"enabled": True, "min_loss_scale": 0}},
+    "compute_grad_norm_valid": {"zero_optimization": {"stage": 3, "compute_grad_norm": False}},
+    "offload_ratio_check": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+    "validate_fields": {"zero_optimization": {"stage": 0, "zenflow": {"update_interval": 0}}},
+    "_coerce_container_types": {"zero_optimization": {"stage": 3, "leaf_module": 1}},
+    "_validate_entries": {"zero_optimization": {"stage": 3, "leaf_module": {"names": [1]}}},
+    **dict.fromkeys(("overlap_comm_valid", "elastic_checkpoint_deprecated", "set_pipeline", "check_enabled")),
+}
+"""Each validator of DeepSpeed's classes, with keys that it refuses; None for those that refuse nothing."""
+
+
+def test_what_each_validator_of_deepspeeds_classes_refuses_is_an_error() -> None:
+    """A new validator needs a rule, or the remark that it refuses nothing."""
+    decorated = {
+        name
+        for cls in _classes().values()
+        for kind in ("field_validators", "model_validators")
+        for name in getattr(cls.__pydantic_decorators__, kind)
+    }
+    assert decorated <= {*VALIDATORS}
+    for name, config in VALIDATORS.items():
+        for path, values in (config or {}).items():
+            with pytest.raises(Exception, match=r"validation error|must be a mapping"):
+                _classes()[path](**values)
+            assert codes(judged({"train_batch_size": 8, path: values}), "error"), name
 
 
 class _Watched(dict[str, Any]):

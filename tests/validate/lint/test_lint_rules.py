@@ -234,7 +234,7 @@ def test_what_fits_is_named_where_no_offload_does() -> None:
         (0, "overlap_comm", False, "passes it only to the optimizers of stages 1 to 3"),
         (0, "reduce_scatter", True, "passes it only to the optimizers of stages 1 to 3"),
         (0, "contiguous_gradients", True, "passes it only to the optimizers of stages 1 to 3"),
-        (0, "allgather_partitions", True, "it has none at any other stage either"),
+        (2, "offload_optimizer", {"device": "cpu", "super_offload": True}, "only the code of stage 3 uses it"),
     ],
 )
 def test_a_setting_of_another_stage_says_what_reads_it(stage: int, key: str, value: Any, why: str) -> None:
@@ -341,6 +341,68 @@ def test_a_bucket_that_no_gpu_holds_is_an_error(stage: int) -> None:
     )
     assert not found(reduce_bucket_size=5e8, overlap_comm=False)
     assert not found(reduce_bucket_size=1e12, overlap_comm=False, contiguous_gradients=False)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("path", ["disable_allgather", "allgather_size", "zero_optimization.allgather_bucket_size"])
+def test_a_key_that_nothing_reads_is_one_advice_at_every_stage(stage: int, path: str) -> None:
+    block, _, name = path.rpartition(".")
+    zero = {"stage": stage, **({name: 2} if block else {})}
+    config = {"train_batch_size": 8, "zero_optimization": zero, **({} if block else {name: 2})}
+    (found,) = [each for each in judged(config).findings if each.path[-1] == name]
+    assert (found.code, found.severity) == ("DS019", "advice") and name not in json.dumps(_corrected(config))
+
+
+def test_the_old_form_of_zero_takes_its_bucket_along() -> None:
+    """allgather_size beside the object is read by nothing (runtime/zero/config.py read_zero_config_deprecated)."""
+    corrected = _corrected({"train_batch_size": 8, "zero_optimization": True, "allgather_size": 5e8})
+    assert corrected["zero_optimization"] == {"stage": 1, "allgather_bucket_size": 5e8}
+    assert "allgather_size" not in corrected
+
+
+@pytest.mark.parametrize(("size", "model", "is_found"), [
+    (1e14, "", True), (1e9, "", False), (1e14, "Qwen2.5-7B", True), (1e8, "Qwen2.5-7B", False),
+    (1e14, "Qwen2.5-0.5B", False),
+])  # fmt: skip
+def test_one_sub_group_for_all_on_nvme_is_advised_against(size: float, model: str, is_found: bool) -> None:
+    """The swapper's buffers have the size of the largest one."""
+    offload = {"device": "nvme", "nvme_path": "/local_nvme"}
+    zero = {"stage": 3, "sub_group_size": size, "offload_optimizer": offload}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    options = {"model": model, "gpus": "2xA100-80GB", "ram": "1TB"} if model else {}
+    assert ("DS307" in codes(judged(config, **options))) == is_found
+
+
+def test_numbers_below_zero_are_found_where_they_are_taken_without_a_message() -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    for kind, severity in (("AdamW", "warning"), ("SGD", "error")):
+        report = judged({**config, "optimizer": {"type": kind, "params": {"lr": -1e-4}}})
+        assert [each.severity for each in report.findings if each.code == "DS024"] == [severity]
+    assert "DS024" in codes(judged({**config, "gradient_clipping": -1}), "warning")
+
+
+def test_the_trainer_is_told_only_that_the_block_does_nothing() -> None:
+    block = {"contiguous_memory_optimization": True, "partition_activations": True}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "activation_checkpointing": block}
+    assert codes(judged(config, framework="hf")) & {"DS804", "DS805"} == {"DS804"}
+    assert codes(judged(config, framework="deepspeed")) & {"DS804", "DS805"} == {"DS805"}
+
+
+@pytest.mark.parametrize(("value", "fix", "after"), [
+    (False, "remove it", {"stage": 3}),
+    (True, 'rename it to offload_param, and write {"device": "cpu"}', {"stage": 3, "cpu_offload_params": True}),
+])  # fmt: skip
+def test_an_old_flag_that_is_off_is_removed(value: bool, fix: str, after: dict[str, Any]) -> None:
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    config["zero_optimization"] |= {"cpu_offload_params": value}  # type: ignore[operator]
+    assert [each.fix for each in judged(config).findings if each.code == "DS010"] == [fix]
+    assert _corrected(config)["zero_optimization"] == after
+
+
+def test_the_reason_names_the_assertion_where_there_is_one() -> None:
+    """runtime/config.py _batch_assertion names the size."""
+    (found,) = [each for each in judged({"train_batch_size": 0}).findings if each.code == "DS020"]
+    assert found.why == "DeepSpeed asserts that each batch size is above 0"
 
 
 def test_names_of_types_are_deepspeeds() -> None:
