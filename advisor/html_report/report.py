@@ -75,7 +75,7 @@ def render_html(document: doc.Document, *, date: str = "", command: str = "") ->
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
         style=f"{text_file('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_sheet()}}}",
-        script=text_file("copy.js") + text_file("report.js"),
+        script="".join(map(text_file, ("copy.js", "hints.js", "report.js"))),
         data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 

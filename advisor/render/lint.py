@@ -224,11 +224,18 @@ def _not_corrected(report: LintReport) -> str:
     )
 
 
-def finding_blocks(name: str, report: LintReport, basis: str | None = None, *, if_many: str = "") -> list[doc.Block]:
+def finding_blocks(
+    name: str,
+    report: LintReport,
+    basis: str | None = None,
+    *,
+    if_many: str = "",
+    if_assumed: str = "pass --framework",
+) -> list[doc.Block]:
     """Return a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
     basis: the training for which memory and speed are predicted, if no other line states it. if_many: a sentence above
-    many findings.
+    many findings. if_assumed: what to do if the reader of the file is assumed.
     """
     counts = report.count("error"), report.count("warning"), report.count("advice")
     found = ", ".join(_counts(*counts)) or "nothing found"
@@ -237,7 +244,7 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None, *, i
     if report.facts.origin == "bundled":
         version = f"{version} (not installed here: built-in facts)"
     if report.framework_is_assumed:
-        reader = f"{reader} (assumed: pass --framework)"
+        reader = f"{reader} (assumed: {if_assumed})"
     condition = _ram_condition(report.prediction)
     blocks: list[doc.Block] = [
         doc.Sentence(f"{printable(name)}: {found}{condition}.", "bold" if report.findings or condition else "good"),

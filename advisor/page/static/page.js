@@ -38,7 +38,7 @@ const fromAddress = (address) => {
 // Leaves out what is no option of the page, such as a misspelt key of a link. A note names what it was.
 function useAddress(address) {
   const given = Object.entries(fromAddress(address)), isField = ([name]) => ["model", "config"].includes(name) || Object.hasOwn(options, name);
-  state = Object.fromEntries(given.filter(isField));
+  state = Object.fromEntries(given.filter(isField).map(([name, text]) => [name, plain(name, text)]));
   dropped = given.filter((entry) => !isField(entry) && entry[1]).map(([name]) => name);
   junk = {};
 }
@@ -49,9 +49,10 @@ const parsed = (gpus = state.gpus ?? "") => {  // count: of a node
 };
 const spec = ({ nodes, count, kind }) => `${nodes === "1" ? "" : `${nodes}x`}${count}x${kind}`;
 const COUNTS = ["nodes", "count"];  // fields of one option, --gpus
-let junk = {}, most = {};  // junk: texts of these fields that are no counts, which no option can hold. most: the largest counts
+let junk = {}, idle = [], most = {};  // junk: texts of these fields that are no counts, which no option can hold. idle: options that the model cannot have. most: the largest counts
 const value = (name) => COUNTS.includes(name) ? junk[name] ?? parsed()[name] : state[name] ?? options[name]?.default ?? "";
-const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: text.trim() }) });
+const plain = (name, text) => SLIDERS[name]?.auto && /^\s*auto\s*$/i.test(text) ? "" : text.trim();  // auto, as its button says
+const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: plain(name, text) }) });
 const set = (name, text, near = []) => {
   delete junk[name];
   if (COUNTS.includes(name) && !(/^[1-9]\d{0,5}$/.test(text.trim()) && +text <= most[name])) junk[name] = text.trim();
@@ -79,7 +80,7 @@ function slider(box) {
   const range = make("input", { type: "range", min: 0, ariaLabel: label });
   const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}: ${t("auto")}`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: label }), back, text, range);
-  text.onchange = () => set(name, text.value);
+  text.onchange = () => { set(name, text.value); text.value = value(name); };
   range.oninput = () => {
     const at = +range.value, step = Math.sign(at - box.at), { stops } = box;
     set(name, stops[at], [stops[at + step], stops[at + 2 * step], stops[at - step]].filter((stop) => stop != null));
@@ -116,12 +117,16 @@ function choice(box) {
 function moreOption(name) {
   const { words } = options[name], id = `${name}-option`, label = labelOf(name);
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
-    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
+    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? t(options[name].unset), autocomplete: "off", spellcheck: false });
+  const help = make("small", { id: `${id}-help`, className: "help", textContent: t(options[name].help) });
   input.onchange = () => set(name, input.value);
+  input.setAttribute("aria-describedby", help.id);
   fields[name] = { label, focused: () => input };
-  const box = make("div", {}, make("label", { htmlFor: id, textContent: label }), input);
+  const box = make("div", { title: help.textContent }, make("label", { htmlFor: id, textContent: label }), input, help);
   box.show = () => {
     box.hidden = !hasEffect(name);
+    const refused = options[name].refused[value("objective")] ?? [];
+    for (const option of input.options ?? []) option.hidden = refused.includes(option.value) && option.value !== value(name);
     if (document.activeElement !== input || words.length) input.value = value(name);
   };
   return box;
@@ -136,9 +141,10 @@ function moreGroup(title, names) {
   };
   return box;
 }
-// Whether an option has an effect with this method and objective. One that is given is shown, so that it can be removed.
+// Whether an option has an effect with this model, method and objective. One that is given is shown, so that it can be
+// removed.
 const hasEffect = (name) => Boolean(kept()[name])
-  || options[name].methods.includes(value("method")) && options[name].objectives.includes(value("objective"));
+  || !idle.includes(name) && options[name].methods.includes(value("method")) && options[name].objectives.includes(value("objective"));
 
 // Translates the texts and attributes that stand in the page.
 function translatePage() {
@@ -300,14 +306,16 @@ function showAnswer(part) {
   clearInvalid();
   byId("result").hidden = false;
   used = part.used;
-  showSliders();
+  idle = part.idle;
+  showControls();
   byId("result").classList.remove("stale");
-  byId("verdict").className = byId("summary").className = part.tone;
+  byId("verdict").className = part.tone;
+  byId("summary").dataset.tone = part.tone;
   byId("verdict").querySelector("h2").textContent = part.verdict;
   byId("verdict").querySelector(".subject").textContent = part.subject;
-  for (const name of ["lead", "sections", "command"]) fill(name, part[name]);
+  for (const name of ["warnings", "lead", "sections", "command"]) fill(name, part[name]);
   for (const name of ["pictures", "changes"]) byId(name).classList.add("stale");  // those of another question, until these come
-  byId("files").replaceChildren();
+  for (const name of ["files", "sources"]) byId(name).replaceChildren();
   tellCommand?.(part.line);
   byId("summary").hidden = false;
   byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: figures }));
@@ -316,6 +324,7 @@ function showAnswer(part) {
 }
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
+  takeTitles(byId(name));
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), failed: t("Not copied"), save: t("Save") });
   linkFields(byId(name));
 }
@@ -335,7 +344,7 @@ function showTab() {
   }));
 }
 
-function showWhole({ changes, options, scaling, files }) {
+function showWhole({ changes, options, scaling, sources = "", files }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
   fill("files", files);
@@ -348,6 +357,7 @@ function showWhole({ changes, options, scaling, files }) {
   }
   byId("changes").classList.remove("stale");
   fill("scaling", scaling);
+  fill("sources", sources);
   showTab();
 }
 
@@ -479,9 +489,12 @@ async function begin() {
     return location.href;
   });
   copies(byId("share-command"), "Copy command", () => command);
-  const narrow = matchMedia("(max-width: 860px)"), placeError = () => narrow.matches ? byId("summary").before(byId("error")) : byId("answer").prepend(byId("error"));
-  narrow.onchange = placeError;
-  placeError();
+  const narrow = matchMedia("(max-width: 860px)");
+  const place = () => narrow.matches ? document.querySelector("main").before(byId("error"), byId("summary")) : byId("answer").prepend(byId("error"), byId("summary"));
+  narrow.onchange = place;
+  place();
+  // Beside the question the summary is shown while the verdict is above the screen.
+  new IntersectionObserver(([{ isIntersecting, boundingClientRect }]) => byId("summary").classList.toggle("needless", isIntersecting || boundingClientRect.top > 0)).observe(byId("verdict"));
   addEventListener("hashchange", ({ newURL }) => {  // meanwhile the address may be that of the question before
     const address = new URL(newURL);
     if (byId(address.hash.slice(1))) { writeAddress(); return; }  // a place in the page is no question
@@ -505,12 +518,14 @@ async function begin() {
   };
 }
 
-function showFindings({ part, sentence, findings, corrected }) {
+function showFindings({ part, sentence, findings, corrected, plain }) {
   fill("findings", findings ?? "");
-  if (corrected) {
-    const title = t("Correct them"), onclick = () => { byId("lint-text").value = corrected; byId("lint-form").requestSubmit(); };
-    byId("findings").append(make("p", {}, t("[*]: can be corrected without a change of the training."), " ", make("button", { type: "button", textContent: title, onclick })));
-  }
+  const offer = (sentence, title, text) => {
+    const onclick = () => { byId("lint-text").value = text; byId("lint-form").requestSubmit(); };
+    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", textContent: t(title), onclick })));
+  };
+  offer("[*]: can be corrected without a change of the training.", "Correct them", corrected);
+  offer("For the Trainer or accelerate:", "Remove the comments", plain);
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   linkFields(byId("findings"));
   byId("findings").scrollIntoView({ block: "nearest" });

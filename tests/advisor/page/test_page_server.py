@@ -219,8 +219,8 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.locator("#error button").last.click()
     page.wait_for_selector("#error", state="hidden")
     assert page.input_value("#model") == "mistralai/Mistral-7B-v0.3"
-    page.get_by_label("GPU, or its memory").fill("H1000")
-    page.get_by_label("GPU, or its memory").press("Enter")
+    page.get_by_label("GPU", exact=True).fill("H1000")
+    page.get_by_label("GPU", exact=True).press("Enter")
     page.wait_for_selector("#error:not([hidden])")
     assert "Write H100-SXM5, " in page.inner_text("#error"), "the number has a field of its own"
     page.locator("#error button").first.click()
