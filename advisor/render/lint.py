@@ -290,7 +290,8 @@ def _figures(situation: Situation) -> str:
     ram = cluster.host_memory_bytes_per_node
     host = f"{gib(memory.host_bytes_per_node)} {f'of {gib(ram)} ' if ram else ''}GiB of RAM per node"
     device = f"{gib(memory.device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
-    return f"{device}, {host}, {rate(situation.tokens_per_s())} tokens/s"
+    runs = judge_fit(memory, cluster).gpu_likely_suffices  # as in the answer's table of strategies
+    return ", ".join([device, host, *([f"{rate(situation.tokens_per_s())} tokens/s"] if runs else [])])
 
 
 def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:
