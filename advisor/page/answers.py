@@ -51,6 +51,7 @@ from .options import (
     state_command,
     state_question,
     without_counts,
+    without_waiting,
 )
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def answer(request: str) -> Iterator[str]:
     answer.
     """
     asked = json.loads(request)
-    language, warnings = asked_language(asked), list[str]()
+    language, (state, warnings) = asked_language(asked), without_waiting(asked["state"])
     try:
-        found = answer_question(state_question(asked["state"], warnings.append))
+        found = answer_question(state_question(state, warnings.append))
     except DsAdviseError as error:
         yield json.dumps(_error(error, asked["state"]))
         return
-    line = state_command(asked["state"])
+    line = state_command(state)
     command: list[Block] = [Sentence("The same question in a terminal:"), Commands([line])]
     yield json.dumps(
         {

@@ -23,6 +23,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
 from ..question.effective import effective_objectives, impossible_options, impossible_words, warnings_of_method
 from ..question.gpu_text import OR_THIS_MACHINE, described_cluster
+from ..question.job import NEED_AMOUNT, has_amount
 from ..question.model_source import id_in_address, model_shape
 from ..question.options import GROUPS, KIBI, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
@@ -67,7 +68,7 @@ def described_options() -> dict[str, Any]:
         name: {
             "label": option.label,
             "help": _NAMED.sub(_label, option.text),
-            "unset": option.default_text,
+            "unset": _NAMED.sub(_label, option.default_text),
             "words": _known_words(option),
             "default": _default_text(option),
             "methods": option.methods or OPTIONS["method"].choices,
@@ -112,6 +113,15 @@ def state_options(state: State) -> dict[str, Any]:
 
 _AUTO = re.compile(r"(\d+x)*auto", re.IGNORECASE)
 """This machine's GPUs; the counts before it are those of the page's own fields."""
+
+
+def without_waiting(state: State) -> tuple[State, list[str]]:
+    """Return the state without the options that need an amount of training while none is given, and a warning for each:
+    the fields of both are filled one after the other."""
+    given = {name: text for name, text in state.items() if text}
+    waiting = [] if has_amount(given) else [name for name in given if name.replace("-", "_") in NEED_AMOUNT]
+    left = {name: text for name, text in state.items() if name not in waiting}
+    return left, [f"--{name} has no effect yet: time and cost need --samples or --tokens" for name in waiting]
 
 
 def given_counts(state: State) -> dict[str, str]:

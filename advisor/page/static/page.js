@@ -191,13 +191,16 @@ const isValueOf = (name, text) => {  // text: what follows the name: a figure, a
   return Boolean(fields[name] && word) && (/^(\d|\/|[A-Z]+\b)/.test(word) || word === "max" || options[name]?.words.includes(word));
 };
 const quoted = (label) => language === "zh" ? `“${label}”` : `"${label}"`;
+const labelled = (text) => text.replace(new RegExp(FLAG_NAME, "g"), (flag, name) => fields[name]?.label ?? flag);
 function linkFields(root) {
   for (const flag of root.querySelectorAll(".flag")) flag.replaceWith(flag.textContent);
   root.normalize();
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
-    if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
+    if (!FLAG.test(data) || data.includes("ds-advise ") || parentElement.closest("pre, code")) continue;
+    if (parentElement.closest("svg")) walker.currentNode.data = labelled(data);
+    else found.push(walker.currentNode);
   }
   for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
     if (!FLAG.test(text)) return text;
@@ -301,7 +304,7 @@ function offerButton(name, value) {  // the number of GPUs has a field of its ow
 let sayTimer, shown = 0;  // shown: the question whose answer is shown
 function showAnswer(part) {
   shown = asked;
-  const figures = part.figures.replace(new RegExp(FLAG_NAME, "g"), (flag, name) => fields[name]?.label ?? flag);  // within a link, so without links
+  const figures = labelled(part.figures);  // within a link, so without links
   byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
   clearInvalid();
   byId("result").hidden = false;
@@ -475,6 +478,7 @@ async function begin() {
     const text = byId("kind").value.trim(), isWhole = /^\d+\s*x/i.test(text);
     if (isWhole) junk = {};
     state.gpus = isWhole ? text : spec({ ...parsed(), kind: text });
+    byId("kind").value = parsed().kind;  // the counts have fields of their own
     changed();
   };
   byId("more").querySelector("summary").onclick = () => requestAnimationFrame(() => { if (byId("more").open) byId("more").scrollIntoView(); });

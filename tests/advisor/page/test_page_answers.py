@@ -108,7 +108,6 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"config": "no JSON", "gpus": "2x32GB"}, "Paste the whole file"),
         ({"model": "gpt2", "gpus": "2x32GB", "samples": "1k", "epochs": "x"}, "--epochs 'x' is not a number."),
         ({"model": "gpt2", "gpus": "2xauto"}, "cannot see this machine's GPUs"),
-        ({"model": "gpt2", "gpus": "2x32GB", "price": "$2/h"}, "whole job. Add --samples N or --tokens 1B."),
         ({"model": "gpt2", "gpus": "2x0"}, "such as 2x32GB, 8xA100-80GB or 4x8xH100."),
         ({"config": "{}", "gpus": "2x32GB"}, "The pasted configuration: model_type is missing"),
         ({"config": '{"zero_optimization": {}}', "gpus": "2x32GB"}, "below, under Check a ds_config.json"),
@@ -202,6 +201,15 @@ def test_a_warning_of_the_command_line_is_one_of_the_page(
     assert parts(state)["answer"]["warnings"] == ""
     chinese = json.loads(next(answer(json.dumps({"state": state | options, "language": "zh"}))))
     assert re.search("不起作用", chinese["warnings"])
+
+
+def test_a_price_before_the_amount_of_training_is_no_error() -> None:
+    """The fields are filled one after the other; until both are, the command is without the price."""
+    state = {"model": "gpt2", "gpus": "2x32GB", "price": "$2/h", "epochs": "2"}
+    shown = parts(state)["answer"]
+    assert shown["warnings"].count("has no effect yet") == 2 and "--price" not in shown["line"]
+    whole = parts(state | {"samples": "10k"})["answer"]
+    assert whole["warnings"] == "" and "--price" in whole["line"] and "$" in whole["lead"]
 
 
 def test_options_that_the_model_or_the_objective_cannot_have_are_named() -> None:

@@ -134,7 +134,11 @@ def test_an_error_on_a_telephone_has_its_buttons_on_top(opened: Any) -> None:
     page = opened(gpus="1x8GB", model="Qwen2.5-14B", ram="64GB")
     page.set_viewport_size({"width": 390, "height": 740})
     assert page.text_content("#summary span") == "zero3-nvme: needs 1.06 x VRAM", "what is short"
-    assert page.locator("#ladder tr.closest td:visible").count() == 3, "strategy, memory, and verdict below"
+    assert page.locator("#ladder tr.closest td:visible").count() == 6, (
+        "strategy and memory, below the others, the verdict"
+    )
+    below = page.locator("#ladder tr.closest td.optional")
+    assert [box.get_attribute("data-title") for box in below.all()] == ["batch", "ckpt", "RAM GiB"]
     assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#ladder .scroll'))")
     enter(page, "#model", "mistral-7b")
     page.evaluate("scrollTo(0, 300)")
@@ -214,6 +218,15 @@ def test_a_focused_bar_has_the_hint_that_a_pointer_gets(opened: Any) -> None:
     assert page.is_hidden("#tip")
     page.locator("#charts [data-tip]").first.hover()
     assert "fp32" in page.text_content("#tip") or "GiB" in page.text_content("#tip")
+
+
+def test_charts_name_fields_and_say_that_bars_are_cut(opened: Any) -> None:
+    page = opened(model="Qwen2.5-14B", gpus="2x32GB")
+    page.get_by_role("tab", name="Time of a step").click()
+    chart = page.locator("#time")
+    assert "longer bars are cut" in chart.text_content()
+    assert "--" not in "".join(chart.locator("svg text").all_text_contents())
+    assert "needs NVMe drive" in chart.text_content()
 
 
 def test_every_further_option_says_what_it_is(opened: Any) -> None:

@@ -87,7 +87,7 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     assert boxes.count() > 2 and cut == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
     row = page.locator("#ladder tr.chosen td:visible").all_text_contents()
-    assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 4, "memory and speed are between"
+    assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 7, "memory and speed beside, batch, ckpt and RAM below"
     flags = page.locator(".flag:visible")
     assert flags.count() > 2
     assert flags.evaluate_all("(all) => all.every((flag) => flag.getClientRects().length === 1)"), "no flag is broken"
