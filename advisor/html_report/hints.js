@@ -30,3 +30,11 @@ addEventListener("focusin", (event) => {
 addEventListener("focusout", hideHint);
 addEventListener("scroll", hideHint, { passive: true });
 addEventListener("keydown", (event) => event.key === "Escape" && hideHint());
+// A box that does not scroll is no stop of the Tab key.
+const watched = new ResizeObserver((entries) => {
+  for (const { target: box } of entries)
+    box.tabIndex = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight ? 0 : -1;
+});
+function watchBoxes(root) {
+  for (const box of root.querySelectorAll("pre[tabindex], .scroll[tabindex]")) watched.observe(box);
+}

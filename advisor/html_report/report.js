@@ -1,5 +1,6 @@
 "use strict";
 takeTitles(document);
+watchBoxes(document);
 codeButtons(document, document.body.dataset);
 let opened = [];
 addEventListener("beforeprint", () => {

@@ -9,6 +9,7 @@ const make = (name, properties = {}, ...children) => {
 };
 const { answers: mode, first } = document.documentElement.dataset;
 const language = document.documentElement.dataset.language || (/^zh(-CN|-SG|-Hans.*)?$/i.test(navigator.language) ? "zh" : "en");
+const COLON = language === "zh" ? "：" : ": ";
 const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
@@ -78,7 +79,7 @@ function slider(box) {
   const label = box.dataset.label ?? labelOf(name);
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
   const range = make("input", { type: "range", min: 0, ariaLabel: label });
-  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}: ${t("auto")}`, hidden: true });
+  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}${COLON}${t("auto")}`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: label }), back, text, range);
   text.onchange = () => { set(name, text.value); text.value = value(name); };
   range.oninput = () => {
@@ -252,7 +253,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   for (const [name, value, words] of offers) {
     const at = rest.indexOf(words);
     if (at < 0) continue;
-    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length).replace(/ $/, ": ");  // the only field needs no name
+    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length).replace(/ $/, COLON);  // the only field needs no name
     said.push(rest.slice(0, at) + flag, offerButton(name, value));
     rest = rest.slice(at + words.length);
   }
@@ -261,7 +262,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   linkFields(byId("error"));
   if (names.length && !byId("error").querySelector(".link")) {
     const links = names.flatMap((name) => [", ", fieldLink(name, fields[name].label)]);
-    byId("error").prepend(...links.slice(1), language === "zh" ? "：" : ": ");
+    byId("error").prepend(...links.slice(1), COLON);
   }
   clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
@@ -328,6 +329,7 @@ function showAnswer(part) {
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
   takeTitles(byId(name));
+  watchBoxes(byId(name));
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), failed: t("Not copied"), save: t("Save") });
   linkFields(byId(name));
 }
@@ -355,7 +357,7 @@ function showWhole({ changes, options, scaling, sources = "", files }) {
   for (const code of document.querySelectorAll("#changes td code")) {
     const asks = options[code.textContent], title = t("Ask this");
     if (!asks) continue; // an option of the command alone
-    const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
+    const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}${COLON}${text === "yes" ? t("yes") : text}`).join(language === "zh" ? "，" : ", ");
     code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => take(asks) }));
   }
   byId("changes").classList.remove("stale");

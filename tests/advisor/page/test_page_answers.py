@@ -250,6 +250,15 @@ def test_fields_have_the_groups_of_the_help_and_names_of_the_field() -> None:
     assert len(offered["options"]["micro-batch"]["objectives"]) > 10
 
 
+def test_every_label_is_in_the_language_of_the_page() -> None:
+    """Names of features are the same in both."""
+    offered = json.loads(choices('{"language": "zh"}'))
+    labels = {option["label"] for option in offered["options"].values()}
+    english = {label for label in labels if not {label, label[:1].lower() + label[1:]} & {*offered["texts"]}}
+    assert english == {"DoRA", "MLP", "ZeRO++"}
+    assert offered["texts"]["Experts"] == "专家"
+
+
 @pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=transformers"])
 def test_the_address_of_a_model_is_its_name(rest: str) -> None:
     state = {"model": f"https://huggingface.co/Qwen/Qwen2.5-7B{rest}", "gpus": "2x32GB"}

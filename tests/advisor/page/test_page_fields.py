@@ -209,6 +209,18 @@ def test_auto_can_be_written(opened: Any, option: str) -> None:
     assert page.input_value(f"#{option}-value") == ""
 
 
+def test_the_tab_key_stops_at_boxes_that_scroll(opened: Any) -> None:
+    page = opened(model="Qwen2.5-14B", gpus="2x32GB")
+    stops = """[...document.querySelectorAll('#result :is(pre, .scroll)')].filter((box) => box.checkVisibility()).map(
+      (box) => [box.tabIndex === 0, box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight])"""
+    page.wait_for_timeout(200)
+    found = page.evaluate(stops)
+    assert len(found) > 4 and all(is_stop == scrolls for is_stop, scrolls in found)
+    page.set_viewport_size({"width": 700, "height": 800})
+    page.wait_for_timeout(200)
+    assert all(is_stop == scrolls for is_stop, scrolls in page.evaluate(stops))
+
+
 def test_a_focused_bar_has_the_hint_that_a_pointer_gets(opened: Any) -> None:
     page = opened()
     page.focus("#tabs button")
