@@ -189,8 +189,8 @@ def _texts(part: Any) -> Iterator[str]:
         "129.5 GiB of host RAM per node while the model loads",
         "1,004 GiB of RAM",
         "rep/b.json, to copy",
-        "DeepSpeed's estimate_zero2 gives 30.1 GiB per GPU (ours: 28.0) and 2.0 GiB of RAM per node. It counts fp32 master "
-        "weights in place of bf16; gradients in 16 bits and in fp32 at once. It leaves out logits.",
+        "DeepSpeed's estimate_zero2 gives 30.1 GiB per GPU (ours: 28.0) and 2.0 GiB of RAM per node. It counts fp32 "
+        "master weights in place of bf16; gradients in 16 bits and in fp32 at once. It leaves out logits.",
     ],
 )
 def test_a_sentence_is_whole_in_one_language(english: str) -> None:
