@@ -152,6 +152,7 @@ LINES = {
     "doctor --num-gpus 2": "leave it out: ds-advise doctor is about this machine\n",
     "mcp --gpus 4": "it is one of ds-advise advise, explain, compare, ...; see ds-advise advise --help\n",
     "explain gpt2 --strategy zero3 --zero-stage 3": "leave it out: --strategy zero3 has it\n",
+    "explain gpt2 --gpus 24GB --html r.html": "write ds-advise explain gpt2 --gpus 24GB --json > r.json\n",
     "explain gpt2 --zero-stage 3": "write --strategy zero3\n",
     "explain gpt2 --strategy stage3": "write zero3\n",
     "explain gpt2 --strategy ds_z3_offload_config.json": "write zero3-offload\n",
