@@ -318,7 +318,7 @@ def test_lint_on_the_page_asks_what_the_command_asks(options: str, capsys: pytes
     printed = " ".join(capsys.readouterr().out.split())
     shown = unescape(re.sub("<.*?>", " ", re.sub("</?span.*?>", "", found))).replace("\N{NO-BREAK SPACE}", " ")
     for name in ("Predicted", "For"):
-        (line,) = re.findall(rf"{name}:? .*?(?:tokens/s|checkpointing\))\.", shown)
+        (line,) = re.findall(rf"{name}:? .*?(?:tokens/s|per node|checkpointing\))\.", shown)
         assert line in printed
     most = json.loads(judge(json.dumps({"config": text, "state": {**state, "seq-len": "max"}})))
     assert most["part"] == "lint", "the longest that fits, which lint does not search"
