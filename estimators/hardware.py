@@ -363,18 +363,18 @@ def find_gpu(name: str) -> Gpu:
     if candidates:
         names = [gpu.name for gpu in candidates]
         raise ClusterError(
-            f"{name[:60]!r} matches several GPUs: {', '.join(names)}",
+            f"{name[:60]!r} matches several GPUs",
             why="they differ in memory or speed",
-            fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
+            fix=f"name one of them: {', '.join(names)}",
         )
-    nearest = nearest_names(name, least=_LIKE)
+    nearest = nearest_names(name)
+    meant = f"nearest: {', '.join(nearest)}; or give" if nearest else "name one, such as --gpus 2xA100-80GB, or give"
     if _normal(name) == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
-    alone = "give the memory alone, such as --gpus 2x24GB"
     raise ClusterError(
         f"no GPU called {name[:60]!r} is known",
         why="its memory and speed are not known",
-        fix=f"nearest: {', '.join(nearest)}; or {alone}" if nearest else alone,
+        fix=f"{meant} the memory alone, such as --gpus 2x24GB",
     )
 
 
@@ -433,13 +433,8 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _rows())
 
 
-_LIKE = 0.6
-"""Share of equal characters from which the name of a GPU is worth naming."""
-
-
-def nearest_names(name: str, least: float = 0.0) -> list[str]:
-    """Return up to three names of GPUs, the most similar first. least: the share of equal characters, among which are
-    a digit and the letter that looks like it."""
+def nearest_names(name: str) -> list[str]:
+    """Return up to three names of GPUs that are similar to a name (`_LEAST_LIKENESS`), the most similar first."""
     from difflib import SequenceMatcher
 
     def seen(text: str) -> str:
@@ -451,8 +446,15 @@ def nearest_names(name: str, least: float = 0.0) -> list[str]:
         gpu.name: max(SequenceMatcher(None, wanted, seen(spelling)).ratio() for spelling in _spellings(row))
         for gpu, row in zip(gpus(), _rows(), strict=True)
     }
-    return [known for known in sorted(likeness, key=lambda known: -likeness[known])[:3] if likeness[known] >= least]
+    return [
+        known
+        for known in sorted(likeness, key=lambda known: -likeness[known])[:3]
+        if likeness[known] >= _LEAST_LIKENESS
+    ]
 
+
+_LEAST_LIKENESS = 0.65
+"""Least share of equal characters of similar names, among which are a digit and the letter that looks like it."""
 
 _LOOK_ALIKE = str.maketrans("oil", "011")
 

@@ -76,8 +76,8 @@ def parse_limits(
             f"{name} is {min_tokens_per_second:g}", why="it must be above 0", fix=f"pass a valid {name}"
         )
     limits: dict[RequirementName, float | None] = {
-        "memory": parse_size("--max-memory", max_memory, least=10**6, most=10**15) if max_memory else None,
-        "ram": parse_size("--max-ram", max_ram, least=10**6, most=10**15) if max_ram else None,
+        "memory": parse_size("--max-memory", max_memory, least=2**20, most=64 * 2**40) if max_memory else None,
+        "ram": parse_size("--max-ram", max_ram, least=2**20, most=64 * 2**40) if max_ram else None,
         "speed": min_tokens_per_second,
         "duration": None if max_duration is None else parse_duration("--max-duration", max_duration),
         "cost": None if max_cost is None else parse_money("--max-cost", max_cost, currency),

@@ -40,7 +40,7 @@ from ..question.file_question import record
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
-from ..text.units import gib, times
+from ..text.units import alternatives, gib, times
 from .recommendation import OwnScript, Recommendation, try_first_path
 
 _SERVER = "Start the generation server before the training:"
@@ -92,9 +92,11 @@ def start_settings(answer: Recommendation, chosen: Candidate) -> list[tuple[str,
             why = "Before the start, on every node (without it, fragmentation can take a quarter more memory):"
         settings.append((variables, why))
     if chosen.plan.offload_optimizer != "none" and cluster.threads_per_rank is None:  # the user has not set the threads
-        launchers: tuple[Launcher, ...] = ("accelerate", "deepspeed")
-        speeds = {launcher: f"{_unset_speed(answer, chosen, launcher):.2f}" for launcher in launchers}
-        slower = [f"{speed} x as fast by {launcher}" for launcher, speed in speeds.items() if speed != "1.00"]
+        launchers: tuple[Launcher, ...] = ("torchrun", "accelerate", "deepspeed")
+        by_speed = dict[str, list[str]]()
+        for launcher in launchers[1:2] if _only_by_accelerate(answer) else launchers:
+            by_speed.setdefault(f"{_unset_speed(answer, chosen, launcher):.2f}", []).append(launcher)
+        slower = [f"{speed} x as fast by {alternatives(by)}" for speed, by in by_speed.items() if speed != "1.00"]
         effect = f" (without it {', '.join(slower)})" if slower else ""
         settings.append((threads_setting(cluster), f"For the optimizer on the host{effect}:"))
     return settings

@@ -105,7 +105,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
-        return _line_of(owners, args, command)
+        # Another command with the same form of the answer would answer another question.
+        return "" if own in (*_FILES, *_MORE) else _line_of(owners, args, command)
     if target and target not in known and (owners := owners_of(target)):
         renamed = [*without((option,), args, command), *_filled(written, value, ()).split()]
         if found := _line_of(owners, renamed, command):

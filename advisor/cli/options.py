@@ -226,10 +226,13 @@ def question_options(
         def grouped(**values: Any) -> int:
             group = {name: values.pop(name) for name in parameters}
             method = group.get("method")
-            for name in group:
-                effective = declared[name].methods if name in declared else ()
-                if method is not None and effective and method not in effective:
-                    warn_ignored(name, f"with --method {method}")
+            if method is not None:
+                from ..question.effective import warnings_of_method  # imported here: `--help` needs none of it
+
+                passed = passed_options()
+                given = (option for name, option in declared.items() if name in group and name in passed)
+                for warning in warnings_of_method(given, method):
+                    to_stderr(warning)
             model = values.get("model") or group.get("model")
             if isinstance(model, str) and (
                 shapes := [name for name in ("input_shape", "input_dtype") if group.get(name)]

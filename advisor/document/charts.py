@@ -101,6 +101,11 @@ class StackedBars:
     families: Mapping[str, str] = field(default_factory=dict)
     """Titles by ink, in the order of the legend and of each bar's parts; without them there is no legend."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a bar is longer than the scale."""
+        return self.ends_at is not None and any(bar.value > self.ends_at for bar in self.bars)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:

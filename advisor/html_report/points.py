@@ -26,7 +26,9 @@ def draw_points(chart: Points, width: int) -> Markup:
     xs, ys = [point.x for point in chart.points], [point.y for point in chart.points]
     x_names, y_names = log_ticks(xs, chart.x_unit), log_ticks(ys, chart.y_unit)
     left = 10 + max(svg.text_width(name, SMALL) for name in y_names.values())
-    top, right = 30.0, width - 12.0
+    others = [("other", "not in the table")] if any(not point.mark for point in chart.points) else []
+    key, used = svg.legend(others, width, 16)
+    top, right = 30.0 + used, width - 12.0
     bottom = top + tall
     x_of = _scale(xs, left + _PAD, right - _PAD)
     y_of = _scale(ys, bottom - _PAD, top + _PAD)
@@ -38,6 +40,7 @@ def draw_points(chart: Points, width: int) -> Markup:
         width,
         bottom + 24,
         svg.small(0, 11, chart.title),
+        key,
         *lines,
         *names,
         *_apart(x_names, x_of, bottom + 16, right),
@@ -64,8 +67,10 @@ def _apart(names: Mapping[float, str], x_of: Scale, y: float, right: float) -> l
 
 
 def _marks(points: Sequence[Point], x_of: Scale, y_of: Scale, right: float) -> list[Markup]:
-    """Return the points in their order. Each letter has the first free place around its point."""
-    taken = [(x_of(log(point.x)), y_of(log(point.y))) for point in points if point.mark]
+    """Return the points in their order. Each letter has the first free place around its point: one without a point or
+    a letter, else one with a point without a letter."""
+    at_points = [(x_of(log(point.x)), y_of(log(point.y))) for point in points]
+    taken = [place for place, point in zip(at_points, points, strict=True) if point.mark]
     drawn = list[Markup]()
     for point in points:
         x, y = x_of(log(point.x)), y_of(log(point.y))
@@ -73,9 +78,10 @@ def _marks(points: Sequence[Point], x_of: Scale, y_of: Scale, right: float) -> l
         drawn.append(svg.element("circle", cx=x, cy=y, r=5 if point.chosen else 3.5, **svg.fill(ink)))
         if not point.mark:
             continue
-        places = [(x + _LETTER, y), (x - _LETTER, y), (x, y - _LETTER - 1), (x, y + _LETTER + 1)]
-        free = (place for place in places if place[0] < right and not _is_taken(place, taken))
-        at = next(free, places[0])
+        beside = [(x + _LETTER, y), (x - _LETTER, y), (x, y - _LETTER - 1), (x, y + _LETTER + 1)]
+        corners = [(x + step, y + rise) for step in (_LETTER, -_LETTER) for rise in (-_LETTER, _LETTER)]
+        free = [place for place in (*beside, *corners) if place[0] < right and not _is_taken(place, taken)]
+        at = min(free or beside, key=lambda place: _is_taken(place, at_points))  # the first of the best
         taken.append(at)
         ink = "good" if point.chosen else "text"
         look: dict[str, Any] = {"anchor": "middle", "ink": ink, "bold": point.chosen, "size": SMALL}

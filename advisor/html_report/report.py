@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +75,7 @@ def render_html(document: doc.Document, *, date: str = "", command: str = "") ->
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
         style=f"{text_file('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_sheet()}}}",
-        script=text_file("copy.js") + text_file("report.js"),
+        script="".join(map(text_file, ("copy.js", "hints.js", "report.js"))),
         data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 
@@ -185,7 +185,7 @@ def _table(table: doc.Table) -> Markup | None:
         for column, title in enumerate(table.head)
     ]
     head = element("thead", element("tr", *titles)) if any(table.head) else None
-    body = element("tbody", *(_row(row, len(titles), table.optional) for row in table.rows))
+    body = element("tbody", *(_row(row, table.head, table.optional) for row in table.rows))
     label = ", ".join(filter(None, table.head)) or None
     role = "group" if label else None
     look = _classes("scroll", "folds" * _folds(table))
@@ -193,8 +193,8 @@ def _table(table: doc.Table) -> Markup | None:
 
 
 def _folds(table: doc.Table) -> bool:
-    """Whether a table on a phone has the words of its last column below each row: without them and the other optional
-    columns, a name and at most two figures stand beside each other. `report.css` and the page's `page.css` draw it."""
+    """Whether a table on a phone has the words of its last column below each row: with the other optional columns
+    below too, a name and at most two figures are side by side. `report.css` and the page's `page.css` draw it."""
     last = len(table.head) - 1
     beside = [at for at in range(last) if at not in table.optional]
     return bool(table.optional) and len(beside) in (2, 3) and not table.is_numeric(last)
@@ -204,24 +204,26 @@ def _classes(*names: str) -> str | None:
     return " ".join(filter(None, names)) or None
 
 
-def _row(row: doc.Row, columns: int, optional: Collection[int]) -> Markup:
-    """Return a row; remarks stand below the first cell. Cells of optional columns have a class, by which a style sheet
-    for phones can leave them out."""
+def _row(row: doc.Row, head: Sequence[str], optional: Collection[int]) -> Markup:
+    """Return a row; remarks stand below the first cell. Cells of optional columns have a class and their title, with
+    which a style sheet for phones puts them below the others."""
     remarks = (remark if isinstance(remark, str) else remark.text for remark in row.remarks)
     below = [element("div", remark, class_="soft") for remark in remarks]
     cells, last = list[Markup](), len(row.cells) - 1
     for column, cell in enumerate(row.cells):
-        span = str(columns - last) if column == last < columns - 1 else None
+        span = str(len(head) - last) if column == last < len(head) - 1 else None
         look = "optional" * (column in optional and span is None)
+        title = (head[column] or None) if look else None
         if isinstance(cell, doc.Figure):  # with its exact value as an attribute for programs
             exact = None if cell.value is None else repr(cell.value)
             names = _classes("n", cell.style, look)
-            cells.append(element("td", cell.text, class_=names, data_value=exact, colspan=span))
+            cells.append(element("td", cell.text, class_=names, data_value=exact, data_title=title, colspan=span))
         elif not isinstance(cell, doc.Meter):
             text = (
                 element("code", _with_whole_flags(cell.text.strip())) if isinstance(cell, doc.Snippet) else cell.strip()
             )
-            cells.append(element("td", text, *([] if column else below), class_=_classes(look), colspan=span))
+            words = [text, *([] if column else below)]
+            cells.append(element("td", *words, class_=_classes(look), data_title=title, colspan=span))
     return element("tr", *cells, class_=row.look or None)
 
 

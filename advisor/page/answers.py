@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.job import JOB_KINDS
-from ...estimators.errors import DsAdviseError
+from ...ds_configs.record import RECORD_KEY
+from ...estimators.errors import ClusterError, DsAdviseError
 from ...estimators.hardware import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
@@ -27,12 +29,13 @@ from ..html_report.canvas import dark_rules, joined
 from ..html_report.report import draw_blocks, draw_section
 from ..question.gpu_text import MOST_GPUS_PER_NODE, MOST_NODES
 from ..render.answer import answer_document, change_blocks, memory_and_time_blocks
-from ..render.answer_charts import chart_blocks, scaling_blocks
+from ..render.answer_charts import chart_blocks, scaling_blocks, source_blocks
 from ..text.labels import device_label
 from ..text.language import Language, translate
 from ..text.language import catalogue as translations
 from ..text.units import capitalised, ended, gib, rate
 from .options import (
+    OPTIONS,
     PASTED_TEXT,
     State,
     described_options,
@@ -41,11 +44,14 @@ from .options import (
     file_options,
     given_counts,
     grouped_options,
+    idle_options,
     options_in,
     page_fix,
     read_pasted,
     state_command,
     state_question,
+    without_counts,
+    without_waiting,
 )
 
 if TYPE_CHECKING:
@@ -88,22 +94,25 @@ def answer(request: str) -> Iterator[str]:
     at once.
 
     "answer" holds everything but charts and changes; "charts" holds a section for each chart; "pause" is empty, and a
-    caller with a newer question stops there; "whole" holds the changes, the scaling charts, the job files, and the
-    answer as `ds-advise --json` prints it. "error" comes alone, with the reason why there is no answer.
+    caller with a newer question stops there; "whole" holds the changes, the scaling charts, the source of every figure,
+    the job files, and the answer as `ds-advise --json` prints it. "error" comes alone, with the reason why there is no
+    answer.
     """
     asked = json.loads(request)
-    language = asked_language(asked)
+    language, (state, warnings) = asked_language(asked), without_waiting(asked["state"])
     try:
-        found = answer_question(state_question(asked["state"]))
+        found = answer_question(state_question(state, warnings.append))
     except DsAdviseError as error:
         yield json.dumps(_error(error, asked["state"]))
         return
-    line = state_command(asked["state"])
+    line = state_command(state)
     command: list[Block] = [Sentence("The same question in a terminal:"), Commands([line])]
     yield json.dumps(
         {
             "part": "answer",
             **_shown(found, language),
+            "warnings": draw_blocks(translated([*map(Sentence, map(ended, warnings))], language)),
+            "idle": idle_options(found.question),
             "command": draw_blocks(translated(command, language)),
             "line": line,
         }
@@ -118,6 +127,7 @@ def answer(request: str) -> Iterator[str]:
             "changes": _drawn(change_blocks(found, details=True), language),
             "options": {change.flags: asks for change in found.changes if (asks := options_in(change.flags))},
             "scaling": _drawn(scaling_blocks(found), language),
+            "sources": _drawn(source_blocks(found), language),
             "files": draw_blocks(translated([*_files(found)], language)),
         }
     )
@@ -178,33 +188,48 @@ def _files(answer: Recommendation) -> Iterator[Block]:
 
 
 def judge(request: str) -> str:
-    """Return the lint findings of `{"config": text, "state": {...} or null}` for the question of a state, and the
-    corrected text; "" if nothing can be corrected."""
+    """Return the lint findings of `{"config": text, "state": {...} or null}` for the question of a state, the corrected
+    text, and for advice on comments the text without them; "" for none."""
     asked = json.loads(request)
     try:
         found = _linted(asked["config"], asked["state"])
     except DsAdviseError as error:
         return json.dumps(_error(error))
-    from ..render.lint import finding_blocks  # imported here: in a browser it would delay the first answer
+    # Imported here: in a browser they would delay the first answer.
+    from ...validate.lint.config_file import WritePlainJson, apply
+    from ...validate.lint.rules_file import KEEPS_COMMENTS
+    from ..render.lint import finding_blocks
 
-    after, corrected = found.corrected()
+    report, (after, corrected) = found.report, found.corrected()
+    keeps_comments = any(each.fix == KEEPS_COMMENTS for each in report.shown)
+    shown = replace(report, findings=tuple(replace(each, fix=page_fix(each.fix)) for each in report.findings))
+    blocks = finding_blocks(capitalised(PASTED_TEXT), shown, found.basis, if_assumed=_TO_NAME_THE_READER)
     return json.dumps(
         {
             "part": "lint",
-            "findings": draw_blocks(finding_blocks(capitalised(PASTED_TEXT), found.report, found.basis)),
+            "findings": draw_blocks(blocks),
+            "plain": apply(report.document, [WritePlainJson()])[0] if keeps_comments else "",
             "corrected": after.document.text if corrected else "",
         }
     )
 
 
+_TO_NAME_THE_READER = 'tick "for the model and machine above", which has the framework'
+
+
 def _linted(text: str, state: State | None) -> Linted:
     from ..answer.lint_file import lint_for  # imported here: in a browser it would delay the first answer
 
-    return lint_for(read_pasted(text), {} if state is None else file_options(state), name=PASTED_TEXT)
+    document, options = read_pasted(text), {} if state is None else file_options(state)
+    if state is not None and RECORD_KEY not in document.value:  # else the record has it
+        options.setdefault("framework", OPTIONS["framework"].default)
+    return lint_for(document, options, name=PASTED_TEXT)
 
 
 def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[str, Any]:
     error.fix = page_fix(error.fix)
+    if isinstance(error, ClusterError):
+        without_counts(error, state.get("gpus", ""))
     sentence = " ".join(ended(capitalised(text)) for text in (error.reason, error.fix) if text)
     return {
         "part": "error",

@@ -40,9 +40,13 @@ TYPES = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "copy.js": "text/javascript; charset=utf-8",
+    "hints.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 """Media types of the page's own files."""
+
+REPORT_FILES = ("copy.js", "hints.js")
+"""Those that reports also have."""
 
 WORKER_FILES = ("worker.js", "service_worker.js")
 """Additional files of a static page."""
@@ -94,7 +98,7 @@ def page_file(
     """Return one of the page's own files as served. answers: where the answers are computed. language: None selects
     the browser's. build: name of this build's cache. kept: JSON, the files in the cache. shown: JSON, the content of
     the page before Python runs."""
-    folder = files(html_report) if name == "copy.js" else files(__package__).joinpath("static")
+    folder = files(html_report) if name in REPORT_FILES else files(__package__).joinpath("static")
     raw = folder.joinpath(name).read_bytes()
     if name not in TEMPLATES:
         return raw

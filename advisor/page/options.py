@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +21,11 @@ from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
-from ..question.effective import effective_objectives
-from ..question.gpu_text import OR_THIS_MACHINE
+from ..question.effective import effective_objectives, impossible_options, impossible_words, warnings_of_method
+from ..question.gpu_text import OR_THIS_MACHINE, described_cluster
+from ..question.job import NEED_AMOUNT, has_amount
 from ..question.model_source import id_in_address, model_shape
-from ..question.options import GROUPS, CpuOptions, ModuleOptions, Option, names_in, parse_count
+from ..question.options import GROUPS, KIBI, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.question import Question
 
@@ -61,18 +62,29 @@ def _known_words(option: Option) -> tuple[str, ...]:
 
 
 def described_options() -> dict[str, Any]:
-    """Return what a field of each option needs: its label, words to choose from and default, and the methods and
-    objectives in which it has an effect."""
+    """Return what a field of each option needs: its label, help, words to choose from and default, what it means if
+    unset, the methods and objectives in which it has an effect, and the words that an objective refuses."""
     return {
         name: {
             "label": option.label,
+            "help": _NAMED.sub(_label, option.text),
+            "unset": _NAMED.sub(_label, option.default_text),
             "words": _known_words(option),
             "default": _default_text(option),
             "methods": option.methods or OPTIONS["method"].choices,
             "objectives": effective_objectives(option.name),
+            "refused": impossible_words(option.name),
         }
         for name, option in OPTIONS.items()
     }
+
+
+_NAMED = re.compile(r"--([a-z][a-z-]*)")
+
+
+def _label(flag: re.Match[str]) -> str:
+    """Return the name of a flag's field; the flag itself if it has none."""
+    return f'"{OPTIONS[flag[1]].label}"' if flag[1] in OPTIONS else flag[0]
 
 
 def grouped_options() -> dict[str, list[str]]:
@@ -103,6 +115,15 @@ _AUTO = re.compile(r"(\d+x)*auto", re.IGNORECASE)
 """This machine's GPUs; the counts before it are those of the page's own fields."""
 
 
+def without_waiting(state: State) -> tuple[State, list[str]]:
+    """Return the state without the options that need an amount of training while none is given, and a warning for each:
+    the fields of both are filled one after the other."""
+    given = {name: text for name, text in state.items() if text}
+    waiting = [] if has_amount(given) else [name for name in given if name.replace("-", "_") in NEED_AMOUNT]
+    left = {name: text for name, text in state.items() if name not in waiting}
+    return left, [f"--{name} has no effect yet: time and cost need --samples or --tokens" for name in waiting]
+
+
 def given_counts(state: State) -> dict[str, str]:
     """Return the counts among the options in plain figures: 8192 for 8k."""
     found: dict[str, str] = {}
@@ -113,10 +134,19 @@ def given_counts(state: State) -> dict[str, str]:
     return found
 
 
-def state_question(state: State) -> Question:
-    """Return the question of the page's options. Raises DsAdviseError for unknown, impossible or contradictory options,
-    and for a pasted text that is not a model's configuration."""
-    return build_question(state_model(state), **state_options(state))
+def state_question(state: State, say: Callable[[str], None] = lambda _: None) -> Question:
+    """Return the question of the page's options. say: receives what the command line warns of. Raises DsAdviseError for
+    unknown, impossible or contradictory options, and for a pasted text that is not a model's configuration."""
+    options = state_options(state)
+    question = build_question(state_model(state), say=say, **options)
+    for warning in warnings_of_method((QUESTION_OPTIONS[name] for name in options), question.workload.method):
+        say(warning)
+    return question
+
+
+def idle_options(question: Question) -> list[str]:
+    """Return the options that the question's model cannot have."""
+    return [name for name, option in OPTIONS.items() if option.name in impossible_options(question.model)]
 
 
 def file_options(state: State) -> dict[str, Any]:
@@ -227,13 +257,26 @@ _ALTERNATIVE = re.compile(r"--([a-z][a-z-]*) [A-Z][A-Z:,]*(?: or |, )(?=--)")
 """An option with a placeholder, before another that can be given instead: `--data FILE, --samples N`."""
 
 
-def page_fix(fix: str) -> str:
-    """Return what an error says to do without what the page lacks: the GPUs of this machine, files, and an option in a
-    list of several that each suffice."""
-    from ...validate.lint.document_reader import FIX  # imported here: most questions have no error
+CORRECT = '"Correct them"'
+"""The button that does what `--fix` does."""
 
-    if fix == FIX:
-        return _WHOLE_FILE
+_FIX = re.compile(r"--fix\b(?!-)")
+
+
+def page_fix(fix: str) -> str:
+    """Return what an error says to do without what the page lacks: the GPUs of this machine, files, `--fix`, and an
+    option in a list of several that each suffice."""
+    from ...validate.lint.document_reader import FIX  # imported here: most questions have no error
+    from ...validate.lint.rules_file import KEEPS_COMMENTS, REMOVES_COMMENTS
+
+    own = {
+        FIX: _WHOLE_FILE,
+        KEEPS_COMMENTS: "for the Trainer or accelerate remove the comments",
+        REMOVES_COMMENTS: f"write plain JSON; {CORRECT} also removes the comments",
+    }
+    if fix in own:
+        return own[fix]
+    fix = _FIX.sub(CORRECT, fix)
     without = _ALTERNATIVE.sub(lambda found: found[0] if found[1] in OPTIONS else "", fix)
     return without.replace(OR_THIS_MACHINE, "")
 
@@ -308,4 +351,24 @@ def _value(name: str, text: str) -> Any:
         return float(text) if option.kind == "number" else text
     except ValueError as error:
         what = f"--{name} {text[:40]!r} is not a number" if option.kind == "number" else str(error)
-        raise WorkloadError(what, fix=f"give --{name} a number") from None
+        raise WorkloadError(what, fix=f"give --{name} a number{_forms(option)}") from None
+
+
+def _forms(option: Option) -> str:
+    """Return what an option takes besides plain figures, as the end of a sentence; "" for nothing."""
+    forms = [*(["such as 4k"] if option.kilo == KIBI else []), *(f"or {word}" for word in option.choices)]
+    return "".join(f", {form}" for form in forms)
+
+
+def without_counts(error: ClusterError, gpus: str) -> None:
+    """Write only the kind of GPU in an error about it, since the counts before it are those of the page's own
+    fields."""
+    kind = _COUNTS.sub("", gpus)
+    try:
+        described_cluster(kind)
+    except ClusterError:
+        shown = f" {kind[:40]!r}" if kind else ""
+        error.what = error.what.replace(f"--gpus {gpus.strip()[:40]!r}", f"--gpus{shown}")
+
+
+_COUNTS = re.compile(r"^\s*(\d+\s*x\s*){0,2}", re.IGNORECASE)

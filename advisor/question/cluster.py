@@ -88,7 +88,7 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
 def memory_limit_bytes(options: Mapping[str, Any]) -> int | None:
     """The memory limit of each rank on the CPU; None without a limit."""
     memory = options.get("memory")
-    return None if memory is None else parse_size("--memory", memory, least=10**7, most=10**15)
+    return None if memory is None else parse_size("--memory", memory, least=10 * 2**20, most=64 * 2**40)
 
 
 def parse_cluster(
@@ -245,7 +245,7 @@ def parse_ram(text: str) -> tuple[int, str]:
     `256GB` and `0.5TB` are modules as sold, in powers of two: usable = size * (1 - KERNEL_MEMORY_SHARE).
     `200GiB` is exactly the usable size (the RAM that `free` shows, or a container's limit).
     """
-    size = parse_size("--ram", text, least=10**9, most=64 * 2**40)
+    size = parse_size("--ram", text, least=2**30, most=64 * 2**40)
     if "i" in text.lower():
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))

@@ -148,7 +148,7 @@ def near_gpus(text: str) -> tuple[str, ...]:
     """What to write in `--gpus` for counts and nearly the name of a kind: `8xH100-SXM5` first for `8xh1oo`; () for any
     other text."""
     counts, kind = _read(text[:_LONGEST])
-    return tuple(_spec(counts, _word(name)) for name in _near_kinds(kind)) if counts and kind else ()
+    return tuple(_spec(counts, _word(name)) for name in nearest_names(kind)) if counts and kind else ()
 
 
 def with_counts(text: str, nodes: str = "", per_node: str = "") -> str:
@@ -270,7 +270,7 @@ def _gpu_of_name_and_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str
     of a card of its size. Raises ClusterError for a name of several cards of other sizes."""
     gpu, named = gpu_of_memory(gigabytes), gpus_named(name)
     if len(named) > 1:
-        why = f"{name} is one of {', '.join(each.name for each in named)}"
+        why = f"{name} has {alternatives([f'{size}' for size in sorted({each.nominal_gb for each in named})])} GB"
         raise ClusterError(f"no {name} of {gigabytes:g} GB is known", why=why)
     if named:
         gpu = replace(named[0], memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
@@ -308,10 +308,6 @@ def _several(kind: str) -> tuple[Gpu, ...]:
     return gpus_named(name) or gpus_named(sized[1] if sized else "")
 
 
-def _near_kinds(kind: str) -> list[str]:
-    return nearest_names(kind, least=0.65)
-
-
 def _memory_and_speed(kind: str) -> tuple[int, float]:
     gpu, _ = _gpu_of_kind(kind)
     return gpu.nominal_gb, gpu.bf16_flops_per_s or gpu.fp16_flops_per_s or gpu.fp32_flops_per_s or 0.0
@@ -326,7 +322,7 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
     kind = _without_words(kind) if len(kind) <= _LONGEST else kind  # `8 GPUs`
     shown, front = f"--gpus {text.strip()[:40]!r}", "".join(f"{count[:10]}x" for count in counts)
     if not kind:
-        fix = f"write --gpus {front}24GB, or a name: {front}A100-80GB" if counts else _GRAMMAR
+        fix = f"write --gpus {front}24GB or {front}A100-80GB" if counts else _GRAMMAR
         return ClusterError(f"{shown} has no kind of GPU", why="memory and speed depend on it", fix=fix)
     if _IDS.fullmatch(kind):
         many = len(kind.split(","))
@@ -352,8 +348,9 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
             fix=f"write --gpus {alternatives([_together(listed, each) for each in kinds])}",
         )
     if meant := meant_gpus(text):
-        if _several(kind):
-            fix = f"write --gpus {meant} or another of them"
+        if several := _several(kind):
+            meant = alternatives([_spec(_possible(counts), _word(gpu.name)) for gpu in several])
+            fix = f"write --gpus {meant}"
             sized = _NAME_AND_SIZE.fullmatch(kind.strip())
             if sized and SMALLEST_GB <= float(sized[2]) <= LARGEST_GB:
                 memory = _spec(_possible(counts), f"{float(sized[2]):g}GB")
@@ -361,16 +358,16 @@ def _refusal(text: str, counts: Counts, kind: str, error: ClusterError) -> Clust
             return ClusterError(error.what, why=error.why, fix=fix)
         return ClusterError(f"{shown} is not GPUs x kind", fix=f"write --gpus {meant}")
     if number := _WITHOUT_UNIT.fullmatch(kind.strip()):
-        several = counted_noun(int(number[1]), "GPU")
-        meanings = [f"{number[1]}x24GB for {several} of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)
+        cards = counted_noun(int(number[1]), "GPU")
+        meanings = [f"{number[1]}x24GB for {cards} of 24 GB"] * (not counts and 0 < int(number[1]) <= 16)
         if SMALLEST_GB <= int(number[1]) <= LARGEST_GB:
             meanings.append(f"{front}{number[1]}GB for memory")
         fix = f"write --gpus {', or --gpus '.join(meanings)}" if meanings else _GRAMMAR
         return ClusterError(
             f"{shown} ends in a number without a unit", why="it could be a count or a memory size", fix=fix
         )
-    if error.fix.startswith("nearest: ") and (near := _near_kinds(kind)):
-        names = ", ".join(f"{front}{_word(name)}" for name in near)
+    fix = error.fix.replace("--gpus 2x", f"--gpus {front}") if counts else error.fix
+    if error.fix.startswith("nearest: "):
+        names = ", ".join(f"{front}{_word(name)}" for name in nearest_names(kind))
         fix = f"write --gpus {names}, or {front}24GB for the memory alone"
-        return ClusterError(error.what, why=error.why, fix=fix)
-    return error
+    return ClusterError(error.what, why=error.why, fix=fix)

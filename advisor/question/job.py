@@ -53,6 +53,10 @@ def has_amount(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) is not None for name in ("data", "samples", "tokens"))
 
 
+NEED_AMOUNT = ("epochs", "price", "eval_split")
+"""Options of the job that need an amount of training."""
+
+
 def check_job(options: Mapping[str, Any]) -> None:
     """Raise WorkloadError for options of the job that contradict each other or are out of range."""
     job_options = {name: options[name] for name in names_in(JobOptions) if options.get(name) is not None}
@@ -60,7 +64,7 @@ def check_job(options: Mapping[str, Any]) -> None:
     if len(amounts) > 1:
         both = f"{' and '.join(amounts)} both set the amount of training"
         raise WorkloadError(both, fix="leave all but one out")
-    for name in ("epochs", "price", "eval_split"):
+    for name in NEED_AMOUNT:
         if job_options.get(name) and not amounts:
             raise WorkloadError(
                 f"--{name.replace('_', '-')} needs the amount of training",

@@ -4,6 +4,7 @@ sizes."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -125,10 +126,12 @@ def with_links(cluster: Cluster, text: str) -> Cluster:
             continue
         bridge = bridge_of(gpu.name)
         if rate is None and (bridge is None or bridge.link != kind):
+            card = f"{gpu.nominal_gb} GB names no card" if gpu.assumed else f"no such link of the {gpu.name} is known"
+            to_name = "name the card in --gpus, or " if gpu.assumed else ""
             raise ClusterError(
-                f"--link {word[:40]}: the {gpu.name} has no such link",
-                why="its rate is not known",
-                fix=_LINK.fix,
+                f"--link {word[:40]}: {card}",
+                why="the rate of the link is that of the card",
+                fix=f"{to_name}write --link {kind.replace(' ', '-')}:50GB/s with the rate of a GPU, one way",
             )
         joins = None
         if rate is None and bridge is not None:
@@ -198,13 +201,20 @@ def _meant_size(text: str, least: int, most: int) -> str:
     return f"{found[1]}{unit.upper()}" if least <= float(found[1]) * _MEMORY_UNITS[unit] <= most else ""
 
 
+def _in_units(size: int, scales: Mapping[str, int]) -> str:
+    """The size in the largest of the units `MB`, `GB`, `TB` that is not above it."""
+    unit = max((each for each in ("mb", "gb", "tb") if scales[each] <= size), key=scales.__getitem__)
+    return f"{size / scales[unit]:g} {unit.upper()}"
+
+
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` or `256GiB`. A GB of memory is 2**30 bytes, a GB of a drive 10**9 bytes."""
     example = "/mnt/nvme:2TB" if option == "--nvme" else _meant_size(text, least, most) or "200GiB"
     fix = f"write it as {option} {example}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE | re.ASCII)
     unit = match[2].lower() if match else ""
-    scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
+    scales = _UNITS if option == "--nvme" else _MEMORY_UNITS
+    scale = scales.get(unit if unit.endswith("b") else unit + "b")
     if match is None or scale is None:
         what = f"{option} {text[:40]!r} is not a size"
         raise ClusterError(what, why="a number and a unit are needed", fix=fix)
@@ -212,7 +222,7 @@ def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     if not least <= size <= most:
         raise ClusterError(
             f"{option} {text!r} is out of range",
-            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
+            why=f"from {_in_units(least, scales)} to {_in_units(most, scales)} are accepted",
             fix=fix,
         )
     return size

@@ -205,7 +205,7 @@ class MachineOptions(TypedDict, total=False):
             "GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto.",
             "auto",
             metavar="SPEC",
-            title="GPUs",
+            title="GPU",
         ),
     ]
     ram: Annotated[

@@ -9,7 +9,7 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
-from ..document.charts import Drawing, Lines
+from ..document.charts import Drawing, Lines, StackedBars
 from ..search.candidate import LIKELY, Candidate, lacking
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
@@ -57,8 +57,10 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
     hosts = {name: host_parts(plan.memory) for name, plan in plans.items()}
     yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", gib)
     yield Heading("Time of a step", "time")
-    yield _note("Per 1,000 tokens, so that plans with different batches can be compared.")
-    yield time_chart(plans, chosen=chosen)
+    times = time_chart(plans, chosen=chosen)
+    cut = "; longer bars are cut" if isinstance(times.drawing, StackedBars) and times.drawing.is_cut else ""
+    yield _note(f"Per 1,000 tokens, so that plans with different batches can be compared{cut}.")
+    yield times
     best = pareto_optimal(answer.candidates, cluster, answer.recommended)
     if not best:  # every plan needs more memory than the chart shows
         return

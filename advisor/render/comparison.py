@@ -152,15 +152,18 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         _row("gradient checkpointing", recomputed, Figure(""), 0),
     ]
 
-    def ratio(title: str, values: Iterable[float], write: Callable[[Any], str], sign: int) -> None:
-        """Add a row; sign: whether more is better (1), less is (-1), or neither (0)."""
+    def ratio(title: str, values: Iterable[float | None], write: Callable[[Any], str], sign: int) -> None:
+        """Add a row; sign: whether more is better (1), less is (-1), or neither (0). None: that of a plan that cannot
+        run."""
         first, second = values
-        gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
-        rows.append(
-            _row(title, [make_figure(first, write), make_figure(second, write)], Figure(times(second / first)), gain)
-        )
+        change, gain = "", 0.0
+        if first is not None and second is not None:
+            change = times(second / first)
+            gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
+        rows.append(_row(title, [make_figure(first, write), make_figure(second, write)], Figure(change), gain))
 
-    ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate, 1)
+    runs = [plan.fit.gpu_likely_suffices for plan in plans]  # as in the answer's table of strategies
+    ratio("tokens/s", [plan.tokens_per_s if ran else None for plan, ran in zip(plans, runs, strict=True)], rate, 1)
     for title, name in (
         ("GPU GiB", "device_bytes"),
         ("RAM GiB per node", "memory.host_bytes_per_node"),
@@ -169,11 +172,12 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         if any(sizes := tuple(map(attrgetter(name), plans))):
             rows.append(_less_is_better(title, _sizes(*sizes)))
     jobs = [job for plan in plans if (job := candidate_duration(question, plan)) is not None]
+    running = [job if ran else None for job, ran in zip(jobs, runs, strict=False)]
     if jobs:
         ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format, 0)
-        ratio("hours of the job", [job.duration_s for job in jobs], hours, -1)
+        ratio("hours of the job", [job and job.duration_s for job in running], hours, -1)
     if jobs and (price := question.price) is not None:
-        costs = [job.cost(price) for job in jobs]
+        costs = [job and job.cost(price) for job in running]
         ratio("cost of the job", costs, lambda cost: money(cost, price.currency), -1)
     yield Sentence(_subject_of(question))
     yield Gap()

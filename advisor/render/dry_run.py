@@ -273,11 +273,12 @@ def _timeline(answer: DryRunAnswer) -> Lines:
     begins = ((next(own), phase) for phase, own in groupby(points, key=lambda point: (point.iteration, point.phase)))
     highest = max(point.gpu_bytes + size for point, size in zip(points, held, strict=True))
     is_near, unit = limit < _NEAR * highest, memory_unit(highest)
+    line = gpu_limit(answer.run.cluster)
     panel = Panel(
-        title=unit.title,
+        title=unit.title if is_near else f"{unit.title} (limit above: {line.words})",
         layers={family: [each.get(family, 0) for each in sizes] for family in families},
         unit=unit,
-        limit=gpu_limit(answer.run.cluster) if is_near else None,
+        limit=line if is_near else None,
         areas=True,
     )
     return Lines(

@@ -224,11 +224,18 @@ def _not_corrected(report: LintReport) -> str:
     )
 
 
-def finding_blocks(name: str, report: LintReport, basis: str | None = None, *, if_many: str = "") -> list[doc.Block]:
+def finding_blocks(
+    name: str,
+    report: LintReport,
+    basis: str | None = None,
+    *,
+    if_many: str = "",
+    if_assumed: str = "pass --framework",
+) -> list[doc.Block]:
     """Return a line with counts, then every finding: place, line of the file, problem, reason (once per rule), and fix.
 
     basis: the training for which memory and speed are predicted, if no other line states it. if_many: a sentence above
-    many findings.
+    many findings. if_assumed: what to do if the reader of the file is assumed.
     """
     counts = report.count("error"), report.count("warning"), report.count("advice")
     found = ", ".join(_counts(*counts)) or "nothing found"
@@ -237,7 +244,7 @@ def finding_blocks(name: str, report: LintReport, basis: str | None = None, *, i
     if report.facts.origin == "bundled":
         version = f"{version} (not installed here: built-in facts)"
     if report.framework_is_assumed:
-        reader = f"{reader} (assumed: pass --framework)"
+        reader = f"{reader} (assumed: {if_assumed})"
     condition = _ram_condition(report.prediction)
     blocks: list[doc.Block] = [
         doc.Sentence(f"{printable(name)}: {found}{condition}.", "bold" if report.findings or condition else "good"),
@@ -283,7 +290,8 @@ def _figures(situation: Situation) -> str:
     ram = cluster.host_memory_bytes_per_node
     host = f"{gib(memory.host_bytes_per_node)} {f'of {gib(ram)} ' if ram else ''}GiB of RAM per node"
     device = f"{gib(memory.device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_label(cluster)}"
-    return f"{device}, {host}, {rate(situation.tokens_per_s())} tokens/s"
+    runs = judge_fit(memory, cluster).gpu_likely_suffices  # as in the answer's table of strategies
+    return ", ".join([device, host, *([f"{rate(situation.tokens_per_s())} tokens/s"] if runs else [])])
 
 
 def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:

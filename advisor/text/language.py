@@ -29,8 +29,11 @@ first."""
 SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
 """Characters of each language, to test the terminal's encoding."""
 
-_NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
-"""Spaces next to wide punctuation."""
+_NEEDLESS_SPACES = (
+    r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
+    r"|(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])"
+)
+"""Spaces next to wide punctuation, and between Chinese characters, where a field holds words in place of a figure."""
 
 _MISSING_SPACES = r"(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])"
 """Places between Latin and Chinese characters."""

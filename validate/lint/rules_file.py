@@ -27,9 +27,9 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
     if kinds == [BYTE_ORDER_MARK]:
         fix = "save it as UTF-8 without a byte order mark"
     elif COMMENT in kinds and by_trainer:
-        fix = "write plain JSON; --fix also removes the comments, which stay in the copy of the file"
+        fix = REMOVES_COMMENTS
     elif COMMENT in kinds:
-        edits, fix = (), "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
+        edits, fix = (), KEEPS_COMMENTS
     yield Violation(
         path=(),
         what=f"the file is not plain JSON: it has {' and '.join(kinds)}",
@@ -39,6 +39,11 @@ def _more_than_json(config: LintedConfig) -> Iterator[Violation]:
         edits=edits,
         span=(first.start, first.end),
     )
+
+
+REMOVES_COMMENTS = "write plain JSON; --fix also removes the comments, which stay in the copy of the file"
+KEEPS_COMMENTS = "for the Trainer or accelerate pass --framework hf --fix, which removes the comments"
+"""What to do about comments for the Trainer and accelerate, and while plain DeepSpeed, which reads them, is assumed."""
 
 
 def _mistakes(config: LintedConfig) -> Iterator[Violation]:

@@ -9,6 +9,7 @@ const make = (name, properties = {}, ...children) => {
 };
 const { answers: mode, first } = document.documentElement.dataset;
 const language = document.documentElement.dataset.language || (/^zh(-CN|-SG|-Hans.*)?$/i.test(navigator.language) ? "zh" : "en");
+const COLON = language === "zh" ? "：" : ": ";
 const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
@@ -38,7 +39,7 @@ const fromAddress = (address) => {
 // Leaves out what is no option of the page, such as a misspelt key of a link. A note names what it was.
 function useAddress(address) {
   const given = Object.entries(fromAddress(address)), isField = ([name]) => ["model", "config"].includes(name) || Object.hasOwn(options, name);
-  state = Object.fromEntries(given.filter(isField));
+  state = Object.fromEntries(given.filter(isField).map(([name, text]) => [name, plain(name, text)]));
   dropped = given.filter((entry) => !isField(entry) && entry[1]).map(([name]) => name);
   junk = {};
 }
@@ -49,9 +50,10 @@ const parsed = (gpus = state.gpus ?? "") => {  // count: of a node
 };
 const spec = ({ nodes, count, kind }) => `${nodes === "1" ? "" : `${nodes}x`}${count}x${kind}`;
 const COUNTS = ["nodes", "count"];  // fields of one option, --gpus
-let junk = {}, most = {};  // junk: texts of these fields that are no counts, which no option can hold. most: the largest counts
+let junk = {}, idle = [], most = {};  // junk: texts of these fields that are no counts, which no option can hold. idle: options that the model cannot have. most: the largest counts
 const value = (name) => COUNTS.includes(name) ? junk[name] ?? parsed()[name] : state[name] ?? options[name]?.default ?? "";
-const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: text.trim() }) });
+const plain = (name, text) => SLIDERS[name]?.auto && /^\s*auto\s*$/i.test(text) ? "" : text.trim();  // auto, as its button says
+const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: plain(name, text) }) });
 const set = (name, text, near = []) => {
   delete junk[name];
   if (COUNTS.includes(name) && !(/^[1-9]\d{0,5}$/.test(text.trim()) && +text <= most[name])) junk[name] = text.trim();
@@ -77,9 +79,9 @@ function slider(box) {
   const label = box.dataset.label ?? labelOf(name);
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
   const range = make("input", { type: "range", min: 0, ariaLabel: label });
-  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}: ${t("auto")}`, hidden: true });
+  const back = make("button", { type: "button", textContent: t("auto"), ariaLabel: `${label}${COLON}${t("auto")}`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: label }), back, text, range);
-  text.onchange = () => set(name, text.value);
+  text.onchange = () => { set(name, text.value); text.value = value(name); };
   range.oninput = () => {
     const at = +range.value, step = Math.sign(at - box.at), { stops } = box;
     set(name, stops[at], [stops[at + step], stops[at + 2 * step], stops[at - step]].filter((stop) => stop != null));
@@ -116,12 +118,16 @@ function choice(box) {
 function moreOption(name) {
   const { words } = options[name], id = `${name}-option`, label = labelOf(name);
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
-    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
+    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? t(options[name].unset), autocomplete: "off", spellcheck: false });
+  const help = make("small", { id: `${id}-help`, className: "help", textContent: t(options[name].help) });
   input.onchange = () => set(name, input.value);
+  input.setAttribute("aria-describedby", help.id);
   fields[name] = { label, focused: () => input };
-  const box = make("div", {}, make("label", { htmlFor: id, textContent: label }), input);
+  const box = make("div", { title: help.textContent }, make("label", { htmlFor: id, textContent: label }), input, help);
   box.show = () => {
     box.hidden = !hasEffect(name);
+    const refused = options[name].refused[value("objective")] ?? [];
+    for (const option of input.options ?? []) option.hidden = refused.includes(option.value) && option.value !== value(name);
     if (document.activeElement !== input || words.length) input.value = value(name);
   };
   return box;
@@ -136,9 +142,10 @@ function moreGroup(title, names) {
   };
   return box;
 }
-// Whether an option has an effect with this method and objective. One that is given is shown, so that it can be removed.
+// Whether an option has an effect with this model, method and objective. One that is given is shown, so that it can be
+// removed.
 const hasEffect = (name) => Boolean(kept()[name])
-  || options[name].methods.includes(value("method")) && options[name].objectives.includes(value("objective"));
+  || !idle.includes(name) && options[name].methods.includes(value("method")) && options[name].objectives.includes(value("objective"));
 
 // Translates the texts and attributes that stand in the page.
 function translatePage() {
@@ -185,13 +192,16 @@ const isValueOf = (name, text) => {  // text: what follows the name: a figure, a
   return Boolean(fields[name] && word) && (/^(\d|\/|[A-Z]+\b)/.test(word) || word === "max" || options[name]?.words.includes(word));
 };
 const quoted = (label) => language === "zh" ? `“${label}”` : `"${label}"`;
+const labelled = (text) => text.replace(new RegExp(FLAG_NAME, "g"), (flag, name) => fields[name]?.label ?? flag);
 function linkFields(root) {
   for (const flag of root.querySelectorAll(".flag")) flag.replaceWith(flag.textContent);
   root.normalize();
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
-    if (FLAG.test(data) && !data.includes("ds-advise ") && !parentElement.closest("pre, code, svg")) found.push(walker.currentNode);
+    if (!FLAG.test(data) || data.includes("ds-advise ") || parentElement.closest("pre, code")) continue;
+    if (parentElement.closest("svg")) walker.currentNode.data = labelled(data);
+    else found.push(walker.currentNode);
   }
   for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
     if (!FLAG.test(text)) return text;
@@ -243,7 +253,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   for (const [name, value, words] of offers) {
     const at = rest.indexOf(words);
     if (at < 0) continue;
-    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length).replace(/ $/, ": ");  // the only field needs no name
+    const flag = names.length === 1 ? "" : words.slice(0, words.length - value.length).replace(/ $/, COLON);  // the only field needs no name
     said.push(rest.slice(0, at) + flag, offerButton(name, value));
     rest = rest.slice(at + words.length);
   }
@@ -252,7 +262,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   linkFields(byId("error"));
   if (names.length && !byId("error").querySelector(".link")) {
     const links = names.flatMap((name) => [", ", fieldLink(name, fields[name].label)]);
-    byId("error").prepend(...links.slice(1), language === "zh" ? "：" : ": ");
+    byId("error").prepend(...links.slice(1), COLON);
   }
   clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
@@ -295,19 +305,21 @@ function offerButton(name, value) {  // the number of GPUs has a field of its ow
 let sayTimer, shown = 0;  // shown: the question whose answer is shown
 function showAnswer(part) {
   shown = asked;
-  const figures = part.figures.replace(new RegExp(FLAG_NAME, "g"), (flag, name) => fields[name]?.label ?? flag);  // within a link, so without links
+  const figures = labelled(part.figures);  // within a link, so without links
   byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
   clearInvalid();
   byId("result").hidden = false;
   used = part.used;
-  showSliders();
+  idle = part.idle;
+  showControls();
   byId("result").classList.remove("stale");
-  byId("verdict").className = byId("summary").className = part.tone;
+  byId("verdict").className = part.tone;
+  byId("summary").dataset.tone = part.tone;
   byId("verdict").querySelector("h2").textContent = part.verdict;
   byId("verdict").querySelector(".subject").textContent = part.subject;
-  for (const name of ["lead", "sections", "command"]) fill(name, part[name]);
+  for (const name of ["warnings", "lead", "sections", "command"]) fill(name, part[name]);
   for (const name of ["pictures", "changes"]) byId(name).classList.add("stale");  // those of another question, until these come
-  byId("files").replaceChildren();
+  for (const name of ["files", "sources"]) byId(name).replaceChildren();
   tellCommand?.(part.line);
   byId("summary").hidden = false;
   byId("summary").replaceChildren(make("b", { textContent: part.short }), make("span", { textContent: figures }));
@@ -316,6 +328,8 @@ function showAnswer(part) {
 }
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
+  takeTitles(byId(name));
+  watchBoxes(byId(name));
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), failed: t("Not copied"), save: t("Save") });
   linkFields(byId(name));
 }
@@ -335,7 +349,7 @@ function showTab() {
   }));
 }
 
-function showWhole({ changes, options, scaling, files }) {
+function showWhole({ changes, options, scaling, sources = "", files }) {
   byId("answer").setAttribute("aria-busy", "false");
   keepFiles();
   fill("files", files);
@@ -343,11 +357,12 @@ function showWhole({ changes, options, scaling, files }) {
   for (const code of document.querySelectorAll("#changes td code")) {
     const asks = options[code.textContent], title = t("Ask this");
     if (!asks) continue; // an option of the command alone
-    const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}: ${text === "yes" ? t("yes") : text}`).join(", ");
+    const textContent = Object.entries(asks).map(([name, text]) => `${fields[name].label}${COLON}${text === "yes" ? t("yes") : text}`).join(language === "zh" ? "，" : ", ");
     code.replaceWith(make("button", { type: "button", textContent, title, onclick: () => take(asks) }));
   }
   byId("changes").classList.remove("stale");
   fill("scaling", scaling);
+  fill("sources", sources);
   showTab();
 }
 
@@ -465,6 +480,7 @@ async function begin() {
     const text = byId("kind").value.trim(), isWhole = /^\d+\s*x/i.test(text);
     if (isWhole) junk = {};
     state.gpus = isWhole ? text : spec({ ...parsed(), kind: text });
+    byId("kind").value = parsed().kind;  // the counts have fields of their own
     changed();
   };
   byId("more").querySelector("summary").onclick = () => requestAnimationFrame(() => { if (byId("more").open) byId("more").scrollIntoView(); });
@@ -479,9 +495,12 @@ async function begin() {
     return location.href;
   });
   copies(byId("share-command"), "Copy command", () => command);
-  const narrow = matchMedia("(max-width: 860px)"), placeError = () => narrow.matches ? byId("summary").before(byId("error")) : byId("answer").prepend(byId("error"));
-  narrow.onchange = placeError;
-  placeError();
+  const narrow = matchMedia("(max-width: 860px)");
+  const place = () => narrow.matches ? document.querySelector("main").before(byId("error"), byId("summary")) : byId("answer").prepend(byId("error"), byId("summary"));
+  narrow.onchange = place;
+  place();
+  // Beside the question the summary is shown while the verdict is above the screen.
+  new IntersectionObserver(([{ isIntersecting, boundingClientRect }]) => byId("summary").classList.toggle("needless", isIntersecting || boundingClientRect.top > 0)).observe(byId("verdict"));
   addEventListener("hashchange", ({ newURL }) => {  // meanwhile the address may be that of the question before
     const address = new URL(newURL);
     if (byId(address.hash.slice(1))) { writeAddress(); return; }  // a place in the page is no question
@@ -505,12 +524,14 @@ async function begin() {
   };
 }
 
-function showFindings({ part, sentence, findings, corrected }) {
+function showFindings({ part, sentence, findings, corrected, plain }) {
   fill("findings", findings ?? "");
-  if (corrected) {
-    const title = t("Correct them"), onclick = () => { byId("lint-text").value = corrected; byId("lint-form").requestSubmit(); };
-    byId("findings").append(make("p", {}, t("[*]: can be corrected without a change of the training."), " ", make("button", { type: "button", textContent: title, onclick })));
-  }
+  const offer = (sentence, title, text) => {
+    const onclick = () => { byId("lint-text").value = text; byId("lint-form").requestSubmit(); };
+    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", textContent: t(title), onclick })));
+  };
+  offer("[*]: can be corrected without a change of the training.", "Correct them", corrected);
+  offer("For the Trainer or accelerate:", "Remove the comments", plain);
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   linkFields(byId("findings"));
   byId("findings").scrollIntoView({ block: "nearest" });

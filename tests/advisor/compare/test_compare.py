@@ -297,6 +297,16 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     assert "train_batch_size 128 32" in words and "128 *" not in words
 
 
+def test_a_plan_that_cannot_run_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the answer's table of strategies; the one that runs is not called slower."""
+    asked = ["compare", "zero2-offload", "zero3", "--model", "Qwen2.5-7B", "--gpus", "2x48GB", "--micro-batch", "4"]
+    assert run_here([*asked, "--samples", "10k", "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(" Only A fits the GPUs")
+    assert re.search(r"^ tokens/s +[\d,]+ +-$", out, re.MULTILINE)
+    assert re.search(r"^ hours of the job +[\d.]+ h +-$", out, re.MULTILINE)
+
+
 def test_auto_is_filled_as_in_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file has one plan in both commands, and an option decides for both."""
     auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": True}}

@@ -46,7 +46,7 @@ def exact(page: Page, section: str) -> list[float]:
 
 def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Side by side, part by part, and the keys that differ."""
-    asked = ["compare", "zero2", "zero3", "--model", "Qwen2.5-7B", "--gpus", "4x48GB", "--offline"]
+    asked = ["compare", "zero2", "zero3", "--model", "Qwen2.5-7B", "--gpus", "4x80GB", "--offline"]
     path, picture = tmp_path / "report.html", tmp_path / "memory.svg"
     assert run([*asked, "--json", "--html", str(path), "--plot", str(picture)]) == 0
     form = json.loads(capsys.readouterr().out)

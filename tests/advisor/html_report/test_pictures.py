@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -100,6 +101,21 @@ def test_letters_of_points_do_not_overlap(width: int) -> None:
     for (x, y), (other, level) in pairwise([*places.values(), *places.values()]):
         assert abs(x - other) >= 9 or abs(y - level) >= 9 or (x, y) == (other, level)
     assert {"1 h", "50 h"} <= {text.text for text in picture.findall(f"{SVG}text")}
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_a_letter_lies_on_no_other_point(width: int) -> None:
+    """Where a place is free; the points without a letter have an entry in the legend, but only if there are some."""
+    named = [Point(3600.0, 10.0, "a"), Point(3600 * 50.0, 90.0, "b")]
+    crowd = [Point(3600 * (1 + 0.03 * step), 10.0) for step in range(1, 4)]
+    chart = Points(title="t", points=[*named, *crowd], x_unit=Unit("h", 3600), y_unit=Unit("", 1))
+    picture = ET.fromstring(draw(chart, width))
+    (letter,) = (text for text in picture.findall(f"{SVG}text") if text.text == "a")
+    for circle in picture.findall(f"{SVG}circle"):
+        apart = [abs(float(letter.get(axis, 0)) - float(circle.get(f"c{axis}", 0))) for axis in "xy"]
+        assert max(apart) > 4
+    assert "not in the table" in draw(chart, width)
+    assert "not in the table" not in draw(replace(chart, points=named), width)
 
 
 def test_the_heading_of_a_picture_is_folded_and_not_cut() -> None:

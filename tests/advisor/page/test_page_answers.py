@@ -108,12 +108,15 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"config": "no JSON", "gpus": "2x32GB"}, "Paste the whole file"),
         ({"model": "gpt2", "gpus": "2x32GB", "samples": "1k", "epochs": "x"}, "--epochs 'x' is not a number."),
         ({"model": "gpt2", "gpus": "2xauto"}, "cannot see this machine's GPUs"),
-        ({"model": "gpt2", "gpus": "2x32GB", "price": "$2/h"}, "whole job. Add --samples N or --tokens 1B."),
         ({"model": "gpt2", "gpus": "2x0"}, "such as 2x32GB, 8xA100-80GB or 4x8xH100."),
         ({"config": "{}", "gpus": "2x32GB"}, "The pasted configuration: model_type is missing"),
         ({"config": '{"zero_optimization": {}}', "gpus": "2x32GB"}, "below, under Check a ds_config.json"),
         ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
-        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "--seq-len a number, such as 4k, or max."),
+        ({"model": "gpt2", "gpus": "2x32GB", "ram": "10PB"}, "from 1 GB to 64 TB are accepted"),
+        ({"model": "gpt2", "gpus": "2x32GB", "link": "nvlink"}, "32 GB names no card"),
+        ({"model": "gpt2", "gpus": "4x8x80"}, "--gpus '80' ends in a number"),
+        ({"model": "gpt2", "gpus": "32xH100"}, "--gpus '32xH100' has 32 GPUs"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
     ],
@@ -152,6 +155,17 @@ def test_an_error_names_the_fields_that_it_is_about(state: dict[str, str], names
         ({"model": "gpt2", "gpus": "2xH1000"}, "gpus", ["2xH100-SXM5", "2xA100-SXM4-40GB"]),
         ({"model": "gpt2", "gpus": "auto"}, "gpus", ["2x24GB", "8xA100-80GB", "4x8xH100"]),
         ({"model": "gpt2", "ram": "512"}, "ram", ["512GB"]),
+        ({"model": "gpt2", "link": "nvlink"}, "link", ["nvlink:50GB/s"]),
+        ({"model": "gpt2", "gpus": "2xL4", "link": "infinity-fabric"}, "link", ["infinity-fabric:50GB/s"]),
+        (
+            {"model": "gpt2", "gpus": "2xA100"},
+            "gpus",
+            ["2xA100-PCIe-40GB", "2xA100-SXM4-40GB", "2xA100-PCIe-80GB", "2xA100-SXM4-80GB"],
+        ),
+        ({"model": "gpt2", "gpus": "2xabc"}, "gpus", ["2xA100-80GB", "2x24GB"]),
+        ({"model": "gpt2", "gpus": "8x0GB"}, "gpus", ["8x24GB"]),
+        ({"model": "gpt2", "gpus": "4x"}, "gpus", ["4x24GB", "4xA100-80GB"]),
+        ({"model": "gpt2", "gpus": "2x80"}, "gpus", ["2x80GB"]),
         ({"model": "gpt2", "micro-batch": "3", "global-batch": "32"}, "micro-batch", ["2"]),
     ],
 )
@@ -169,6 +183,59 @@ def test_values_that_an_error_says_to_write_are_offered(state: dict[str, str], o
     assert quoted in ([], [state[option].removeprefix("2x")])
 
 
+@pytest.mark.parametrize(
+    "options, warning",
+    [
+        ({"freeze": "projector"}, "--freeze projector has no effect: Qwen/Qwen2.5-14B has no such part"),
+        ({"lora-dropout": "0.1"}, "--lora-dropout has no effect with --method full"),
+    ],
+)
+def test_a_warning_of_the_command_line_is_one_of_the_page(
+    options: dict[str, str], warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"model": "Qwen2.5-14B", "gpus": "2x32GB"}
+    shown = parts(state | options)["answer"]
+    assert warning in re.sub("<.*?>", "", unescape(shown["warnings"]))
+    run([*shlex.split(shown["line"])[1:], "--no-write", "--offline"])
+    assert warning in capsys.readouterr().err
+    assert parts(state)["answer"]["warnings"] == ""
+    chinese = json.loads(next(answer(json.dumps({"state": state | options, "language": "zh"}))))
+    assert re.search("不起作用", chinese["warnings"])
+
+
+def test_a_price_before_the_amount_of_training_is_no_error() -> None:
+    """The fields are filled one after the other; until both are, the command is without the price."""
+    state = {"model": "gpt2", "gpus": "2x32GB", "price": "$2/h", "epochs": "2"}
+    shown = parts(state)["answer"]
+    assert shown["warnings"].count("has no effect yet") == 2 and "--price" not in shown["line"]
+    whole = parts(state | {"samples": "10k"})["answer"]
+    assert whole["warnings"] == "" and "--price" in whole["line"] and "$" in whole["lead"]
+
+
+def test_options_that_the_model_or_the_objective_cannot_have_are_named() -> None:
+    """So that no field offers what is always refused."""
+    idle = {"images-per-sample", "max-pixels", "freeze", "experts"}
+    for model, own in (
+        ("gpt2", set()),
+        ("Mixtral-8x7B", {"experts"}),
+        ("Qwen2.5-VL-7B", {"images-per-sample", "max-pixels", "freeze"}),
+    ):
+        found = json.loads(next(answer(json.dumps({"state": {"model": model, "gpus": "8x80GB"}}))))
+        assert {*found["idle"]} == idle - own, model
+    refused = json.loads(choices())["options"]["loss"]["refused"]
+    assert refused["next-token"] == ["log-probs", "odds-ratio", "value-head"]
+    for objective, words in refused.items():
+        for word in words:
+            state = {"model": "gpt2", "gpus": "2x80GB", "objective": objective, "loss": word}
+            assert "error" in parts(state), state
+
+
+def test_every_figure_has_its_source_on_the_page() -> None:
+    shown = parts({"model": "Qwen2.5-1.5B", "gpus": "1x24GB"})
+    assert "Where the figures come from" in unescape(shown["charts"]["charts"])
+    assert '<section id="figures">' in shown["whole"]["sources"]
+
+
 def test_fields_have_the_groups_of_the_help_and_names_of_the_field() -> None:
     offered = json.loads(choices())
     assert [name for group in offered["groups"].values() for name in group] == [*offered["options"]]
@@ -181,6 +248,15 @@ def test_fields_have_the_groups_of_the_help_and_names_of_the_field() -> None:
     assert offered["options"]["dora"]["methods"] == ["lora", "qlora"]
     assert offered["options"]["precompute-ref-log-probs"]["objectives"] == ["dpo", "kto"]
     assert len(offered["options"]["micro-batch"]["objectives"]) > 10
+
+
+def test_every_label_is_in_the_language_of_the_page() -> None:
+    """Names of features are the same in both."""
+    offered = json.loads(choices('{"language": "zh"}'))
+    labels = {option["label"] for option in offered["options"].values()}
+    english = {label for label in labels if not {label, label[:1].lower() + label[1:]} & {*offered["texts"]}}
+    assert english == {"DoRA", "MLP", "ZeRO++"}
+    assert offered["texts"]["Experts"] == "专家"
 
 
 @pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=transformers"])
@@ -209,6 +285,11 @@ def test_lint_judges_a_pasted_configuration() -> None:
         assert found(broken)["sentence"] == error["sentence"], "the same words in both boxes"
     several = ", ".join(f'"none_{number}": 1' for number in range(12))
     assert "--output-format" not in unescape(found(f"{{{several}}}")["findings"]), "that is the command's"
+    for state, plain in ((None, '{"zero_optimization":{"stage":2}}'), ({"model": "gpt2", "gpus": "2x32GB"}, "")):
+        commented = found('// c\n{"zero_optimization":{"stage":2,},}', state)
+        assert "--f" not in unescape(commented["findings"]), "the page has no such option"
+        assert commented["plain"] == plain, "the framework of the question is read by the Trainer"
+        assert json.loads(plain or commented["corrected"])["zero_optimization"]
     misspelt = unescape(found('{"zero_optimization": {"stage": 2, "overlap_com": true}}')["findings"])
     for words in ("overlap_com'", "Why: ", "Fix: rename it to overlap_comm.", "^^^^^"):
         assert words in misspelt
@@ -237,7 +318,7 @@ def test_lint_on_the_page_asks_what_the_command_asks(options: str, capsys: pytes
     printed = " ".join(capsys.readouterr().out.split())
     shown = unescape(re.sub("<.*?>", " ", re.sub("</?span.*?>", "", found))).replace("\N{NO-BREAK SPACE}", " ")
     for name in ("Predicted", "For"):
-        (line,) = re.findall(rf"{name}:? .*?(?:tokens/s|checkpointing\))\.", shown)
+        (line,) = re.findall(rf"{name}:? .*?(?:tokens/s|per node|checkpointing\))\.", shown)
         assert line in printed
     most = json.loads(judge(json.dumps({"config": text, "state": {**state, "seq-len": "max"}})))
     assert most["part"] == "lint", "the longest that fits, which lint does not search"

@@ -41,7 +41,8 @@ def test_pictures_are_those_of_the_answer_above_them(opened: Any) -> None:
     enter(page, "#micro-batch-value", "16k")
     assert page.is_hidden("#error") and page.text_content("#verdict h2") == "Nothing fits."
     assert page.locator("#tabs button").all_text_contents() == ["Memory", "Host RAM", "Time of a step"]
-    page.evaluate("show({part: 'answer', verdict: 'v', figures: '', used: {}}); showError({sentence: 'An error.'})")
+    answer = "{part: 'answer', verdict: 'v', figures: '', used: {}, idle: []}"
+    page.evaluate(f"show({answer}); showError({{sentence: 'An error.'}})")
     assert page.is_hidden("#pictures") and page.is_hidden("#older"), "the pictures were of another question"
 
 
@@ -133,7 +134,11 @@ def test_an_error_on_a_telephone_has_its_buttons_on_top(opened: Any) -> None:
     page = opened(gpus="1x8GB", model="Qwen2.5-14B", ram="64GB")
     page.set_viewport_size({"width": 390, "height": 740})
     assert page.text_content("#summary span") == "zero3-nvme: needs 1.06 x VRAM", "what is short"
-    assert page.locator("#ladder tr.closest td:visible").count() == 3, "strategy, memory, and verdict below"
+    assert page.locator("#ladder tr.closest td:visible").count() == 6, (
+        "strategy and memory, below the others, the verdict"
+    )
+    below = page.locator("#ladder tr.closest td.optional")
+    assert [box.get_attribute("data-title") for box in below.all()] == ["batch", "ckpt", "RAM GiB"]
     assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#ladder .scroll'))")
     enter(page, "#model", "mistral-7b")
     page.evaluate("scrollTo(0, 300)")
@@ -168,6 +173,102 @@ def test_names_of_options_in_sentences_are_those_of_their_fields(opened: Any, se
     page = opened()
     page.evaluate("(sentence) => showError({sentence})", sentence)
     assert page.text_content("#error") == shown
+
+
+def test_a_warning_of_the_answer_is_a_note_with_a_link_to_its_field(opened: Any) -> None:
+    page = opened(freeze="projector")
+    assert page.text_content("#warnings") == (
+        '"Frozen parts" projector has no effect: openai-community/gpt2 has no such part.'
+    )
+    page.locator("#warnings a").click()
+    assert page.evaluate("document.activeElement.id") == "freeze-option"
+    enter(page, "#freeze-option", "")
+    page.wait_for_selector("#warnings", state="hidden")
+
+
+def test_the_verdict_of_a_change_far_below_is_in_sight(opened: Any) -> None:
+    """Beside the question too; it does not lie over the verdict itself."""
+    page = opened(model="Qwen2.5-7B", gpus="2x24GB", ram="256GB")
+    page.set_viewport_size({"width": 1440, "height": 800})
+    assert page.is_hidden("#summary") and page.is_visible("#verdict")
+    page.locator("#changes button").first.scroll_into_view_if_needed()
+    page.evaluate("scrollTo(0, document.querySelector('#changes').offsetTop + 100)")
+    page.wait_for_selector("#summary", state="visible")
+    page.locator("#changes button").last.click()
+    page.wait_for_selector(CALM)
+    box = page.locator("#summary").bounding_box()
+    assert page.text_content("#summary b") and 0 <= box["y"] < 100
+    assert box["x"] > page.locator("#question").bounding_box()["x"] + 300, "over the answer alone"
+
+
+@pytest.mark.parametrize("option", ["micro-batch", "seq-len"])
+def test_auto_can_be_written(opened: Any, option: str) -> None:
+    page = opened(**{option: "512"})
+    enter(page, f"#{option}-value", "Auto")
+    assert page.is_hidden("#error") and f"--{option}" not in page.text_content("#command")
+    assert page.input_value(f"#{option}-value") == ""
+
+
+def test_the_tab_key_stops_at_boxes_that_scroll(opened: Any) -> None:
+    page = opened(model="Qwen2.5-14B", gpus="2x32GB")
+    stops = """[...document.querySelectorAll('#result :is(pre, .scroll)')].filter((box) => box.checkVisibility()).map(
+      (box) => [box.tabIndex === 0, box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight])"""
+    page.wait_for_timeout(200)
+    found = page.evaluate(stops)
+    assert len(found) > 4 and all(is_stop == scrolls for is_stop, scrolls in found)
+    page.set_viewport_size({"width": 700, "height": 800})
+    page.wait_for_timeout(200)
+    assert all(is_stop == scrolls for is_stop, scrolls in page.evaluate(stops))
+
+
+def test_a_focused_bar_has_the_hint_that_a_pointer_gets(opened: Any) -> None:
+    page = opened()
+    page.focus("#tabs button")
+    page.keyboard.press("Tab")
+    assert page.is_visible("#tip") and page.text_content("#tip")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+    page.locator("#charts [data-tip]").first.hover()
+    assert "fp32" in page.text_content("#tip") or "GiB" in page.text_content("#tip")
+
+
+def test_charts_name_fields_and_say_that_bars_are_cut(opened: Any) -> None:
+    page = opened(model="Qwen2.5-14B", gpus="2x32GB")
+    page.get_by_role("tab", name="Time of a step").click()
+    chart = page.locator("#time")
+    assert "longer bars are cut" in chart.text_content()
+    assert "--" not in "".join(chart.locator("svg text").all_text_contents())
+    assert "needs NVMe drive" in chart.text_content()
+
+
+def test_every_further_option_says_what_it_is(opened: Any) -> None:
+    """Those that this model or objective cannot have are not offered."""
+    page = opened()
+    page.locator("#more summary").click()
+    described = page.locator("#options div:has(> label)")
+    assert described.count() > 20
+    for box in described.all():
+        assert len(box.get_attribute("title")) > 15
+    page.focus("#eval-logits-option")
+    assert page.is_visible("#eval-logits-option-help")
+    for name in ("images-per-sample", "max-pixels", "experts", "freeze"):
+        assert page.is_hidden(f"#{name}-option"), name
+    losses = (
+        "[...document.querySelectorAll('#loss-option option')].filter((one) => !one.hidden).map((one) => one.value)"
+    )
+    assert "value-head" not in page.evaluate(losses)
+    enter(page, "#model", "Qwen2.5-VL-7B")
+    for name in ("images-per-sample", "max-pixels", "freeze"):
+        assert page.is_visible(f"#{name}-option"), name
+
+
+def test_comments_are_removed_by_a_button(opened: Any) -> None:
+    page = opened()
+    page.fill("#lint-text", '// c\n{"zero_optimization":{"stage":2,},}')
+    page.click("text=Check it")
+    page.get_by_role("button", name="Remove the comments").click()
+    page.wait_for_selector("#findings:not(:has-text('DS001'))")
+    assert page.input_value("#lint-text") == '{"zero_optimization":{"stage":2}}'
 
 
 def test_lint_on_the_page_corrects_what_does_not_change_the_training(opened: Any) -> None:

@@ -87,7 +87,7 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     assert boxes.count() > 2 and cut == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
     row = page.locator("#ladder tr.chosen td:visible").all_text_contents()
-    assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 4, "memory and speed are between"
+    assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 7, "memory and speed beside, batch, ckpt and RAM below"
     flags = page.locator(".flag:visible")
     assert flags.count() > 2
     assert flags.evaluate_all("(all) => all.every((flag) => flag.getClientRects().length === 1)"), "no flag is broken"
@@ -219,8 +219,8 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.locator("#error button").last.click()
     page.wait_for_selector("#error", state="hidden")
     assert page.input_value("#model") == "mistralai/Mistral-7B-v0.3"
-    page.get_by_label("GPU, or its memory").fill("H1000")
-    page.get_by_label("GPU, or its memory").press("Enter")
+    page.get_by_label("GPU", exact=True).fill("H1000")
+    page.get_by_label("GPU", exact=True).press("Enter")
     page.wait_for_selector("#error:not([hidden])")
     assert "Write H100-SXM5, " in page.inner_text("#error"), "the number has a field of its own"
     page.locator("#error button").first.click()

@@ -78,7 +78,12 @@ def test_every_candidate_is_consistent(answer: Recommendation) -> None:
 def test_a_step_on_the_host_gets_its_threads() -> None:
     """No offload, no word of it; threads that the user chose stay, at the speed that they give."""
     answer = build_question("Qwen2.5-14B", "2x32GB")
-    assert "export OMP_NUM_THREADS" in printed(answer, details=True)
+    words = " ".join(printed(answer, details=True).split())
+    assert "export OMP_NUM_THREADS" in words
+    # torchrun sets one thread for several ranks, as accelerate does; for one rank it sets none, as deepspeed.
+    assert re.search(r"x as fast by torchrun or accelerate, 0\.\d\d x as fast by deepspeed\)", words)
+    alone = " ".join(printed(build_question("Qwen2.5-7B", "1x32GB"), details=True).split())
+    assert re.search(r"\(without it 0\.\d\d x as fast by accelerate\)", alone)
     assert "OMP_NUM_THREADS" not in printed(build_question("Qwen2.5-0.5B", "2x24GB"), details=True)
     here = replace(answer.question.cluster, is_this_machine=True, cpu_cores_per_node=32, threads_per_rank=1)
     chosen = answer_to(replace(answer.question, cluster=here))

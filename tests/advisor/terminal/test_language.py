@@ -179,3 +179,22 @@ def _texts(part: Any) -> Iterator[str]:
         yield from (text for each in part for text in _texts(each))
     elif is_dataclass(part):
         yield from (text for each in fields(part) for text in _texts(getattr(part, each.name)))
+
+
+@pytest.mark.parametrize(
+    "english",
+    [
+        "ZeRO-2 with optimizer in host RAM fits.",
+        "fits with a probability of over 99 %",
+        "129.5 GiB of host RAM per node while the model loads",
+        "1,004 GiB of RAM",
+        "rep/b.json, to copy",
+        "DeepSpeed's estimate_zero2 gives 30.1 GiB per GPU (ours: 28.0) and 2.0 GiB of RAM per node. It counts fp32 "
+        "master weights in place of bf16; gradients in 16 bits and in fp32 at once. It leaves out logits.",
+    ],
+)
+def test_a_sentence_is_whole_in_one_language(english: str) -> None:
+    """Without a space between Chinese words, where a field that holds figures elsewhere holds words."""
+    chinese = translate(english, "zh")
+    assert re.search("[\u4e00-\u9fff]", chinese)
+    assert not re.search(r"\b(and|fits|It|of|per|to|while|with)\b|[\u4e00-\u9fff] [\u4e00-\u9fff]", chinese)

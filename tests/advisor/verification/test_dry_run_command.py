@@ -128,6 +128,7 @@ def test_the_chart_is_as_high_as_what_is_allocated(folder: Path, monkeypatch: py
     assert run(words.split()) == 0
     (panel,) = drawn[0].panels
     heights = [sum(sizes) for sizes in zip(*panel.layers.values(), strict=True)]
+    assert panel.limit is None and "limit above: " in panel.title and panel.title.endswith(" GiB per GPU)")
     answer = json.loads((folder / "answer.json").read_text())
     assert max(heights) == answer["peak"]["allocated_bytes_per_gpu"]
     assert heights[0] < answer["library_workspace_bytes"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.text.units import rate
 from ds_advise.validate.lint import apply
 from ds_advise.validate.lint.linted_config import Situation
 
@@ -213,6 +215,10 @@ def test_the_figures_of_a_model_are_printed_or_why_not(capsys: pytest.CaptureFix
     assert run([*asked, "--gpus", "4xH100"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"Predicted: {found['device_bytes_per_gpu'] / 2**30:.1f} of 79.1 GiB per GPU" in out
+    assert f" {rate(found['tokens_per_second'])} tokens/s." in out
+    run([*asked, "--gpus", "1x16GB"])
+    (predicted,) = re.findall(r"Predicted: .*?\.(?: |$)(?=[A-Z])", " ".join(capsys.readouterr().out.split()))
+    assert "of RAM per node" in predicted and "tokens/s" not in predicted, "it cannot run there"
 
 
 @pytest.mark.parametrize(("elements", "found"), [(1000, True), (50_000_000, False)])
