@@ -5,6 +5,8 @@ operation of torch is counted for the phase that it belongs to, and the one that
 then the one of the installed software, without frames of this file.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+# TorchDispatchMode has no types.
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,7 @@
 """Small trainings of the installed software on one CPU rank: each a function of a folder that it may write."""
 
+# mypy: disable-error-code="no-untyped-call"
+# torch's backward() has no types.
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -91,14 +93,15 @@ def _pretrained(folder: Path) -> LlamaForCausalLM:
 
 def prepare(folder: Path) -> None:
     """Write the weights that the trainings load."""
-    LlamaForCausalLM(_config()).to(torch.bfloat16).save_pretrained(folder / "model")
+    LlamaForCausalLM(_config()).bfloat16().save_pretrained(folder / "model")
 
 
 def hf_trainer(folder: Path) -> None:
     """HF Trainer without DeepSpeed, and a generation."""
     trainer = _trainer(folder, None)
     trainer.train()
-    trainer.model.generate(torch.arange(4)[None], max_new_tokens=3)
+    model: Any = trainer.model
+    model.generate(torch.arange(4)[None], max_new_tokens=3)
 
 
 def hf_trainer_zero2(folder: Path) -> None:
