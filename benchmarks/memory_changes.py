@@ -65,7 +65,9 @@ class Outcome:
 
 def outcomes(sources: Sequence[str] = ()) -> Iterator[Outcome]:
     """Yield the outcome of each configuration, or of those of some sources."""
-    logs = {case["source"]: case for line in LOGS.read_text(encoding="utf-8").splitlines() if (case := json.loads(line))}
+    logs = {
+        case["source"]: case for line in LOGS.read_text(encoding="utf-8").splitlines() if (case := json.loads(line))
+    }
     for line in CONFIGURATIONS.read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
         if not sources or case["source"] in sources:
@@ -94,7 +96,9 @@ def _outcome(case: Mapping[str, Any], logged: Mapping[str, Any]) -> Outcome:
         changed, options = changed_training(case["config"], options, change)
         config.write_text(json.dumps(changed), encoding="utf-8")
         found = _asked(["dry-run", str(config)], options)
-        return Outcome(**known, change=change["what"], fits=found["fits"], need_bytes=found["required_device_bytes_per_gpu"])
+        return Outcome(
+            **known, change=change["what"], fits=found["fits"], need_bytes=found["required_device_bytes_per_gpu"]
+        )
 
 
 def changed_training(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -174,20 +174,29 @@ def known_names(*kinds: str) -> set[str]:
     return {name for kind in kinds for name in lists.get(kind, "").split()}
 
 
-def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(keys of the tool that the estimators do not use, without harmless ones; keys that the tool does not have, each
-    with the nearest that it has). has_own: whether the file may hold the user's own keys; then no key is unknown."""
-    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
+def names_of(tool: str) -> set[str]:
+    """The keys that a tool has."""
     shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
-    names = known_names(tool, *shared)
+    return known_names(tool, *shared)
+
+
+def with_nearest(unknown: Iterable[str], names: Collection[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that a tool does not have, each with its present name, or else with the nearest of the tool's names.
+    renamed: former names of the tool's keys -> present ones."""
+
+    def described(name: str) -> str:
+        if name in renamed:
+            return f"{name} (now {renamed[name]})"
+        # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        return f"{name} (did you mean {near[0]}?)" if near else name
+
+    return tuple(map(described, unknown))
+
+
+def without_harmless(unread: Iterable[str]) -> tuple[str, ...]:
+    """The keys among those that the estimators do not use that may change the memory or the time of a step."""
+    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
     topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
     harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))
-    uncounted, unknown = [], []
-    for name in unread:
-        if not has_own and name not in names:
-            # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-            unknown.append(f"{name} (did you mean {near[0]}?)" if near else name)
-        elif not harmless.fullmatch(name):
-            uncounted.append(name)
-    return tuple(uncounted), tuple(unknown)
+    return tuple(name for name in unread if not harmless.fullmatch(name))

@@ -17,7 +17,16 @@ from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
 from .accelerate import AccelerateFormat, changed_counts
-from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
+from .imported_run import (
+    DeepSpeedPart,
+    ImportedRun,
+    Value,
+    names_of,
+    parse_fsdp,
+    read_fsdp,
+    with_nearest,
+    without_harmless,
+)
 from .script_arguments import ScriptArguments, rollout_options
 from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part
@@ -112,8 +121,14 @@ class ToolFormat:
     """Whether the tool gives peft the names of all linear modules, where a file does not name some."""
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
-    stops_at_unknown: bool = False
-    """Whether the tool is known to stop at keys that it does not have."""
+    extensions: frozenset[str] = frozenset()
+    """Keys of scripts that extend the tool's; a file with one of them may hold options of the user's own."""
+    other_versions: frozenset[str] = frozenset()
+    """Keys that only other versions of the tool have, and that are read too."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Former names of keys, which the tool no longer has -> the present ones."""
+    stops_at_unknown: str = ""
+    """What happens at keys that the tool does not have, as a clause; "" for a tool that is not known to stop."""
     ignores_unknown: str = ""
     """The switch with which such a tool ignores them; "" without one in the file."""
     refuses_two_precisions: bool = True
@@ -122,6 +137,11 @@ class ToolFormat:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
         cannot be read."""
         arguments, folder = source.arguments, source.path.parent
+        has_own = self.has_own_keys or bool(self.extensions & source.values.keys())
+        names = names_of(self.name)
+        # What the tool does not have decides nothing, also where another tool's option has the name.
+        unknown = [] if has_own else [each for each in arguments.by_name if each not in names | self.other_versions]
+        arguments = ScriptArguments(arguments.without(unknown))
         part = self.deepspeed(arguments, folder)
         checkpointing = self._checkpointing(arguments)
         checkpointing = self.checkpoints if checkpointing is None else checkpointing
@@ -181,11 +201,11 @@ class ToolFormat:
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
                 run.lacks(what)
-        run.uncounted, run.unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
+        run.uncounted, run.unknown = without_harmless(arguments.unread), with_nearest(unknown, names, self.renamed)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
             run.faults += (_TWO_PRECISIONS,)
         if run.unknown and self.stops_at_unknown and not arguments.switched(self.ignores_unknown):
-            run.faults += (f"keys that {self.tool} does not know, at which it stops: {', '.join(run.unknown)}",)
+            run.faults += (f"keys that {self.tool} does not know, {self.stops_at_unknown}: {', '.join(run.unknown)}",)
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
         return run

@@ -114,7 +114,9 @@ LLAMA_FACTORY = ToolFormat(
     details=_llama_factory_details,
     deepspeed=_or_shipped(llama_factory_config, "LLaMA-Factory's own of 2026-08 (ff6d4d1)"),
     lists_modules=True,
-    stops_at_unknown=True,  # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
+    other_versions=frozenset({"model", *_LLAMA_FACTORY_V1}),
+    # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
+    stops_at_unknown="at which it stops",
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
     defaults={"launcher": "torchrun", "expandable_segments": True, "one_process": "FORCE_TORCHRUN=1"},
     seq_len=("cutoff_len",),
@@ -225,7 +227,8 @@ MS_SWIFT = ToolFormat(
     matches=_is_ms_swift,
     details=_ms_swift_details,
     lists_modules=True,
-    stops_at_unknown=True,  # pipelines/base.py `_parse_args`
+    other_versions=frozenset({"model_id_or_path", "train_type", "sft_type"}),
+    stops_at_unknown="at which it stops",  # pipelines/base.py `_parse_args`
     ignores_unknown="ignore_args_error",
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},

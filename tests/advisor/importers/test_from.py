@@ -96,7 +96,33 @@ def test_a_key_that_trl_removed_decides_nothing(capsys: pytest.CaptureFixture[st
         Path("sft.yaml").write_text(json.dumps(trl | {key: 4096}))
         _, answer, _ = _imported(capsys, "sft.yaml", "--gpus", "A100-80GB")
         assert answer["run"]["training"]["seq_len"] == length
-        assert answer["unknown"] == ([key] if length == 1024 else [])
+        assert answer["unknown"] == (["max_seq_length (now max_length)"] if length == 1024 else [])
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_type_of_the_weights_is_that_of_the_key_that_the_tool_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """`torch_dtype` became `dtype`, whose default is float32: `trl` stops, and its scripts load the weights in fp32.
+    The file of a script that extends them may have the key."""
+    trl = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "d", "bf16": True}
+    words = ["sft.yaml", "--gpus", "4xA100-80GB", "--no-run"]
+
+    def imported(**keys: object) -> tuple[int, dict[str, Any]]:
+        Path("sft.yaml").write_text(json.dumps(trl | keys))
+        return _imported(capsys, *words)[:2]
+
+    (code, old), (_, without), (fine, new) = imported(torch_dtype="bfloat16"), imported(), imported(dtype="bfloat16")
+    assert (
+        old["as_is"]["device_bytes_per_gpu"]
+        == without["as_is"]["device_bytes_per_gpu"]
+        > 1.5 * new["as_is"]["device_bytes_per_gpu"]
+    )
+    assert old["unknown"] == ["torch_dtype (now dtype)"] and (code, fine) == (1, 0) and new["faults"] == []
+    assert old["faults"] == [
+        "keys that TRL does not know, at which `trl` stops, and which its scripts ignore where another launcher starts "
+        "them: torch_dtype (now dtype)"
+    ]
+    _, extended = imported(torch_dtype="bfloat16", dataset_mixture={"datasets": []})
+    assert extended["as_is"]["device_bytes_per_gpu"] == new["as_is"]["device_bytes_per_gpu"] and not extended["faults"]
 
 
 @pytest.mark.usefixtures("folder")
