@@ -162,9 +162,9 @@ def read_fsdp(run: ImportedRun, settings: Mapping[str, object]) -> None:
 
 
 KNOWN_KEYS = Path(__file__).with_name("known_keys.json")
-"""Keys in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360, the
-TrainingArguments of transformers 5.23); a key of another version is unknown. The keys of accelerate, those that only
-transformers 4 has, and those that change neither the memory nor the time of a step are maintained by hand. In
+"""Keys in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360, TRL
+1.16, the TrainingArguments of transformers 5.23); a key of another version is unknown. The keys of accelerate, those
+that only transformers 4 has, and those that change neither the memory nor the time of a step are maintained by hand. In
 "harmless" * stands for any letters; in "harmless-topics" NAME also stands for all keys that begin with NAME_."""
 
 
@@ -174,10 +174,11 @@ def known_names(*kinds: str) -> set[str]:
     return {name for kind in kinds for name in lists.get(kind, "").split()}
 
 
-def names_of(tool: str) -> set[str]:
-    """The keys that a tool has."""
+def names_of(tool: str, objective: str = "") -> set[str]:
+    """The keys that a tool has; those of its trainer of an objective, if they are listed by trainer."""
     shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
-    return known_names(tool, *shared)
+    of_trainer = known_names(f"{tool}-{objective}")
+    return known_names(*shared) | (of_trainer | known_names(f"{tool}-all") if of_trainer else known_names(tool))
 
 
 def with_nearest(unknown: Iterable[str], names: Collection[str], renamed: Mapping[str, str]) -> tuple[str, ...]:

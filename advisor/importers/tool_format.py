@@ -138,10 +138,11 @@ class ToolFormat:
         cannot be read."""
         arguments, folder = source.arguments, source.path.parent
         has_own = self.has_own_keys or bool(self.extensions & source.values.keys())
-        names = names_of(self.name)
-        # What the tool does not have decides nothing, also where another tool's option has the name.
+        objective = read_objective(arguments, str(source.path))
+        names = names_of(self.name, _trl_command(objective))
+        # What the tool does not have decides nothing else, also where another tool's option has the name.
         unknown = [] if has_own else [each for each in arguments.by_name if each not in names | self.other_versions]
-        arguments = ScriptArguments(arguments.without(unknown))
+        arguments.drop(unknown)
         part = self.deepspeed(arguments, folder)
         checkpointing = self._checkpointing(arguments)
         checkpointing = self.checkpoints if checkpointing is None else checkpointing
@@ -151,7 +152,7 @@ class ToolFormat:
         run = ImportedRun(
             tool=self.tool,
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=read_objective(arguments, str(source.path)),
+            objective=objective,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(_ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
@@ -212,9 +213,8 @@ class ToolFormat:
 
     def words(self, source: Source, run: ImportedRun, gpus_per_node: int) -> tuple[str, ...]:
         """The tool's command that trains with the file; () for a file that a script reads."""
-        trl = "sft" if run.objective == NEXT_TOKEN else run.objective
         swift = "rlhf" if "rlhf_type" in source.values else "sft"
-        places = {"gpus": gpus_per_node, "trl": trl, "swift": swift, "file": source.path}
+        places = {"gpus": gpus_per_node, "trl": _trl_command(run.objective), "swift": swift, "file": source.path}
         return tuple(word.format(**places) for word in self.command.split())
 
     def changes(
@@ -278,6 +278,11 @@ class ToolFormat:
 
 
 Format = AccelerateFormat | ToolFormat
+
+
+def _trl_command(objective: str) -> str:
+    """TRL's subcommand that trains an objective."""
+    return "sft" if objective == NEXT_TOKEN else objective
 
 
 def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
 from ..question.workload import TOOL_SOFTWARE, TOOL_TRL
+from ..text.units import listed
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
 from .shipped_configs import axolotl_config, llama_factory_config, ms_swift_config
@@ -273,6 +274,12 @@ def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, source: Sourc
     checkpointing, offloading = arguments.text("gradient_checkpointing") or "", arguments.text("activation_offloading")
     if run.gradient_checkpointing and (checkpointing.startswith("offload") or offloading not in (None, "false")):
         run.gradient_checkpointing = "offload"
+    batch = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+    micro, accumulation, samples = (arguments.number(name) for name in batch)
+    if samples and micro and not accumulation:  # utils/config/__init__.py `normalize_config`
+        run.gradient_accumulation_steps = max(1, samples // micro)
+    if sum(map(bool, (micro, accumulation, samples))) < 2:  # utils/schemas/validation.py `check_batch_size_fields`
+        run.faults += (f"at least two of {listed(batch)} must be set",)
     if offloading == "disk" or checkpointing.endswith("_disk"):
         run.remarks.append("activations on the disk are counted as in host RAM")
     if arguments.flag("tiled_mlp"):

@@ -126,6 +126,38 @@ def test_the_type_of_the_weights_is_that_of_the_key_that_the_tool_has(capsys: py
 
 
 @pytest.mark.usefixtures("folder")
+def test_axolotl_refuses_a_batch_that_its_keys_leave_open(capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs two of three keys, and divides the samples per GPU by the micro batch. A key of a block inside the
+    configuration is none of the configuration itself."""
+    named = {"base_model": "Qwen/Qwen2.5-1.5B", "bf16": True}
+
+    def imported(**keys: object) -> tuple[int, dict[str, Any]]:
+        Path("axo.yaml").write_text(json.dumps(named | keys))
+        return _imported(capsys, "axo.yaml", "--gpus", "4xA100-80GB", "--no-run")[:2]
+
+    code, typed = imported(micro_batchsize=2, sequence_length=8192)
+    least = "at least two of micro_batch_size, gradient_accumulation_steps and batch_size must be set"
+    assert code == 1 and typed["faults"] == [least] and typed["uncounted"] == []
+    meant = ("micro_batchsize (did you mean micro_batch_size?)", "sequence_length (did you mean sequence_len?)")
+    assert tuple(typed["unknown"]) == meant
+    code, divided = imported(micro_batch_size=2, batch_size=8)
+    assert (code, divided["faults"], divided["as_is"]["gradient_accumulation_steps"]) == (0, [], 4)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_keys_of_trl_are_those_of_its_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    """`max_prompt_length` is left in experimental trainers alone; supervised training has no `beta`."""
+    trl = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "dataset_name": "d"}
+    for keys, unknown in (
+        ({"precompute_ref_log_probs": True, "max_prompt_length": 512, "beta": 0.1}, ["max_prompt_length"]),
+        ({"packing": True, "num_iterations": 2}, ["num_iterations"]),
+    ):
+        Path("trl.yaml").write_text(json.dumps(trl | keys))
+        code, answer, _ = _imported(capsys, "trl.yaml", "--gpus", "4xA100-80GB", "--no-run")
+        assert (code, answer["unknown"]) == (int(bool(unknown)), unknown)
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("objective", ["next-token", "grpo", "dpo", "classification"])
 def test_liger_leaves_the_loss_to_trl_and_to_classifiers(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
     """TRL 1.16 sets `fused_linear_cross_entropy` to False; a classifier has no head over the vocabulary."""
@@ -765,7 +797,7 @@ def test_a_configuration_that_deepspeed_refuses_is_called_so(capsys: pytest.Capt
     zero = {"stage": 1, "no_such_key": 3}
     config = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     Path("ds.json").write_text(json.dumps({**config, "bf16": {"enabled": "auto"}, "zero_optimization": zero}))
-    keys = {"base_model": "gpt2", "sequence_len": 512, "bf16": True, "micro_batch_size": 1}
+    keys = {"base_model": "gpt2", "sequence_len": 512, "bf16": True, "micro_batch_size": 1, "batch_size": 1}
     Path("a.json").write_text(json.dumps({**keys, "deepspeed": "ds.json"}))
     code = run(["from", "a.json", "--gpus", "80GB", "--offline", "--no-run", "-o", "b.json"])
     out, error = capsys.readouterr()
