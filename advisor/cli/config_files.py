@@ -360,7 +360,7 @@ def from_file(
     elif destination is not None and answer.unwritable is None and answer.obstacle is None:
         output.say(f"{destination} is not written: there is no change to write")
     further = ("-o", f"better{file.suffix}") if destination is None else ("--force",)
-    writes = typed_command(*further)
+    writes = typed_command(*further, without=["--no-write"] * no_write)
     show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:

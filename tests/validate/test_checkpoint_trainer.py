@@ -183,6 +183,8 @@ def test_a_model_that_from_pretrained_does_not_load_is_not_whole(
     assert code == bool(missing) and ("from_pretrained does not load it. " + missing in printed) == bool(missing)
     assert ("peft's PeftModel.from_pretrained does not" in printed) == missing.startswith("adapter_config")
     assert ("You can load its " in printed) != bool(missing)
+    merges = "Model.from_pretrained('model').merge_and_unload().save_pretrained('my-model')\""
+    assert (merges in printed.replace("\\ ", "")) == (not missing and names[0].startswith("adapter"))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_weights_that_from_pretrained_would_invent_are_named(
 def test_states_of_another_model_than_that_of_the_config_are_not_exported(
     stage: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which `--to-hf` refuses. Without config.json no model of Hugging Face is promised; adapters are merged by peft."""
+    """Which `--to-hf` refuses. Without config.json no model of Hugging Face is promised; peft merges adapters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step2", stage=stage)

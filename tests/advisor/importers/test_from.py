@@ -158,6 +158,37 @@ def test_the_keys_of_trl_are_those_of_its_trainer(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "FORCE_TORCHRUN=1 llamafactory-cli train conf/x.yaml --model_name_or_path $M",
+        "axolotl train conf/x.yaml",
+        "NPROC_PER_NODE=4 swift sft conf/x.yaml",
+        "trl sft --config conf/x.yaml",
+    ],
+)
+def test_a_script_that_runs_a_tool_leads_to_the_tools_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which needs no tool; a file that is not there is left to a dry run."""
+    Path("run.sh").write_text(f"M=Qwen/Qwen2.5-1.5B\n{command}\n")
+    words = ["from", "run.sh", "--gpus", "4xA100-80GB"]
+    assert run(words) == 2 and "ds-advise --gpus 4xA100-80GB -- " in capsys.readouterr().err
+    Path("conf").mkdir()
+    Path("conf/x.yaml").write_text("{}")
+    assert run(words) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("what else the command sets is left out; ds-advise from conf/x.yaml --gpus 4xA100-80GB\n")
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_that_writes_the_change_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("axo.yaml").write_text("base_model: Qwen/Qwen2.5-7B\nbf16: true\nmicro_batch_size: 1\nbatch_size: 1\n")
+    words = ["from", "axo.yaml", "--gpus", "8xA100-80GB", "--offline", "--no-run", "--no-write"]
+    run(words)
+    printed = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    assert printed.endswith("ds-advise from axo.yaml --gpus 8xA100-80GB --offline --no-run -o better.yaml")
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("objective", ["next-token", "grpo", "dpo", "classification"])
 def test_liger_leaves_the_loss_to_trl_and_to_classifiers(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
     """TRL 1.16 sets `fused_linear_cross_entropy` to False; a classifier has no head over the vocabulary."""
@@ -414,7 +445,7 @@ BAD = {
         "x.sh",
         'N=2\nDS="--bf16 True --deepspeed ds.json"\nRUN="\n  --nproc_per_node $N \\\n  --nnodes 1\n"\n'
         'torchrun $RUN t.py $DS --name "$DS"\n',
-        "is not read: a dry run of its command answers in its place; ds-advise --gpus 2x80GB --offline -- "
+        "not a configuration: a dry run of its command answers in its place; ds-advise --gpus 2x80GB --offline -- "
         "torchrun --nproc_per_node 2 --nnodes 1 t.py --bf16 True --deepspeed ds.json "
         '--name "--bf16 True --deepspeed ds.json"\n',
     ),
@@ -425,7 +456,11 @@ BAD = {
         "ds-advise --gpus 2x80GB --offline -- torchrun a.py\n",
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
-    "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
+    "it is a Python script": (
+        "x.py",
+        "import torch\n",
+        "ds-advise --gpus 2x80GB --offline -- torchrun --nproc_per_node 2 x.py",
+    ),
     "it does not name a model": ("x.yaml", "output_dir: o\nlearning_rate: 1", "does not name a model"),
     "its DeepSpeed file is not here": (
         "x.yaml",
