@@ -233,7 +233,7 @@ def compare(
 ) -> int:
     """Compare two configurations: ds_config.json files, or strategies such as zero2-offload.
 
-    Missing keys have DeepSpeed's defaults and `auto` is resolved, so that only real differences are shown.
+    Missing keys have DeepSpeed's defaults, and with --model `auto` is filled, so that only real differences are shown.
 
     \b
     ds-advise compare old.json new.json

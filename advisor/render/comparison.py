@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..answer.comparison import Comparison, Difference
-from ..answer.config_settings import Setting
+from ..answer.config_settings import AUTO, Setting
 from ..document.blocks import (
     NOTHING,
     Block,
@@ -29,7 +29,7 @@ from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import checkpointing_label, cluster_title, component_title, method_title, phase_title
-from ..text.units import gib, percent, printable, rate, times
+from ..text.units import counted_noun, gib, percent, printable, rate, times
 from .configuration import value_label
 
 _HEAD = "", "A", "B", "B vs A", "better"
@@ -79,14 +79,8 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     """Return the first sentences of the comparison."""
     if comparison.is_identical:
         return ("The files are identical.",)
-    count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
-        if not count:
-            return ("Both do the same.",)
-        return (
-            f"{count} settings differ." if count > 1 else "1 setting differs.",
-            "Pass --model and --gpus to see the effect on memory and speed.",
-        )
+        return _verdict_on_keys([found for found in comparison.differences if found.acts])
     first, second = comparison.candidates
     assert comparison.question is not None, "plans have a question"
     cluster = comparison.question.cluster
@@ -111,6 +105,18 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     if not has_ram and (first.fit.fits or second.fit.fits):
         found.append("Host RAM is not checked; --ram SIZE checks it.")
     return tuple(found)
+
+
+def _verdict_on_keys(found: Sequence[Difference]) -> tuple[str, ...]:
+    """Return the same without figures. An `auto` that only the Trainer fills may be the other side's value."""
+    if not found:
+        return ("Both do the same.",)
+    is_open = [AUTO in (each.first, each.second) for each in found]
+    unknown, known = is_open.count(True), is_open.count(False)
+    first = f"{counted_noun(known, 'setting')} differ{'s' * (known == 1)}" if known else "No setting is known to differ"
+    more = f"{unknown} {'more ' * bool(known)}may: `auto` on one side, which the Trainer fills" if unknown else ""
+    effect = "Pass --model and --gpus to see the effect on memory and speed"
+    return f"{first}{'; ' * bool(more)}{more}.", f"{effect}{', and to fill `auto`' * bool(unknown)}."
 
 
 def _speed(first: Candidate, second: Candidate, where: str) -> str:
@@ -160,7 +166,8 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
             _row(title, [make_figure(first, write), make_figure(second, write)], Figure(times(second / first)), gain)
         )
 
-    ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate, 1)
+    if not _none_runs(plans):
+        ratio("tokens/s", [plan.tokens_per_s for plan in plans], rate, 1)
     for title, name in (
         ("GPU GiB", "device_bytes"),
         ("RAM GiB per node", "memory.host_bytes_per_node"),
@@ -168,7 +175,8 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     ):
         if any(sizes := tuple(map(attrgetter(name), plans))):
             rows.append(_less_is_better(title, _sizes(*sizes)))
-    jobs = [job for plan in plans if (job := candidate_duration(question, plan)) is not None]
+    runs = [] if _none_runs(plans) else plans
+    jobs = [job for plan in runs if (job := candidate_duration(question, plan)) is not None]
     if jobs:
         ratio("optimizer steps of the job", [job.steps for job in jobs], "{:,}".format, 0)
         ratio("hours of the job", [job.duration_s for job in jobs], hours, -1)
@@ -182,6 +190,11 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         if side.filled:
             yield Sentence(f"{name}: {side.filled}.", "dim")
     yield from map(Sentence, question.job_basis)
+
+
+def _none_runs(plans: Sequence[Candidate]) -> bool:
+    """Whether neither plan fits: no step, whose time could be compared, is ever made."""
+    return all(plan.fit.verdict == "does not fit" for plan in plans)
 
 
 def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float) -> Row:
@@ -217,6 +230,8 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     memory = memory_bars(labels, question.cluster, with_sources=True)
     yield Chart(memory, printed=memory)
     yield _table([plan.memory.components for plan in plans], _sizes)
+    if _none_runs(plans):
+        return
     steps = {plan.time.tokens_per_step for plan in plans}
     tokens = steps.pop() if len(steps) == 1 else 1000
     title = f"Time, ms per {'1,000' if steps else f'step of {tokens:,}'} tokens"
