@@ -80,7 +80,7 @@ class OfferFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Machines on which the job cannot run."""
+    """Machines that are no offers, with the reason."""
 
     provider: str
     machine: str
@@ -294,7 +294,7 @@ def rent(
     if question.get("samples") is not None and about.model.unit == "tokens" and about.workload.rollouts is None:
         length = f"{about.workload.seq_len:,} tokens each"
         basis = (f"Samples are assumed to have {length}, which time and cost depend on (--seq-len, --data FILE).",)
-    found = _without_years(list(_market(about, table.machines, most_nodes)))
+    found = _without_extremes(list(_market(about, table.machines, most_nodes)), table)
     advice = RentAdvice(
         table=table,
         offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, most),
@@ -314,7 +314,7 @@ def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
     refused: list[str] = []
     for flags, altered in other_methods(about):
         refused.append(flags)
-        market = _without_years(list(_market(altered, advice.table.machines, advice.most_nodes)))
+        market = _without_extremes(list(_market(altered, advice.table.machines, advice.most_nodes)), advice.table)
         offers = (one for one in market if isinstance(one, Offer))
         other = replace(advice, offers=ranked(offers, advice.deadline_s, advice.budget))
         if other.recommended is not None:
@@ -322,18 +322,27 @@ def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
     return replace(advice, refused_methods=tuple(refused))
 
 
-def _without_years(found: Sequence[Offer | LeftOut]) -> list[Offer | LeftOut]:
-    """The market without offers on which the job takes more than a year, if another takes less."""
-    offers = [one for one in found if isinstance(one, Offer)]
-    if all(offer.figures.duration_s > _YEAR_S for offer in offers):
-        return list(found)
-    reason = "it would take more than a year"
-    return [
-        from_attributes(LeftOut, one.figures, reason=reason)
-        if isinstance(one, Offer) and one.figures.duration_s > _YEAR_S
-        else one
-        for one in found
-    ]
+def _without_extremes(found: Sequence[Offer | LeftOut], table: PriceTable) -> list[Offer | LeftOut]:
+    """The market without offers on which the job takes more than a year, and without those of unknown RAM that need
+    more of it per GPU than any machine of the table is known to have; unless there is no other."""
+    known = [each.cluster for each in table.machines if each.cluster.host_memory_bytes_per_node is not None]
+    most = max(((each.host_memory_bytes_per_node or 0) / each.gpus_per_node for each in known), default=inf)
+
+    def needs_most(offer: Offer) -> bool:
+        figures = offer.figures
+        return figures.is_conditional and figures.plan.host_bytes_per_node > most * figures.gpus_per_node
+
+    for is_out, reason in (
+        (lambda offer: offer.figures.duration_s > _YEAR_S, "it would take more than a year"),
+        (needs_most, "the table does not give the RAM, and the plan needs more per GPU than any other machine has"),
+    ):
+        offers = [one for one in found if isinstance(one, Offer)]
+        if not all(map(is_out, offers)):
+            found = [
+                from_attributes(LeftOut, one.figures, reason=reason) if isinstance(one, Offer) and is_out(one) else one
+                for one in found
+            ]
+    return list(found)
 
 
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:

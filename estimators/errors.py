@@ -80,6 +80,10 @@ class WorkloadError(DsAdviseError):
     """A training setting is impossible or contradicts another one."""
 
 
+class UnsupportedPlanError(WorkloadError):
+    """DeepSpeed, the Trainer or the GPUs cannot run a plan; `why` names the obstacle."""
+
+
 class UnknownOptionError(DsAdviseError, TypeError):
     """A function has no keyword argument of this name."""
 

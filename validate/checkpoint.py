@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ from .checkpoint_layout import (
     saved_states,
 )
 from .checkpoint_pickles import PICKLE, PICKLES
+from .checkpoint_steps import mixed_steps
 from .checkpoint_trainer import (
     DISTRIBUTED_METADATA,
     RANDOM_STATES,
@@ -202,6 +203,8 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, by_deepspeed: boo
             )
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
     names = [file.name for file in files]
+    mixed = mixed_steps(folder, names, saved.step)
+    files = [replace(file, problem=file.problem or mixed.get(file.name, "")) for file in files]
     missing = _missing(layout, saved, names, ranks, by_deepspeed=by_deepspeed)
     return Checkpoint(
         folder=named,

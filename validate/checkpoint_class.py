@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checkpoint_layout import SavedStates
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassComparison:
@@ -38,19 +40,10 @@ class ClassComparison:
 def compare_with_class(folder: Path) -> ClassComparison:
     """Compare the names and shapes of a folder's tensors with those of the model's class. No memory is allocated for
     weights, and no code of the model is run."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        name = _class_name(config)
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
-        return ClassComparison(name="", not_compared="config.json cannot be read")
-    if not name:
-        return ClassComparison(name="", not_compared="config.json names no class")
-    try:
-        kind = _class(config)
-    except ImportError:
-        return ClassComparison(name=name, not_compared="transformers is not installed")
-    if kind is None:
-        return ClassComparison(name=name, not_compared=f"transformers has no class {name}")
+    config, name, obstacle = _read_config(folder)
+    if obstacle:
+        return ClassComparison(name=name, not_compared=obstacle)
+    kind = _class(config)
     from transformers.utils.logging import get_verbosity, set_verbosity
 
     verbosity = get_verbosity()
@@ -66,12 +59,46 @@ def compare_with_class(folder: Path) -> ClassComparison:
                 local_files_only=True,
             )
     except Exception as error:  # transformers raises any: for an unknown quantization, a value of config.json
-        first = next(iter(str(error).splitlines()), "")[:200]
-        return ClassComparison(name=name, not_compared=f"transformers stopped: {first or type(error).__name__}")
+        return ClassComparison(name=name, not_compared=_stopped(error))
     finally:
         set_verbosity(verbosity)
     reshaped = {each if isinstance(each, str) else each[0] for each in found["mismatched_keys"]}
     return ClassComparison(name=name, missing=tuple(sorted(found["missing_keys"])), reshaped=tuple(sorted(reshaped)))
+
+
+def compare_states_with_class(folder: Path, saved: SavedStates) -> ClassComparison:
+    """Compare the names and shapes of the parameters in the states of ZeRO with those of the model's class, which an
+    export needs. No memory is allocated for weights, and no code of the model is run."""
+    config, name, obstacle = _read_config(folder)
+    if obstacle:
+        return ClassComparison(name=name, not_compared=obstacle)
+    try:
+        own = own_tensors(config) or {}
+    except Exception as error:  # as of `from_pretrained`
+        return ClassComparison(name=name, not_compared=_stopped(error))
+    missing = own.keys() - saved.shapes.keys() - saved.other_names
+    reshaped = {each for each, shape in own.items() if saved.shapes.get(each, shape) != shape}
+    return ClassComparison(name=name, missing=tuple(sorted(missing)), reshaped=tuple(sorted(reshaped)))
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any], str, str]:
+    """(the folder's config.json, the class that it names, why there is no comparison with it or "")."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        name = _class_name(config)
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+        return {}, "", "config.json cannot be read"
+    if not name:
+        return config, "", "config.json names no class"
+    try:
+        return config, name, "" if _class(config) is not None else f"transformers has no class {name}"
+    except ImportError:
+        return config, name, "transformers is not installed"
+
+
+def _stopped(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")[:200]
+    return f"transformers stopped: {first or type(error).__name__}"
 
 
 def own_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:

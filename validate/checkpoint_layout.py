@@ -10,11 +10,13 @@ import contextlib
 import os
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
-from .checkpoint_pickles import Operation, object_pickles, operations, shape_sizes, values
+from .checkpoint_pickles import Operation, named_shapes, names_between, object_pickles, operations, values
 
 MODEL_STATES = re.compile(r"^(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 """Name of a file of model states; the groups are the prefix under ZeRO-3, its rank, and the tensor-parallel rank."""
@@ -132,8 +134,20 @@ class SavedStates:
     """The optimizer step; None if the file does not say it."""
     version: str
     """The DeepSpeed version that saved them; "" if the file does not say it."""
-    parameter_sizes: tuple[int, ...]
-    """The number of values of each parameter under ZeRO; empty if the file does not say it."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """The shape of each parameter under ZeRO, by its name; empty if the file does not say it."""
+    other_names: frozenset[str]
+    """The names of buffers and of parameters that are others' under a second name."""
+
+    @property
+    def parameter_sizes(self) -> tuple[int, ...]:
+        """The number of values of each parameter."""
+        return tuple(map(prod, self.shapes.values()))
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether some parameters are peft's adapters."""
+        return any(".lora_A." in name for name in self.shapes)
 
 
 def saved_states(layout: CheckpointLayout) -> SavedStates:
@@ -141,9 +155,10 @@ def saved_states(layout: CheckpointLayout) -> SavedStates:
     folder = layout.folder / layout.tag
     names = names_in(folder) if layout.tag else []
     said: dict[str, Operation] = {}
-    sizes: tuple[int, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    others = frozenset[str]()
     for name in filter(MODEL_STATES.match, names):
-        said, sizes = _read_states(folder / name)
+        said, shapes, others = _read_states(folder / name)
         if isinstance(said.get("dp_world_size", ("", None))[1], int):
             break
     stage: object = None
@@ -159,7 +174,8 @@ def saved_states(layout: CheckpointLayout) -> SavedStates:
         stage=stage if isinstance(stage, int) else None,
         step=step if isinstance(step, int) else None,
         version=version if isinstance(version, str) else "",
-        parameter_sizes=sizes,
+        shapes=shapes,
+        other_names=others,
     )
 
 
@@ -174,17 +190,21 @@ def saved_step(states: Path) -> int | None:
     return numbers[-1] if numbers else None
 
 
-def _read_states(path: Path) -> tuple[dict[str, Operation], tuple[int, ...]]:
-    """(what a file of states says, the sizes of its parameters); nothing for an unreadable file."""
+def _read_states(path: Path) -> tuple[dict[str, Operation], Mapping[str, tuple[int, ...]], frozenset[str]]:
+    """(what a file of states says, the shapes of its parameters, its other names as in `SavedStates`); nothing for an
+    unreadable file."""
     said: dict[str, Operation] = {}
-    sizes: tuple[int, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    others = frozenset[str]()
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, RuntimeError):
         # a pipe may never end
         for stream in object_pickles(path) if path.is_file() else ():
             read = list(operations(stream))
             said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage", "global_steps")) | said
-            sizes = sizes or shape_sizes(read, "param_shapes", "shared_params")
-    return said, sizes
+            shapes = shapes or named_shapes(read, "param_shapes", "shared_params")
+            others |= names_between(read, "buffer_names", "optimizer")
+            others |= names_between(read, "shared_params", "frozen_param_fragments")
+    return said, shapes, others
 
 
 def _holds_states(folder: Path) -> bool:

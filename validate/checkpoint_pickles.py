@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickletools
 import zipfile
 from collections.abc import Iterable, Iterator
-from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -67,20 +66,35 @@ def values(read: Iterable[Operation], keys: tuple[str, ...]) -> dict[str, Operat
     return found
 
 
-def shape_sizes(read: Iterable[Operation], first: str, end: str) -> tuple[int, ...]:
-    """The number of values of each shape between two keys, where each shape follows a name; a scalar is left out."""
-    sizes: list[int] = []
-    shape: list[int] = []
-    is_inside = False
-    for _, argument in read:
-        if argument == end:
-            break
-        if is_inside and isinstance(argument, int):
-            shape.append(argument)
+def named_shapes(read: Iterable[Operation], first: str, end: str) -> dict[str, tuple[int, ...]]:
+    """The shapes (`torch.Size`) between two keys, by the name before each."""
+    found: dict[str, tuple[int, ...]] = {}
+    name = before = ""
+    for _, argument in _between(read, first, end):
+        if argument == "torch Size":
+            name = before
+            found[name] = ()
         elif isinstance(argument, str):
-            sizes += [prod(shape)] if shape else []
-            shape, is_inside = [], is_inside or argument == first
-    return (*sizes, *([prod(shape)] if shape else []))
+            name, before = "", argument
+        elif isinstance(argument, int) and name:
+            found[name] += (argument,)
+    return found
+
+
+def names_between(read: Iterable[Operation], first: str, end: str) -> frozenset[str]:
+    """The texts between two keys, without the names of classes."""
+    texts = (argument for _, argument in _between(read, first, end) if isinstance(argument, str))
+    return frozenset(text for text in texts if " " not in text)
+
+
+def _between(read: Iterable[Operation], first: str, end: str) -> Iterator[Operation]:
+    is_inside = False
+    for operation, argument in read:
+        if argument == end and is_inside:
+            return
+        if is_inside:
+            yield operation, argument
+        is_inside = is_inside or argument == first
 
 
 def storage_kinds(read: Iterable[Operation]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -83,6 +84,8 @@ class CheckpointContents:
     """The DeepSpeed version that saved it; "" if it is unknown."""
     parameters: int | None
     """Number of the parameters under ZeRO; None if it is unknown, as without ZeRO and under tensor parallelism."""
+    has_adapters: bool
+    """Whether parameters of the states are peft's adapters."""
     converted: str
     """The folder of universal states that were converted from these; "" without."""
     ranks: int
@@ -116,6 +119,12 @@ class CheckpointContents:
     def loads_weights(self) -> bool:
         """Whether the files of `weights` are those that `from_pretrained` looks for."""
         return bool(self.weights) and not self.missing_to_load
+
+    @property
+    def can_export(self) -> bool:
+        """Whether `write_model` assembles the weights of the states, which no file for `from_pretrained` holds."""
+        is_merged = self.is_universal or self.resumed_by != "deepspeed" or self.stage == "none"
+        return not (self.weights or is_merged or self.has_adapters) and self.model_ranks == 1
 
     @property
     def is_adapter(self) -> bool:
@@ -182,6 +191,7 @@ def read_contents(folder: Path) -> CheckpointContents:
         stage=kind if has_states else "0" if models else "none",
         version=saved.version,
         parameters=sum(saved.parameter_sizes) or None if model_ranks == 1 else None,
+        has_adapters=saved.has_adapters,
         converted=layout.converted,
         ranks=0 if layout.is_universal else max(ranks, saved.ranks) if has_states else ranks,
         model_ranks=model_ranks,
@@ -282,6 +292,8 @@ def write_model(
 
 def _check_convertible(contents: CheckpointContents) -> None:
     reason, fix = "", "name the folder that holds `latest`"
+    if contents.has_adapters:
+        raise _adapters_error(Path(contents.folder))
     if contents.is_universal:
         reason, fix = "it is a universal checkpoint", "name the checkpoint that it was converted from"
     elif contents.is_model:
@@ -351,11 +363,7 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
 def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str, Any]) -> None:
     """Remove aliases of tied weights. Raises ConfigFileError unless names and shapes are those of the model's class."""
     if any(".lora_A." in name for name in tensors):
-        raise ConfigFileError(
-            f"{folder} holds LoRA adapters",
-            why="peft saves them as adapter_model.safetensors",
-            fix="use that file, or ds-advise train --merge",
-        )
+        raise _adapters_error(folder)
     own = own_tensors(config)
     if own is None:
         return
@@ -373,6 +381,23 @@ def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str
             why=wrong[0] + (f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""),
             fix="put the training's config.json into the folder",
         )
+
+
+def _adapters_error(folder: Path) -> ConfigFileError:
+    return ConfigFileError(
+        f"{folder} holds LoRA adapters",
+        why="peft saves them as adapter_model.safetensors",
+        fix=f"use that file, or merge it into its model: {merge_command(str(folder))}",
+    )
+
+
+def merge_command(folder: str) -> str:
+    """The command that merges the adapters that peft saved in a folder into their model."""
+    code = (
+        "from peft import AutoPeftModelForCausalLM as Model; "
+        f"Model.from_pretrained({folder!r}).merge_and_unload().save_pretrained('my-model')"
+    )
+    return f"python -c {shlex.quote(code)}" if '"' in code else f'python -c "{code}"'
 
 
 def _conversion(contents: CheckpointContents, tensors: Mapping[str, Any], dtype: str) -> Conversion:

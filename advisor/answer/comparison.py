@@ -10,7 +10,7 @@ from typing import Any
 from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import UnmodeledFeature
-from ...estimators.errors import ConfigFileError, WorkloadError
+from ...estimators.errors import ConfigFileError, UnsupportedPlanError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PLANS, PlainPyTorch, Plan, Strategy
@@ -250,8 +250,7 @@ def build_side(
         )
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
-        what = f"{name} cannot run: {obstacle}"
-        raise WorkloadError(what, fix="compare it without --model")
+        raise UnsupportedPlanError(f"{name} cannot run", why=obstacle, fix="compare it without --model")
     features, candidate, ran = (
         tuple(unpredicted(config, facts, plan, model)),
         predict(model, workload, cluster, plan),

@@ -42,6 +42,9 @@ class Setting:
 
 UNSET = Setting(value=None, origin="unset")
 
+AUTO = Setting(value="auto", origin="auto")
+"""An `auto` of unknown value."""
+
 
 @dataclass(frozen=True)
 class ConfigSettings:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...estimators.errors import WorkloadError
+from ...estimators.errors import UnsupportedPlanError, WorkloadError
 from ...estimators.time.job import HOUR_S
 from ...validate.lint import load_facts
 from ..question.file_question import FileQuestion
@@ -99,11 +99,15 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     if context is None:
         return
     if errors:  # a refused configuration has no memory or speed
-        skipped: dict[RequirementName, float] = {"fits": LEAST["safe"], **limits}
-        for key, limit in skipped.items():
-            yield Requirement(file=name, name=key, met=None, detail="not checked, lint failed", value=None, limit=limit)
+        yield from _skipped(name, {"fits": LEAST["safe"], **limits}, "lint failed")
         return
-    side = build_side(file, context)
+    try:
+        side = build_side(file, context)
+    except UnsupportedPlanError as error:
+        detail = f"it cannot run: {error.why}"
+        yield Requirement(file=name, name="fits", met=False, detail=detail, value=0.0, limit=LEAST["safe"])
+        yield from _skipped(name, limits, "the plan cannot run")
+        return
     candidate = side.candidate
     assert candidate is not None, "the context is known"
     fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
@@ -135,14 +139,19 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
         if key not in limits:
             continue
         if cannot_run and key in ("speed", "duration", "cost"):
-            detail = "not checked, the plan does not fit"
-            yield Requirement(file=name, name=key, met=None, detail=detail, value=None, limit=limits[key])
+            yield from _skipped(name, {key: limits[key]}, "the plan does not fit")
             continue
         bound, met = f"at most {write(limits[key])} allowed", value <= limits[key]
         if key == "speed":
             bound, met = f"at least {write(limits[key])} required", value >= limits[key]
         detail = ", ".join([text, bound])
         yield Requirement(file=name, name=key, met=met, detail=detail, value=value, limit=limits[key])
+
+
+def _skipped(file: str, limits: Limits, why: str) -> Iterator[Requirement]:
+    """Yield the requirements that are not checked."""
+    for name, limit in limits.items():
+        yield Requirement(file=file, name=name, met=None, detail=f"not checked, {why}", value=None, limit=limit)
 
 
 def _figures(

@@ -121,6 +121,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount, parse_price
     from ..render.deliver import show_document
+    from ..text.units import listed
 
     files, unread = list[FileQuestion](), dict[str, DsAdviseError]()
     for name in config_files:
@@ -130,26 +131,28 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
             unread[name] = error
     if not files:
         raise next(iter(unread.values()))
-    asked = {name: value for file in files for name, value in file.asked.items()}
-    check_job(asked)
-    has_model = any(file.model is not None for file in files)
-    if not has_model and (has_amount(question) or any(value is not None for value in limits.values())):
-        raise click.UsageError("limits of memory, speed, time and cost need --model")
-    if (limits["max_duration"] or limits["max_cost"]) and not has_amount(asked):
-        raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
-    if limits["max_cost"] and asked.get("price") is None:
-        raise click.UsageError("--max-cost needs --price")
-    currency = parse_price(asked["price"]).currency if limits["max_cost"] else ""
-    parsed = parse_limits(**limits, currency=currency)
-    known = with_dry_runs(files_context(files, question, say=output.say), output)
     found: list[Requirement] = []
-    for file in files:
+    without_model: list[str] = []
+    for file in files:  # each by its own record: another file's question is not its own
+        check_job(file.asked)
+        if file.model is None and (has_amount(question) or any(value is not None for value in limits.values())):
+            raise click.UsageError(f"limits of memory, speed, time and cost need --model; {file.name} records none")
+        if (limits["max_duration"] or limits["max_cost"]) and not has_amount(file.asked):
+            raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
+        if limits["max_cost"] and file.asked.get("price") is None:
+            raise click.UsageError("--max-cost needs --price")
+        currency = parse_price(file.asked["price"]).currency if limits["max_cost"] else ""
+        parsed = parse_limits(**limits, currency=currency)
         try:
-            found += check_file(file, known, parsed)
-        except ConfigFileError as error:
-            if len(config_files) == 1:
+            context = with_dry_runs(files_context([file], question, say=output.say), output)
+            found += check_file(file, context, parsed)
+        except DsAdviseError as error:
+            if len(files) == 1:
                 raise
             unread[file.name] = error
+        without_model += [file.name] * (file.model is None)
+    if not found:  # the question has no answer for any file
+        raise next(iter(unread.values()))
     result = CheckResult(
         schema_version=SCHEMA_VERSION,
         met=all(each.met for each in found) and not unread,
@@ -158,8 +161,9 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     )
     sizes = [size for size in (limits["max_memory"], limits["max_ram"]) if size]
     notes = ["A GB of --max-memory and --max-ram is a GiB."] * any("i" not in size.lower() for size in sizes)
-    if known is None:
-        notes.append("Only lint was checked; --model and --gpus also check memory and speed.")
+    if without_model:
+        of = f" of {listed(without_model)}" if len(without_model) < len(files) else ""
+        notes.append(f"Only lint was checked{of}; --model and --gpus also check memory and speed.")
     show_document(lambda: _check_document(result, notes), output)
     return max((int(not result.met), *(error.exit_code for error in unread.values())))
 
@@ -229,7 +233,7 @@ def compare(
 ) -> int:
     """Compare two configurations: ds_config.json files, or strategies such as zero2-offload.
 
-    Missing keys have DeepSpeed's defaults and `auto` is resolved, so that only real differences are shown.
+    Missing keys have DeepSpeed's defaults, and with --model `auto` is filled, so that only real differences are shown.
 
     \b
     ds-advise compare old.json new.json
@@ -356,7 +360,7 @@ def from_file(
     elif destination is not None and answer.unwritable is None and answer.obstacle is None:
         output.say(f"{destination} is not written: there is no change to write")
     further = ("-o", f"better{file.suffix}") if destination is None else ("--force",)
-    writes = typed_command(*further)
+    writes = typed_command(*further, without=["--no-write"] * no_write)
     show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
     if problem is not None:

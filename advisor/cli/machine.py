@@ -284,8 +284,8 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     """
     from ...estimators.json_form import from_attributes
     from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
-    from ...validate.checkpoint_class import compare_with_class
-    from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later
+    from ...validate.checkpoint_class import compare_states_with_class, compare_with_class
+    from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later, saved_states
     from ...validate.checkpoint_weights import read_contents, write_model
     from ..render.checkpoint import CheckpointAnswer, UnusableCheckpoint, checkpoint_document
     from ..render.deliver import show_document
@@ -311,9 +311,13 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     if to_hf and found.is_whole:
         conversion = write_model(contents, to_hf, dtype, force=force, say=output.say)  # type: ignore[arg-type]  # a choice
     compared = None
-    if contents.loads_weights and not contents.is_adapter and not found.damaged and not to_hf:
+    model, has_weights = Path(contents.folder), contents.loads_weights and not contents.is_adapter
+    # Without config.json nothing says what the model of the states is.
+    has_states = contents.can_export and contents.parameters and (model / "config.json").exists()
+    if (has_weights or has_states) and not found.damaged and not to_hf:
         output.say("comparing the weights with the model's class ...")
-        compared = compare_with_class(Path(contents.folder))
+        saved = saved_states(checkpoint_layout(found.folder))
+        compared = compare_with_class(model) if has_weights else compare_states_with_class(model, saved)
     answer = CheckpointAnswer(
         newer=newer,
         compared=compared,

@@ -129,11 +129,11 @@ def print_blocks(blocks: Iterable[Block], console: Console) -> None:
                 sentence(console, marked, hang=hang)
             case Line(text, style, mark, mark_style):
                 is_screen = isinstance(console, Console) and console.file.isatty()
-                head, *more = wrapped(f"{mark}{text}", console.width).splitlines() if is_screen else [f"{mark}{text}"]
-                at, look = len(mark), _STYLES[style]
+                at, look, whole = len(mark), _STYLES[style], f"{mark}{text}"
+                head, *more = wrapped(whole, console.width, hang=at + 2).splitlines() if is_screen else [whole]
                 row(console, Text.assemble((head[:at], _STYLES[mark_style]), (head[at:], look)))
                 for following in more:
-                    row(console, f"{' ' * at}{following}", style=look)
+                    row(console, following, style=look)
             case Heading(title, printed=printed, gap=gap):
                 if gap:
                     blank(console)

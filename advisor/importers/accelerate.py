@@ -11,7 +11,7 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
+from .imported_run import DeepSpeedPart, ImportedRun, Value, names_of, parse_fsdp, read_fsdp, with_nearest
 from .script_arguments import FP8_RESTS_IN
 from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part, read_source
@@ -77,7 +77,8 @@ class AccelerateFormat:
         kind = str(values.get("distributed_type") or "NO").upper()  # YAML parses a bare NO as false
         block = _block(values, "deepspeed_config") if kind == "DEEPSPEED" else {}
         part = _deepspeed(source, block) if kind == "DEEPSPEED" else None
-        _, unknown = unused_keys(self.name, values)
+        names = names_of(self.name)
+        unknown = with_nearest([key for key in values if key not in names], names, {})
         faults = []
         refused = [key for key in WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
         if refused and block.get("deepspeed_config_file") is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -162,9 +162,9 @@ def read_fsdp(run: ImportedRun, settings: Mapping[str, object]) -> None:
 
 
 KNOWN_KEYS = Path(__file__).with_name("known_keys.json")
-"""Keys in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360, the
-TrainingArguments of transformers 5.23); a key of another version is unknown. The keys of accelerate, those that only
-transformers 4 has, and those that change neither the memory nor the time of a step are maintained by hand. In
+"""Keys in the tools' sources (`benchmarks/tool_keys.py`: LLaMA-Factory ff6d4d1, axolotl 067b021, ms-swift 3602360, TRL
+1.16, the TrainingArguments of transformers 5.23); a key of another version is unknown. The keys of accelerate, those
+that only transformers 4 has, and those that change neither the memory nor the time of a step are maintained by hand. In
 "harmless" * stands for any letters; in "harmless-topics" NAME also stands for all keys that begin with NAME_."""
 
 
@@ -174,20 +174,30 @@ def known_names(*kinds: str) -> set[str]:
     return {name for kind in kinds for name in lists.get(kind, "").split()}
 
 
-def unused_keys(tool: str, unread: Iterable[str], *, has_own: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(keys of the tool that the estimators do not use, without harmless ones; keys that the tool does not have, each
-    with the nearest that it has). has_own: whether the file may hold the user's own keys; then no key is unknown."""
-    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
+def names_of(tool: str, objective: str = "") -> set[str]:
+    """The keys that a tool has; those of its trainer of an objective, if they are listed by trainer."""
     shared = [] if tool in ("accelerate", "axolotl") else ["training-arguments", "transformers-4"]
-    names = known_names(tool, *shared)
+    of_trainer = known_names(f"{tool}-{objective}")
+    return known_names(*shared) | (of_trainer | known_names(f"{tool}-all") if of_trainer else known_names(tool))
+
+
+def with_nearest(unknown: Iterable[str], names: Collection[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that a tool does not have, each with its present name, or else with the nearest of the tool's names.
+    renamed: former names of the tool's keys -> present ones."""
+
+    def described(name: str) -> str:
+        if name in renamed:
+            return f"{name} (now {renamed[name]})"
+        # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        return f"{name} (did you mean {near[0]}?)" if near else name
+
+    return tuple(map(described, unknown))
+
+
+def without_harmless(unread: Iterable[str]) -> tuple[str, ...]:
+    """The keys among those that the estimators do not use that may change the memory or the time of a step."""
+    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
     topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
     harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))
-    uncounted, unknown = [], []
-    for name in unread:
-        if not has_own and name not in names:
-            # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-            unknown.append(f"{name} (did you mean {near[0]}?)" if near else name)
-        elif not harmless.fullmatch(name):
-            uncounted.append(name)
-    return tuple(uncounted), tuple(unknown)
+    return tuple(name for name in unread if not harmless.fullmatch(name))

@@ -223,6 +223,13 @@ class ScriptArguments:
         """Whether the script seems to parse TrainingArguments."""
         return sum(name in self._values for name in _TRAINING_ARGUMENTS) >= 2
 
+    def drop(self, names: Collection[str]) -> None:
+        """Remove the options of these names."""
+        self.words = self.without(names)
+        for name in names:
+            self._values.pop(name, None)
+            self._lists.pop(name, None)
+
     def replace_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command line with these options at the end, replacing earlier ones of the same names."""
         return (*self.without(values), *(part for name, value in values.items() for part in (f"--{name}", value)))

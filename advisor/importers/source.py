@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ...ds_configs.files import read_text
+from ...ds_configs.launch_commands import COUNTS
 from ...estimators.errors import ConfigFileError
+from ...probes.command.words import tools_file
 from ...validate.lint.document_reader import MAX_BYTES, read_document
+from ..question.gpu_text import counts_in
 from ..question.run import read_ds_config
 from ..text.units import listed
 from .file_text import edit_json, edit_yaml, read_yaml
@@ -68,12 +73,15 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
 
 def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileError:
     """The error for a script, with the first training command in its text, and what is exported before."""
-    command = f"torchrun {path}"
-    others: list[str] = []
+    command, others, what = _started(path, gpus), list[str](), f"{path} is a script, not a configuration"
     if path.suffix != ".py":
         found = training_commands(text)
         command = found[0].text if found else "COMMAND, with the command that starts the training"
         others = [str(each.line) for each in found[1:]]
+    with suppress(ValueError):  # quotes that only a shell could close
+        if (name := tools_file(shlex.split(command))) and (named := find_file(name, path.parent)) is not None:
+            why = f"its command trains with {named}; what else the command sets is left out"
+            return ConfigFileError(what, why=why, fix=f"ds-advise from {named} --gpus {gpus}{further}")
     why = "a dry run of its command answers in its place"
     if others:
         lines = f"line{'s' * (len(others) > 1)} {listed(others)}"
@@ -81,9 +89,15 @@ def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileE
     if unknown := unknown_variables(command):
         names = listed([f"${name}" for name in unknown])
         why += f", once you have replaced {names}, which the script gives no literal value"
-    return ConfigFileError(
-        f"{path} is a script, which is not read", why=why, fix=f"ds-advise --gpus {gpus}{further} -- {command}"
-    )
+    return ConfigFileError(what, why=why, fix=f"ds-advise --gpus {gpus}{further} -- {command}")
+
+
+def _started(script: Path, gpus: str) -> str:
+    """The command that starts a Python script with a process for each of the GPUs."""
+    names, (nodes, per_node) = COUNTS["torchrun"], counts_in(gpus)
+    given = {names.nodes: nodes, names.ranks: per_node}
+    options = "".join(f"--{name} {count} " for name, count in given.items() if count is not None)
+    return f"torchrun {options}{script}"
 
 
 def find_file(name: str, folder: Path) -> Path | None:

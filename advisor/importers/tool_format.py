@@ -17,7 +17,16 @@ from ...estimators.plan import Plan
 from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
 from .accelerate import AccelerateFormat, changed_counts
-from .imported_run import DeepSpeedPart, ImportedRun, Value, parse_fsdp, read_fsdp, unused_keys
+from .imported_run import (
+    DeepSpeedPart,
+    ImportedRun,
+    Value,
+    names_of,
+    parse_fsdp,
+    read_fsdp,
+    with_nearest,
+    without_harmless,
+)
 from .script_arguments import ACCUMULATION, ScriptArguments, rollout_options
 from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part
@@ -111,8 +120,14 @@ class ToolFormat:
     """Whether the tool gives peft the names of all linear modules, where a file does not name some."""
     has_own_keys: bool = False
     """Whether a file may hold options of the user's own."""
-    stops_at_unknown: bool = False
-    """Whether the tool is known to stop at keys that it does not have."""
+    extensions: frozenset[str] = frozenset()
+    """Keys of scripts that extend the tool's; a file with one of them may hold options of the user's own."""
+    other_versions: frozenset[str] = frozenset()
+    """Keys that only other versions of the tool have, and that are read too."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Former names of keys, which the tool no longer has -> the present ones."""
+    stops_at_unknown: str = ""
+    """What happens at keys that the tool does not have, as a clause; "" for a tool that is not known to stop."""
     ignores_unknown: str = ""
     """The switch with which such a tool ignores them; "" without one in the file."""
     refuses_two_precisions: bool = True
@@ -121,6 +136,12 @@ class ToolFormat:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
         cannot be read."""
         arguments, folder = source.arguments, source.path.parent
+        has_own = self.has_own_keys or bool(self.extensions & source.values.keys())
+        objective = read_objective(arguments, str(source.path))
+        names = names_of(self.name, _trl_command(objective))
+        # What the tool does not have decides nothing else, also where another tool's option has the name.
+        unknown = [] if has_own else [each for each in arguments.by_name if each not in names | self.other_versions]
+        arguments.drop(unknown)
         part = self.deepspeed(arguments, folder)
         checkpointing = self._checkpointing(arguments)
         checkpointing = self.checkpoints if checkpointing is None else checkpointing
@@ -130,7 +151,7 @@ class ToolFormat:
         run = ImportedRun(
             tool=self.tool,
             model=arguments.text(*self.model) if self.model else arguments.model,
-            objective=read_objective(arguments, str(source.path)),
+            objective=objective,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(ACCUMULATION) or self.default_accumulation,
             gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
@@ -180,20 +201,19 @@ class ToolFormat:
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
                 run.lacks(what)
-        run.uncounted, run.unknown = unused_keys(self.name, arguments.unread, has_own=self.has_own_keys)
+        run.uncounted, run.unknown = without_harmless(arguments.unread), with_nearest(unknown, names, self.renamed)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
             run.faults += (_TWO_PRECISIONS,)
         if run.unknown and self.stops_at_unknown and not arguments.switched(self.ignores_unknown):
-            run.faults += (f"keys that {self.tool} does not know, at which it stops: {', '.join(run.unknown)}",)
+            run.faults += (f"keys that {self.tool} does not know, {self.stops_at_unknown}: {', '.join(run.unknown)}",)
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
         return run
 
     def words(self, source: Source, run: ImportedRun, gpus_per_node: int) -> tuple[str, ...]:
         """The tool's command that trains with the file; () for a file that a script reads."""
-        trl = "sft" if run.objective == NEXT_TOKEN else run.objective
         swift = "rlhf" if "rlhf_type" in source.values else "sft"
-        places = {"gpus": gpus_per_node, "trl": trl, "swift": swift, "file": source.path}
+        places = {"gpus": gpus_per_node, "trl": _trl_command(run.objective), "swift": swift, "file": source.path}
         return tuple(word.format(**places) for word in self.command.split())
 
     def changes(
@@ -257,6 +277,11 @@ class ToolFormat:
 
 
 Format = AccelerateFormat | ToolFormat
+
+
+def _trl_command(objective: str) -> str:
+    """TRL's subcommand that trains an objective."""
+    return "sft" if objective == NEXT_TOKEN else objective
 
 
 def _fsdp_settings(arguments: ScriptArguments, folder: Path) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...estimators.objectives import OBJECTIVES
 from ..question.workload import TOOL_SOFTWARE, TOOL_TRL
+from ..text.units import listed
 from .imported_run import DeepSpeedPart, ImportedRun, Value
 from .script_arguments import ScriptArguments
 from .shipped_configs import axolotl_config, llama_factory_config, ms_swift_config
@@ -114,7 +115,9 @@ LLAMA_FACTORY = ToolFormat(
     details=_llama_factory_details,
     deepspeed=_or_shipped(llama_factory_config, "LLaMA-Factory's own of 2026-08 (ff6d4d1)"),
     lists_modules=True,
-    stops_at_unknown=True,  # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
+    other_versions=frozenset({"model", *_LLAMA_FACTORY_V1}),
+    # hparams/parser.py `_parse_args`, unless ALLOW_EXTRA_ARGS is in the environment
+    stops_at_unknown="at which it stops",
     # launcher.py, OPTIM_TORCH; hparams/parser.py stops without FORCE_TORCHRUN
     defaults={"launcher": "torchrun", "expandable_segments": True, "one_process": "FORCE_TORCHRUN=1"},
     seq_len=("cutoff_len",),
@@ -225,7 +228,8 @@ MS_SWIFT = ToolFormat(
     matches=_is_ms_swift,
     details=_ms_swift_details,
     lists_modules=True,
-    stops_at_unknown=True,  # pipelines/base.py `_parse_args`
+    other_versions=frozenset({"model_id_or_path", "train_type", "sft_type"}),
+    stops_at_unknown="at which it stops",  # pipelines/base.py `_parse_args`
     ignores_unknown="ignore_args_error",
     # swift/trainers/arguments.py: it accumulates up to 16 samples where the steps are not given. swift/cli/main.py
     defaults={"launcher": "torchrun", "least_global_batch": 16, "one_process": "NPROC_PER_NODE=1"},
@@ -270,6 +274,12 @@ def _axolotl_details(run: ImportedRun, arguments: ScriptArguments, source: Sourc
     checkpointing, offloading = arguments.text("gradient_checkpointing") or "", arguments.text("activation_offloading")
     if run.gradient_checkpointing and (checkpointing.startswith("offload") or offloading not in (None, "false")):
         run.gradient_checkpointing = "offload"
+    batch = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+    micro, accumulation, samples = (arguments.number(name) for name in batch)
+    if samples and micro and not accumulation:  # utils/config/__init__.py `normalize_config`
+        run.gradient_accumulation_steps = max(1, samples // micro)
+    if sum(map(bool, (micro, accumulation, samples))) < 2:  # utils/schemas/validation.py `check_batch_size_fields`
+        run.faults += (f"at least two of {listed(batch)} must be set",)
     if offloading == "disk" or checkpointing.endswith("_disk"):
         run.remarks.append("activations on the disk are counted as in host RAM")
     if arguments.flag("tiled_mlp"):

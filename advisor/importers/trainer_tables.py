@@ -119,4 +119,9 @@ TRL = replace(
     default_seq_len=1024,
     assumes_fp32=False,
     has_own_keys=False,
+    extensions=frozenset(_MIXTURES),
+    renamed={"max_seq_length": "max_length", "torch_dtype": "dtype"},
+    # cli/commands/training.py gives them to `accelerate launch`, which refuses them; scripts/sft.py and others have
+    # fail_with_unknown_args=False.
+    stops_at_unknown="at which `trl` stops, and which its scripts ignore where another launcher starts them",
 )

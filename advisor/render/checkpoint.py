@@ -13,7 +13,7 @@ from typing import Literal
 from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile, is_only_latest
 from ...validate.checkpoint_class import ClassComparison
-from ...validate.checkpoint_weights import CheckpointContents, Conversion
+from ...validate.checkpoint_weights import CheckpointContents, Conversion, merge_command
 from ..document import blocks as doc
 from ..text.units import count, counted_noun, ended, gib, printable, size
 
@@ -49,7 +49,8 @@ class CheckpointAnswer:
     unexamined: int
     """Number of files of tensors whose values were not examined."""
     compared: ClassComparison | None
-    """The weights that from_pretrained loads, compared with the model's class; null if there are none."""
+    """The weights that from_pretrained loads, or else those of ZeRO's states beside a config.json, compared with the
+    model's class; null if there are none."""
     conversion: Conversion | None
     """Null if nothing was converted."""
     written: str
@@ -57,9 +58,8 @@ class CheckpointAnswer:
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether a tensor is missing or has another shape in the only weights that it has: DeepSpeed resumes from its
-        own states."""
-        return self.compared is not None and not self.compared.is_loaded and self.contents.resumed_by != "deepspeed"
+        """Whether a tensor of the class in config.json is missing, or has another shape."""
+        return self.compared is not None and not self.compared.is_loaded
 
 
 def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None) -> doc.Document:
@@ -79,7 +79,7 @@ def checkpoint_document(answer: CheckpointAnswer, *, instead: Path | None = None
         blocks.append(doc.Sentence(f"Saved {said}."))
     blocks += [doc.Heading("Sizes", "sizes", printed=False), _sizes(contents)]
     if answer.conversion is None and not answer.damaged and not answer.non_finite:
-        blocks += _next_steps(contents)
+        blocks += _next_steps(answer)
     verdict = f"{name}: {_kind(contents)}, {size(contents.size_bytes)}"
     if answer.newer:
         newest, *others = (f"{_base(each)} is damaged: {printable(each.problem)}." for each in answer.newer)
@@ -149,7 +149,7 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     }[answer.evidence]
     numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
     if lacking is not None:
-        yield from _lacking(lacking)
+        yield from _lacking(lacking, is_saved=contents.loads_weights)
     if (is_broken or lacking is not None) and not damaged:
         yield doc.Sentence(f"Its files are complete: {evidence}.")
     elif damaged and not is_broken:
@@ -165,7 +165,7 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     elif damaged:
         yield from _load(contents, contents.tag, f"`{printable(damaged[0].name)}` {printable(damaged[0].problem)}")
     else:
-        yield doc.Sentence(_uses(contents, loads_weights=contents.loads_weights and lacking is None))
+        yield doc.Sentence(_uses(contents, gives_weights=lacking is None))
         if answer.compared is not None and answer.compared.not_compared:
             why = ended(printable(answer.compared.not_compared))
             yield doc.Sentence(f"Whether a tensor of the model's class is missing was not checked: {why}", "unsure")
@@ -176,17 +176,19 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         yield from _latest(contents, f"`{_latest_file(contents)}` {there}")
 
 
-def _lacking(compared: ClassComparison) -> Iterator[doc.Block]:
-    """Yield the tensors that `from_pretrained` does not take from the files."""
+def _lacking(compared: ClassComparison, *, is_saved: bool) -> Iterator[doc.Block]:
+    """Yield the tensors that `from_pretrained` does not take from the files, or that the states do not hold. is_saved:
+    whether there are such files."""
+    stops = "--to-hf stops at {}; is config.json that of the training?"
     for names, what, then in (
-        (compared.missing, "missing", "from_pretrained would initialize {} at random"),
-        (compared.reshaped, "of another shape", "from_pretrained stops at {}"),
+        (compared.missing, "missing", "from_pretrained would initialize {} at random" if is_saved else stops),
+        (compared.reshaped, "of another shape", "from_pretrained stops at {}" if is_saved else stops),
     ):
         if names:
             are, them = ("is", "it") if len(names) == 1 else ("are", "them")
             first = printable(names[0]) if len(names) == 1 else f"the first {printable(names[0])}"
             of = f"{counted_noun(len(names), 'tensor')} of {printable(compared.name)} {are} {what}, {first}"
-            yield doc.Sentence(f"{of}: {then.format(them)}.", "bad")
+            yield doc.Sentence(f"{of}: {ended(then.format(them))}", "bad")
 
 
 def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
@@ -201,7 +203,7 @@ def _written(folder: str, done: Conversion) -> Iterator[doc.Block]:
         need = "" if done.has_config else ", which from_pretrained needs"
         yield doc.Sentence(
             f"The checkpoint has no {' and no '.join(lacking)}{need}: copy {them} from the "
-            "model that the training started from.",
+            f"model that the training started from{'' if done.has_config else ', if it is one of transformers'}.",
             "" if done.has_config else "unsure",
         )
     if done.repeated:
@@ -266,18 +268,13 @@ def _shortest(path: str) -> str:
     return min(path, os.path.relpath(path), key=len)
 
 
-def _can_export(contents: CheckpointContents) -> bool:
-    is_merged = contents.is_universal or contents.resumed_by != "deepspeed" or contents.stage == "none"
-    return not contents.weights and not is_merged and contents.model_ranks == 1
-
-
 def _stages(contents: CheckpointContents) -> str:
     """Return the stages that load the states."""
     return "ZeRO-1 or 2" if contents.joins_partitions else "ZeRO-3"
 
 
-def _uses(contents: CheckpointContents, *, loads_weights: bool) -> str:
-    """Return what one can do with an intact checkpoint. loads_weights: whether from_pretrained loads its weights."""
+def _uses(contents: CheckpointContents, *, gives_weights: bool) -> str:
+    """Return what one can do with an intact checkpoint. gives_weights: whether no tensor of the model's class lacks."""
     if contents.is_universal:
         return f"You can resume with {_stages(contents)} on any number of GPUs, with checkpoint.load_universal."
     weights = "adapter with PeftModel." if contents.is_adapter else "weights with "
@@ -287,8 +284,8 @@ def _uses(contents: CheckpointContents, *, loads_weights: bool) -> str:
         f"resume{fsdp} with Accelerator.load_state": contents.resumed_by == "accelerate",
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
-        f"load its {weights}from_pretrained": loads_weights,
-        "export its weights": _can_export(contents),
+        f"load its {weights}from_pretrained": contents.loads_weights and gives_weights,
+        "export its weights": contents.can_export and gives_weights,
         "convert it for other GPUs": contents.has_zero_states and not contents.converted,
     }
     *others, last = [use for use, is_possible in uses.items() if is_possible] or ["load nothing from it"]
@@ -309,10 +306,16 @@ def _sizes(contents: CheckpointContents) -> doc.Table:
     return doc.Table(["", "", ""], rows, optional=(2,))
 
 
-def _next_steps(contents: CheckpointContents) -> Iterator[doc.Block]:
-    if _can_export(contents):
+def _next_steps(answer: CheckpointAnswer) -> Iterator[doc.Block]:
+    contents, compared = answer.contents, answer.compared
+    if contents.is_adapter and contents.loads_weights:
         yield doc.Gap()
-        yield doc.Sentence("Export the weights as a Hugging Face model:")
+        yield doc.Sentence("Merge the adapters into their model:")
+        yield doc.Commands([merge_command(printable(_shortest(contents.folder)))])
+    if contents.can_export and not answer.lacks_weights:
+        is_known = compared is not None and not compared.not_compared
+        yield doc.Gap()
+        yield doc.Sentence(f"Export the weights as {'a Hugging Face model' if is_known else 'safetensors'}:")
         yield doc.Commands([f"ds-advise checkpoint {_quoted(_shortest(_named(contents)))} --to-hf my-model"])
     if contents.converted:
         yield doc.Gap()

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..answer.comparison import Comparison, Difference
-from ..answer.config_settings import Setting
+from ..answer.config_settings import AUTO, Setting
 from ..document.blocks import (
     NOTHING,
     Block,
@@ -29,7 +29,7 @@ from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import checkpointing_label, cluster_title, component_title, method_title, phase_title
-from ..text.units import gib, percent, printable, rate, times
+from ..text.units import counted_noun, gib, percent, printable, rate, times
 from .configuration import value_label
 
 _HEAD = "", "A", "B", "B vs A", "better"
@@ -79,14 +79,8 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     """Return the first sentences of the comparison."""
     if comparison.is_identical:
         return ("The files are identical.",)
-    count = len([found for found in comparison.differences if found.acts])
     if len(comparison.candidates) < 2:
-        if not count:
-            return ("Both do the same.",)
-        return (
-            f"{count} settings differ." if count > 1 else "1 setting differs.",
-            "Pass --model and --gpus to see the effect on memory and speed.",
-        )
+        return _verdict_on_keys([found for found in comparison.differences if found.acts])
     first, second = comparison.candidates
     assert comparison.question is not None, "plans have a question"
     cluster = comparison.question.cluster
@@ -111,6 +105,18 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     if not has_ram and (first.fit.fits or second.fit.fits):
         found.append("Host RAM is not checked; --ram SIZE checks it.")
     return tuple(found)
+
+
+def _verdict_on_keys(found: Sequence[Difference]) -> tuple[str, ...]:
+    """Return the same without figures. An `auto` that only the Trainer fills may be the other side's value."""
+    if not found:
+        return ("Both do the same.",)
+    is_open = [AUTO in (each.first, each.second) for each in found]
+    unknown, known = is_open.count(True), is_open.count(False)
+    first = f"{counted_noun(known, 'setting')} differ{'s' * (known == 1)}" if known else "No setting is known to differ"
+    more = f"{unknown} {'more ' * bool(known)}may: `auto` on one side, which the Trainer fills" if unknown else ""
+    effect = "Pass --model and --gpus to see the effect on memory and speed"
+    return f"{first}{'; ' * bool(more)}{more}.", f"{effect}{', and to fill `auto`' * bool(unknown)}."
 
 
 def _speed(first: Candidate, second: Candidate, where: str) -> str:
@@ -154,15 +160,17 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     def ratio(title: str, values: Iterable[float | None], write: Callable[[Any], str], sign: int) -> None:
         """Add a row; sign: whether more is better (1), less is (-1), or neither (0). None: that of a plan that cannot
-        run."""
+        run; without both there is no row."""
         first, second = values
+        if first is None and second is None:
+            return
         change, gain = "", 0.0
         if first is not None and second is not None:
             change = times(second / first)
             gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
         rows.append(_row(title, [make_figure(first, write), make_figure(second, write)], Figure(change), gain))
 
-    runs = [plan.fit.gpu_likely_suffices for plan in plans]  # as in the answer's table of strategies
+    runs = [*map(_runs, plans)]
     ratio("tokens/s", [plan.tokens_per_s if ran else None for plan, ran in zip(plans, runs, strict=True)], rate, 1)
     for title, name in (
         ("GPU GiB", "device_bytes"),
@@ -186,6 +194,11 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         if side.filled:
             yield Sentence(f"{name}: {side.filled}.", "dim")
     yield from map(Sentence, question.job_basis)
+
+
+def _runs(plan: Candidate) -> bool:
+    """Whether a step, whose time can be compared, is ever made: as in the answer's table of strategies."""
+    return plan.fit.gpu_likely_suffices
 
 
 def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float) -> Row:
@@ -221,6 +234,8 @@ def _parts(comparison: Comparison) -> Iterator[Block]:
     memory = memory_bars(labels, question.cluster, with_sources=True)
     yield Chart(memory, printed=memory)
     yield _table([plan.memory.components for plan in plans], _sizes)
+    if not any(map(_runs, plans)):
+        return
     steps = {plan.time.tokens_per_step for plan in plans}
     tokens = steps.pop() if len(steps) == 1 else 1000
     title = f"Time, ms per {'1,000' if steps else f'step of {tokens:,}'} tokens"

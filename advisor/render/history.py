@@ -215,9 +215,6 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
     remarks = list[str]()
     if any(figure.spread > MOST_SPREAD for figure in result.figures):
         remarks.append(f"A spread above {MOST_SPREAD:g} x follows its figures, which are uncertain.")
-    if result.device == "cpu":
-        how = "with one thread each in processor time, which other processes do not lengthen"
-        remarks.append(f"Each rank: all ranks at once, {how}; all cores: in elapsed time.")
     below: list[doc.Block] = [
         *(doc.Sentence(remark, "dim") for remark in remarks),
         *slow_bf16(result),
@@ -228,6 +225,9 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
         below.append(doc.Sentence(f"{kept} {_use(record.id, result)}"))
     used = [*_used_speeds(result)]
     summary: list[doc.Block] = [doc.Gap(), doc.Facts(used)] if used else []
+    if result.device == "cpu":  # next to the speeds, which seem to contradict each other without it
+        how = "with one thread each in processor time, which other processes do not lengthen"
+        summary.append(doc.Sentence(f"Each rank: all ranks at once, {how}; all cores: in elapsed time.", "dim"))
     blocks: list[doc.Block] = [
         *([doc.Sentence(warning, "yellow")] if warning else []),
         *([doc.Sentence(_DISTURBED, "yellow")] if result.is_noisy else []),

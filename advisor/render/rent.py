@@ -22,7 +22,7 @@ _LETTERS = ascii_lowercase + ascii_uppercase
 """Names of the listed offers in the chart; further ones have none."""
 
 _MOST_LEFT_OUT = 3
-"""Most machines that are named, without --all, for one reason that the job cannot run on them."""
+"""Most machines that are named, without --all, for one reason to leave them out."""
 
 
 def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
@@ -158,9 +158,12 @@ def _kind(advice: RentAdvice) -> str:
 
 
 def _rule(advice: RentAdvice) -> Iterator[str]:
-    """Yield what the best value is."""
+    """Yield what the best value is, or that no machine of known RAM is cheaper."""
     cheapest = advice.cheapest_choice
     if cheapest is None:
+        return
+    if cheapest is advice.recommended:
+        yield f"It is {_ENOUGH_RAM}."
         return
     most = money(cheapest.figures.cost_high or cheapest.figures.cost, advice.table.sign)
     whose = "the cheapest" if cheapest is advice.cheapest_within else f"{_title(cheapest)}, {_ENOUGH_RAM}"
@@ -322,7 +325,7 @@ def _left_out(advice: RentAdvice, *, all_offers: bool) -> Iterator[str]:
     for reason, names in by_reason.items():
         shown = names if all_offers or len(names) <= _MOST_LEFT_OUT else names[:_MOST_LEFT_OUT]
         hidden = [f"{len(names) - len(shown)} more (--all)"] * (len(shown) < len(names))
-        yield f"The job cannot run on {listed([*shown, *hidden])}: {reason}."
+        yield f"Left out, because {reason}: {listed([*shown, *hidden])}."
 
 
 def _title(offer: Offer) -> str:
@@ -339,6 +342,6 @@ def _ram_figures(offer: Offer) -> str:
 
 
 def _cents(amount: float) -> str:
-    """The amount with two significant digits: `0.54`, `0.0031`, `12`."""
-    digits = max(0, 1 - floor(log10(amount))) if amount > 0 else 0
+    """The amount with cents, or with two significant digits if that is more: `1.40`, `0.0031`; `12` without cents."""
+    digits = max(2 * (amount < 10), 1 - floor(log10(amount))) if amount > 0 else 0
     return f"{amount:,.{min(digits, 4)}f}"

@@ -87,14 +87,14 @@ def _whole_commands(text: str) -> str:
     return re.sub(COMMAND, firm, text)
 
 
-def wrapped(text: str, columns: int) -> str:
-    """Return a message in lines of the terminal's width. Words, paths and commands are not broken; a longer one
-    overflows, so that it can be copied."""
+def wrapped(text: str, columns: int, *, hang: int = 2) -> str:
+    """Return a message in lines of the terminal's width, the continuation lines indented by `hang`. Words, paths and
+    commands are not broken; a longer one overflows, so that it can be copied."""
     width = min(LONGEST, max(columns, NARROWEST)) - 1
     text = glued(re.sub(COMMAND, lambda found: found[0].replace(" ", FIRM), text))
-    breaks = _breaks(text, width, width - 2, cuts=False)
+    breaks = _breaks(text, width, width - hang, cuts=False)
     lines = (text[start:end].rstrip() for start, end in pairwise([0, *breaks, len(text)]))
-    return "\n  ".join(lines).replace(GLUE, " ").replace(FIRM, " ")
+    return f"\n{' ' * hang}".join(lines).replace(GLUE, " ").replace(FIRM, " ")
 
 
 def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list[int]:
@@ -182,7 +182,7 @@ def _continued_in_parentheses(source: str, columns: int, depth: int) -> list[str
         ends = [at + (shown[at] == "(") for at in range(start, len(rest)) if shown[at] in " ("]
         ends = [end for end in ends if 0 < end <= room and end < len(rest) and depths[end] > 0]
         if not ends:
-            return parts + [f"{' ' * indent}{part}" for part in continued(rest, columns - indent)]
+            return parts + [f"{' ' * indent}{part}" for part in continued(rest, columns - indent, is_python=True)]
         at = max(ends, key=lambda end: (end > room // 2, -depths[end], end))
         parts.append(f"{' ' * (margin + indent)}{rest[:at].rstrip()}")
         rest, indent, depth = rest[at:].lstrip(), step, depths[at]
@@ -193,9 +193,9 @@ _WITH_VALUE = r"(?<=\s)--?\w[\w-]* [^\s-]\S*"
 """An option and its value, between which a command is not broken unless they are longer than a line."""
 
 
-def continued(command: str, columns: int) -> list[str]:
+def continued(command: str, columns: int, *, is_python: bool = False) -> list[str]:
     """Return the lines of a command, broken at a space; a word longer than a line is broken after `=`, a comma or a
-    parenthesis.
+    parenthesis, else in a shell's command after a dot.
 
     The backslash joins both sides, so the rest of a word is not indented. Quoted text and comments are not broken.
     """
@@ -207,8 +207,10 @@ def continued(command: str, columns: int) -> list[str]:
             if len(found[0]) < room:
                 open_text = open_text.replace(found[0], found[0].replace(" ", "_"))
         at = open_text.rfind(" ", 1, room + 1)
-        if len(open_text[at + 1 :].partition(" ")[0]) > columns - len("     "):
-            at = max(at, 1 + max(open_text.rfind(mark, 1, room) for mark in "=(),"))
+        if len(open_text[at + 1 :].partition(" ")[0]) > columns - len("      \\"):
+            marks = ["=(),", *([] if is_python else ["."])]  # a module that a command runs has no other mark
+            ends = ([1 + open_text.rfind(mark, at + 2, room) for mark in each] for each in marks)
+            at = max(at, next((max(each) for each in ends if any(each)), 0))
         if at <= 0:
             at = open_text.find(" ", 1)  # a longer word stands on a line of its own
         if at <= 0:

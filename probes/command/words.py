@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -315,10 +316,23 @@ def is_training(words: Sequence[str]) -> bool:
     try:
         while layer := peel(words):
             words = layer.words
-        by_tool = "".join(words[1:2]) in _TOOLS.get(PurePath(words[0]).name, ())
-        return launcher_of(program_of(words)) is not None or is_python(words[0]) or by_tool
+        return launcher_of(program_of(words)) is not None or is_python(words[0]) or _is_by_tool(words)
     except DsAdviseError:  # `python -c`, an assignment alone
         return False
+
+
+def _is_by_tool(words: Sequence[str]) -> bool:
+    return "".join(words[1:2]) in _TOOLS.get(PurePath(words[0]).name, ())
+
+
+def tools_file(words: Sequence[str]) -> str:
+    """The configuration with which a tool's own command trains; "" for another command, and without one."""
+    while layer := peel(words):
+        words = layer.words
+    if not words or not _is_by_tool(words):
+        return ""
+    named = [word for before, word in pairwise(words[1:]) if before in (words[1], "--config")]
+    return next((word for word in named if PurePath(word).suffix in (".yaml", ".yml", ".json")), "")
 
 
 def interpreter_of(

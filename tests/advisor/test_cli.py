@@ -253,6 +253,24 @@ def test_a_message_on_a_terminal_is_wrapped_without_breaking_a_command_or_a_path
     assert all(cell_len(line) < 40 for line in wrapped(chinese, 40).splitlines())
 
 
+def test_a_marked_line_on_a_narrow_terminal_is_within_it_and_breaks_at_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=(printed := io.StringIO()), width=64)
+    monkeypatch.setattr(printed, "isatty", lambda: True)
+    text = "fits: 58.8 of 79.1 GiB per GPU (micro batch 1 x accumulation 4, with the checkpointing of activations off)"
+    print_blocks([doc.Line(text, "", "ok    ")], console)
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) < 64 and " ".join(" ".join(lines).split()) == f"ok {text}"
+    assert all(line.startswith("        ") for line in lines[1:])
+
+
+def test_the_name_of_a_module_is_continued_behind_a_dot() -> None:
+    console = Console(file=(printed := io.StringIO()), width=40)
+    command = "python -m deepspeed.checkpoint.ds_to_universal --input_folder saved/global_step4"
+    commands(console, [command])
+    assert max(map(len, printed.getvalue().splitlines())) <= 40
+    assert " ".join(printed.getvalue().replace("\\\n", "").split()) == command
+
+
 def test_narrow_lines_break_at_the_marks_of_paths_and_never_in_a_url_or_between_an_option_and_its_value() -> None:
     url = "https://example.org/organization/repository/blob/main/CamelCaseFile.cpp"
     console = Console(file=(printed := io.StringIO()), width=40)

@@ -109,6 +109,35 @@ def test_a_damaged_file_is_named(
         assert after.problem.startswith(name)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "number"])
+@pytest.mark.parametrize(("of", "stage"), [("optim", 2), ("optim", 3), ("model", 3)])
+def test_ranks_of_two_steps_are_no_checkpoint(tmp_path: Path, of: str, stage: int, kind: str) -> None:
+    """Each file is whole, as after an interrupted copy. torch's optimizers keep the step as a tensor. A file that does
+    not say its step is no evidence."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=3, stage=stage)
+    paths = sorted(folder.glob(f"*/*{of}_states.pt"))
+
+    def save(path: Path, step: int) -> None:
+        saved = torch.load(path, weights_only=False)
+        number = torch.tensor(float(step)) if kind == "tensor" else step
+        moments = {"exp_avg": torch.ones(3), "step": number, "exp_avg_sq": torch.ones(3)}
+        torch.save(saved | {"global_steps": step, "base_optimizer_state": {"state": {0: moments}}}, path)
+
+    for path, step in zip(paths, (8, 4), strict=False):
+        save(path, step)
+    checkpoint = read_checkpoint(folder)
+    assert [file.name.rpartition("/")[2] for file in checkpoint.damaged] == [paths[1].name]
+    save(paths[2], 8)
+    checkpoint = read_checkpoint(folder)
+    part = "optimizer" if of == "optim" else "model"
+    assert (
+        checkpoint.problem
+        == f"global_step8/{paths[1].name} holds the {part} of step 4, and {paths[0].name} that of step 8"
+    )
+    save(paths[1], 8)
+    assert read_checkpoint(folder).is_whole
+
+
 @pytest.mark.parametrize(("kind", "words"), [("model", "the model states"), ("optim", "the optimizer states")])
 def test_every_rank_of_zero3_has_both_files(tmp_path: Path, kind: str, words: str) -> None:
     """The last rank's too, whose number only its other file has."""

@@ -183,6 +183,8 @@ def test_a_model_that_from_pretrained_does_not_load_is_not_whole(
     assert code == bool(missing) and ("from_pretrained does not load it. " + missing in printed) == bool(missing)
     assert ("peft's PeftModel.from_pretrained does not" in printed) == missing.startswith("adapter_config")
     assert ("You can load its " in printed) != bool(missing)
+    merges = "Model.from_pretrained('model').merge_and_unload().save_pretrained('my-model')\""
+    assert (merges in printed.replace("\\ ", "")) == (not missing and names[0].startswith("adapter"))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,47 @@ def test_weights_that_from_pretrained_would_invent_are_named(
     named.write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "was not checked: transformers is not installed." in _shown(capsys, "model")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_states_of_another_model_than_that_of_the_config_are_not_exported(
+    stage: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which `--to-hf` refuses. Without config.json no model of Hugging Face is promised; peft merges adapters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = write_checkpoint(tmp_path / "saved", ranks=2, tag="global_step2", stage=stage)
+    (folder / "model.safetensors").unlink()
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True
+    )
+    own = LlamaForCausalLM(config)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    shapes = {name: parameter.shape for name, parameter in own.named_parameters()}
+    assert "model.norm.weight" in shapes
+
+    def save(names: dict[str, torch.Size]) -> None:
+        for path in folder.glob("*/*model_states.pt"):
+            torch.save(torch.load(path, weights_only=False) | {"param_shapes": [names]}, path)
+
+    save(shapes)
+    code, printed = _shown(capsys, "saved")
+    assert code == 0 and "Export the weights as a Hugging Face model:" in printed
+    save({name: shape for name, shape in shapes.items() if name != "model.norm.weight"})
+    code, printed = _shown(capsys, "saved")
+    assert code == 1 and "1 tensor of LlamaForCausalLM is missing, model.norm.weight: --to-hf stops at it;" in printed
+    assert "Export" not in printed and "export its weights" not in printed and "You can resume with 2 ranks" in printed
+    (folder / "config.json").unlink()
+    code, printed = _shown(capsys, "saved")
+    assert code == 0 and "Export the weights as safetensors:" in printed
+    save({"base_model.model.q.lora_A.default.weight": torch.Size([8, 64])})
+    code, printed = _shown(capsys, "saved")
+    assert code == 0 and "--to-hf" not in printed
+    assert run(["checkpoint", "saved", "--to-hf", "new"]) == 2
+    error = capsys.readouterr().err
+    assert "merge_and_unload().save_pretrained('my-model')" in error and "train" not in error.replace("pretrained", "")
 
 
 def test_renamed_states_are_ordered_by_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

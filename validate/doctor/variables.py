@@ -113,9 +113,11 @@ def _set(machine: ExaminedMachine, *names: str) -> Iterator[tuple[str, str, str]
 
 def _switches(machine: ExaminedMachine) -> Findings:
     for name, value, written in _set(machine, *RULES):
-        rule = RULES[name]
-        if _gpus(machine) >= rule.least_gpus and (not rule.values or value.lower() in rule.values):
-            yield warning(written, rule.why, rule.fix or f"unset {name}")
+        rule, gpus = RULES[name], _gpus(machine)
+        matters = gpus >= rule.least_gpus or not gpus
+        if matters and (not rule.values or value.lower() in rule.values):
+            where = "" if gpus >= rule.least_gpus else f", in jobs that {_INHERIT}"
+            yield warning(written, f"{rule.why}{where}", rule.fix or f"unset {name}")
 
 
 def _accelerator(machine: ExaminedMachine) -> Findings:

@@ -166,6 +166,35 @@ def test_lint_finds_nothing_in_the_file_of_an_answer(question: str, capsys: pyte
     assert "nothing found" in out and f"sequence {workload['seq_len']}, {workload['loss']} loss" in out
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("names", [("own.json", "good.json"), ("good.json", "own.json")])
+def test_a_recorded_question_judges_its_own_file_alone(
+    names: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In either order; of the other file only lint is checked, and limits need a model for it too."""
+    question = ["Qwen2.5-1.5B", "--gpus", "8xV100-32GB", "--offline"]
+    assert run([*question, "-o", "own.json", "--no-deepspeed-estimate", "--json"]) == 0
+    capsys.readouterr()
+    assert run(["check", *names, "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("fits: ") == 1 and out.index("own.json") < out.index("fits: ")
+    assert "Only lint was checked of good.json; --model and --gpus also check" in " ".join(out.split())
+    assert run(["check", *names, "--offline", "--max-memory", "20GiB"]) == 2
+    assert "need --model; good.json records none" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_that_the_gpus_cannot_run_is_an_unmet_requirement(capsys: pytest.CaptureFixture[str]) -> None:
+    """It stops no other file."""
+    Path("fp16.json").write_text(json.dumps({**GOOD, "bf16": {"enabled": False}, "fp16": {"enabled": True}}))
+    question = ["--model", "Qwen2.5-1.5B", "--gpus", "8xV100-32GB", "--offline", "--max-memory", "30GiB"]
+    assert run(["check", "good.json", "fp16.json", *question]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAIL  fits: it cannot run: V100-SXM2-32GB has no bf16 units; use fp16" in lines
+    assert "skip  memory: not checked, the plan cannot run" in lines
+    assert any(line.startswith("ok    fits: ") for line in lines[lines.index("fp16.json") :])
+
+
 def test_one_file_has_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the record of its question, lint and check fill `auto` with the advice's batch, and say so."""
     question = ["--gpus", "4x8xH100", "--offline"]

@@ -336,3 +336,32 @@ def test_identical_files_have_no_table(tmp_path: Path, capsys: pytest.CaptureFix
     second.write_text(json.dumps(config, indent=1))
     assert run_here(["compare", str(first), str(second)]) == 0
     assert "Both do the same." in capsys.readouterr().out
+
+
+def test_an_auto_that_only_the_trainer_fills_is_not_known_to_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a model, which fills it."""
+    batch = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    for name, config in (
+        ("a", batch | {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}),
+        ("b", batch),
+        ("c", batch | zero()),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    for names, says in (
+        (("a", "b"), "No setting is known to differ; 2 may: `auto` on one side, which the Trainer fills."),
+        (("a", "c"), "1 setting differs; 2 more may: `auto` on one side, which the Trainer fills."),
+        (("b", "c"), "1 setting differs. Pass --model and --gpus to see the effect on memory and speed. "),
+    ):
+        assert run_here(["compare", *(str(tmp_path / f"{name}.json") for name in names)]) == 0
+        assert says in " ".join(capsys.readouterr().out.split())
+
+
+def test_plans_that_do_not_fit_have_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["--model", "Llama-3.1-70B", "--offline", "--tokens", "1B", "--gpus"]
+    for gpus, has_time in (("1x24GB", False), ("8x8xH100", True)):
+        assert run_here(["compare", "zero2", "zero3", *question, gpus, "--micro-batch", "1"]) == 0
+        out = capsys.readouterr().out
+        assert [text in out for text in ("tokens/s", "Time, ms", "hours of the job")] == [has_time] * 3
+        assert "Memory per GPU, GiB" in out

@@ -53,7 +53,7 @@ def test_the_options_of_trls_script_are_enough_to_know_it(
     answer = _imported(tmp_path, values | keys | output | {"accelerate_config": "zero3"}, "4xA100-80GB")
     assert answer.form.name == "trl" and answer.figures is not None and answer.run.uncounted == ()
     assert (answer.figures.plan.strategy, answer.figures.question.workload.seq_len) == ("zero3", 1024)
-    assert answer.run.unknown == ("learnin_rate (did you mean learning_rate?)", "max_seq_length")
+    assert answer.run.unknown == ("learnin_rate (did you mean learning_rate?)", "max_seq_length (now max_length)")
     without = _imported(tmp_path, values | keys | {"output_dir": "o", "num_train_epochs": 1}, "4xA100-80GB")
     assert without.form.name == "trl"
 

@@ -96,7 +96,96 @@ def test_a_key_that_trl_removed_decides_nothing(capsys: pytest.CaptureFixture[st
         Path("sft.yaml").write_text(json.dumps(trl | {key: 4096}))
         _, answer, _ = _imported(capsys, "sft.yaml", "--gpus", "A100-80GB")
         assert answer["run"]["training"]["seq_len"] == length
-        assert answer["unknown"] == ([key] if length == 1024 else [])
+        assert answer["unknown"] == (["max_seq_length (now max_length)"] if length == 1024 else [])
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_type_of_the_weights_is_that_of_the_key_that_the_tool_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """`torch_dtype` became `dtype`, whose default is float32: `trl` stops, and its scripts load the weights in fp32.
+    The file of a script that extends them may have the key."""
+    trl = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "d", "bf16": True}
+    words = ["sft.yaml", "--gpus", "4xA100-80GB", "--no-run"]
+
+    def imported(**keys: object) -> tuple[int, dict[str, Any]]:
+        Path("sft.yaml").write_text(json.dumps(trl | keys))
+        return _imported(capsys, *words)[:2]
+
+    (code, old), (_, without), (fine, new) = imported(torch_dtype="bfloat16"), imported(), imported(dtype="bfloat16")
+    assert (
+        old["as_is"]["device_bytes_per_gpu"]
+        == without["as_is"]["device_bytes_per_gpu"]
+        > 1.5 * new["as_is"]["device_bytes_per_gpu"]
+    )
+    assert old["unknown"] == ["torch_dtype (now dtype)"] and (code, fine) == (1, 0) and new["faults"] == []
+    assert old["faults"] == [
+        "keys that TRL does not know, at which `trl` stops, and which its scripts ignore where another launcher starts "
+        "them: torch_dtype (now dtype)"
+    ]
+    _, extended = imported(torch_dtype="bfloat16", dataset_mixture={"datasets": []})
+    assert extended["as_is"]["device_bytes_per_gpu"] == new["as_is"]["device_bytes_per_gpu"] and not extended["faults"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_axolotl_refuses_a_batch_that_its_keys_leave_open(capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs two of three keys, and divides the samples per GPU by the micro batch. A key of a block inside the
+    configuration is none of the configuration itself."""
+    named = {"base_model": "Qwen/Qwen2.5-1.5B", "bf16": True}
+
+    def imported(**keys: object) -> tuple[int, dict[str, Any]]:
+        Path("axo.yaml").write_text(json.dumps(named | keys))
+        return _imported(capsys, "axo.yaml", "--gpus", "4xA100-80GB", "--no-run")[:2]
+
+    code, typed = imported(micro_batchsize=2, sequence_length=8192)
+    least = "at least two of micro_batch_size, gradient_accumulation_steps and batch_size must be set"
+    assert code == 1 and typed["faults"] == [least] and typed["uncounted"] == []
+    meant = ("micro_batchsize (did you mean micro_batch_size?)", "sequence_length (did you mean sequence_len?)")
+    assert tuple(typed["unknown"]) == meant
+    code, divided = imported(micro_batch_size=2, batch_size=8)
+    assert (code, divided["faults"], divided["as_is"]["gradient_accumulation_steps"]) == (0, [], 4)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_keys_of_trl_are_those_of_its_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    """`max_prompt_length` is left in experimental trainers alone; supervised training has no `beta`."""
+    trl = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "dataset_name": "d"}
+    for keys, unknown in (
+        ({"precompute_ref_log_probs": True, "max_prompt_length": 512, "beta": 0.1}, ["max_prompt_length"]),
+        ({"packing": True, "num_iterations": 2}, ["num_iterations"]),
+    ):
+        Path("trl.yaml").write_text(json.dumps(trl | keys))
+        code, answer, _ = _imported(capsys, "trl.yaml", "--gpus", "4xA100-80GB", "--no-run")
+        assert (code, answer["unknown"]) == (int(bool(unknown)), unknown)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "FORCE_TORCHRUN=1 llamafactory-cli train conf/x.yaml --model_name_or_path $M",
+        "axolotl train conf/x.yaml",
+        "NPROC_PER_NODE=4 swift sft conf/x.yaml",
+        "trl sft --config conf/x.yaml",
+    ],
+)
+def test_a_script_that_runs_a_tool_leads_to_the_tools_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which needs no tool; a file that is not there is left to a dry run."""
+    Path("run.sh").write_text(f"M=Qwen/Qwen2.5-1.5B\n{command}\n")
+    words = ["from", "run.sh", "--gpus", "4xA100-80GB"]
+    assert run(words) == 2 and "ds-advise --gpus 4xA100-80GB -- " in capsys.readouterr().err
+    Path("conf").mkdir()
+    Path("conf/x.yaml").write_text("{}")
+    assert run(words) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("what else the command sets is left out; ds-advise from conf/x.yaml --gpus 4xA100-80GB\n")
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_that_writes_the_change_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("axo.yaml").write_text("base_model: Qwen/Qwen2.5-7B\nbf16: true\nmicro_batch_size: 1\nbatch_size: 1\n")
+    words = ["from", "axo.yaml", "--gpus", "8xA100-80GB", "--offline", "--no-run", "--no-write"]
+    run(words)
+    printed = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    assert printed.endswith("ds-advise from axo.yaml --gpus 8xA100-80GB --offline --no-run -o better.yaml")
 
 
 @pytest.mark.usefixtures("folder")
@@ -356,7 +445,7 @@ BAD = {
         "x.sh",
         'N=2\nDS="--bf16 True --deepspeed ds.json"\nRUN="\n  --nproc_per_node $N \\\n  --nnodes 1\n"\n'
         'torchrun $RUN t.py $DS --name "$DS"\n',
-        "is not read: a dry run of its command answers in its place; ds-advise --gpus 2x80GB --offline -- "
+        "not a configuration: a dry run of its command answers in its place; ds-advise --gpus 2x80GB --offline -- "
         "torchrun --nproc_per_node 2 --nnodes 1 t.py --bf16 True --deepspeed ds.json "
         '--name "--bf16 True --deepspeed ds.json"\n',
     ),
@@ -367,7 +456,11 @@ BAD = {
         "ds-advise --gpus 2x80GB --offline -- torchrun a.py\n",
     ),
     "its command is in a variable": ("x", "#!/bin/sh\nsrun $RUN\n", "ds-advise --gpus 2x80GB --offline -- COMMAND"),
-    "it is a Python script": ("x.py", "import torch\n", "ds-advise --gpus 2x80GB --offline -- torchrun x.py"),
+    "it is a Python script": (
+        "x.py",
+        "import torch\n",
+        "ds-advise --gpus 2x80GB --offline -- torchrun --nproc_per_node 2 x.py",
+    ),
     "it does not name a model": ("x.yaml", "output_dir: o\nlearning_rate: 1", "does not name a model"),
     "its DeepSpeed file is not here": (
         "x.yaml",
@@ -739,7 +832,7 @@ def test_a_configuration_that_deepspeed_refuses_is_called_so(capsys: pytest.Capt
     zero = {"stage": 1, "no_such_key": 3}
     config = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     Path("ds.json").write_text(json.dumps({**config, "bf16": {"enabled": "auto"}, "zero_optimization": zero}))
-    keys = {"base_model": "gpt2", "sequence_len": 512, "bf16": True, "micro_batch_size": 1}
+    keys = {"base_model": "gpt2", "sequence_len": 512, "bf16": True, "micro_batch_size": 1, "batch_size": 1}
     Path("a.json").write_text(json.dumps({**keys, "deepspeed": "ds.json"}))
     code = run(["from", "a.json", "--gpus", "80GB", "--offline", "--no-run", "-o", "b.json"])
     out, error = capsys.readouterr()

@@ -122,7 +122,7 @@ def test_the_reason_for_reading_alone_is_named(
 
 def test_what_cannot_be_run_says_so(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tool that is not here, and a file that only a script reads."""
-    file.write_text("base_model: Qwen2.5-1.5B\nbf16: true\n")
+    file.write_text("base_model: Qwen2.5-1.5B\nbf16: true\nmicro_batch_size: 1\nbatch_size: 1\n")
     assert "axolotl is not installed here" in answer(capsys, str(file))["not_run"]
     file.write_text("distributed_type: NO\nnum_processes: 2\n")
     assert "names no script" in answer(capsys, str(file), "--model", "gpt2", "--format", "accelerate")["not_run"]

@@ -96,6 +96,7 @@ def test_a_disturbed_benchmark_does_not_replace_a_better_one() -> None:
     assert "Answers to --device cpu --ranks 2 on this machine use these speeds from now on." in shown[0]
     assert "copy in RAM, each rank, fp32" in shown[0] and "uncertain" not in shown[0]
     assert "(5.0 x)" in shown[1] and "still use number 1, which is less disturbed" in shown[1]
+    assert shown[0].index("Each rank: all ranks at once") < shown[0].index(" size median "), "what the summary compares"
     note = "Something disturbed it: many figures vary by more than 2 x."
     assert note not in shown[0] and shown[1].index(note) < shown[1].index("copy in RAM")
 

@@ -351,6 +351,17 @@ def test_a_check_that_fails_costs_only_its_lines(checkup: Callable[..., Checkup]
     assert any("KeyError" in each.what for each in found) and len(found) > 20
 
 
+def test_variables_of_gpus_matter_to_jobs_that_are_submitted_from_a_machine_without(
+    checkup: Callable[..., Checkup],
+) -> None:
+    bare = {"nvml": failing("no driver"), "hosts": False, "cuda": "", "files": NO_GPUS}
+    names = ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING")
+    found = checkup(environment=dict.fromkeys(names, "1"), **bare).findings
+    warned = [finding for finding in found if finding.area == "environment"]
+    assert [(each.status, each.what) for each in warned] == [("warning", f"{name}=1") for name in names]
+    assert all(each.why.endswith(", in jobs that are submitted from here and inherit it") for each in warned)
+
+
 def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Checkup]) -> None:
     alone = checkup(environment={"NCCL_P2P_DISABLE": "1"}, nvml=gpus(A100), hosts=False)
     assert all(finding.status == "ok" for finding in alone.findings if finding.area == "environment")
@@ -360,7 +371,6 @@ def test_variables_between_gpus_do_not_matter_to_one(checkup: Callable[..., Chec
     "environment",
     [
         {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},  # as `launch --device cpu` sets them
-        {"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1"},
         {"OMP_NUM_THREADS": "1"},
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29501"},
         {"NCCL_SOCKET_IFNAME": "^eth7"},
