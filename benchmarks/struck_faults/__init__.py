@@ -1,1 +1,1 @@
-"""Faults struck in real trainings, and what `ds-advise why` says of their logs (`python -m benchmarks.struck_faults`)."""
+"""Faults struck in real trainings, and what `ds-advise why` says of their logs."""

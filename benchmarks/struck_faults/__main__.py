@@ -2,7 +2,7 @@
 
     python -m benchmarks.struck_faults [NAME ...]     # all of them take a quarter of an hour on two cores
     python -m benchmarks.struck_faults --write        # renews the table in docs/why.md
-    python -m benchmarks.struck_faults --logs DIR     # keeps the logs, and reads those that are there again
+    python -m benchmarks.struck_faults --logs DIR     # keeps the logs, and does not strike those faults again
 
 Each fault of `faults.toml` is struck in a training of a small model on the CPU, of one or two ranks on gloo, that a
 real launcher starts with the installed DeepSpeed. A cause is right if it is a message that is expected, and a fix if it
@@ -75,9 +75,7 @@ def _printed(*words: str) -> str:
 
 def table(outcomes: Sequence[Outcome], left_out: Sequence[tuple[Fault, str]]) -> str:
     """The outcomes, and their totals."""
-    causes, fixes = (
-        sum(getattr(each, name) for each in outcomes) for name in ("cause_is_right", "fix_is_right")
-    )
+    causes, fixes = (sum(getattr(each, name) for each in outcomes) for name in ("cause_is_right", "fix_is_right"))
     wrong = sum(bool(each.found) and each.certain and not each.cause_is_right for each in outcomes)
     lines = [
         f"{len(outcomes)} faults: right cause {causes}, right fix {fixes}, a wrong cause stated as certain {wrong}.",
@@ -116,7 +114,7 @@ def main() -> None:
                 continue
             log, begin = folder / f"{fault.name.replace(' ', '_').replace('/', '_')}.log", time.monotonic()
             if not log.exists():
-                strike(fault, log)
+                strike(fault, log, folder)
             outcomes.append(each := outcome(fault, log))
             said = f"{each.found or 'not known'}, {'right' if each.fix_is_right else 'NOT RIGHT'}"
             print(f"{fault.name}: {said} ({time.monotonic() - begin:.0f} s)", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +28,8 @@ PREPARATION_LIMIT_S = 600.0
 """The first engine of a machine compiles DeepSpeed's extension for shared memory."""
 
 EXTENSIONS = Path(tempfile.gettempdir(), f"struck-extensions-{os.getuid()}")
-"""What DeepSpeed compiles for these trainings: a killed rank may leave a lock, which a user's training would wait for."""
+"""What DeepSpeed compiles for these trainings. A killed rank may leave a lock there, for which a user's training would
+wait in the common folder."""
 
 _MARK = "STRUCK_FAULT"
 """The variable by which every process of a training is found, whatever session it is in."""
@@ -39,6 +41,16 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_ALONE = "train.py --output_dir out --use_cpu --max_steps 3 --report_to none --save_strategy no"
+_WORDS = {
+    "LOOP": "train.py --deepspeed_config ds.json",
+    "ALONE": _ALONE,
+    "TRAINER": f"{_ALONE} --per_device_train_batch_size 2 --learning_rate 1e-3 --deepspeed ds.json",
+}
+"""Variables of the commands: the plain loop, and the Trainer without and with DeepSpeed. Later arguments replace
+these."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One line of `faults.toml`."""
@@ -47,7 +59,8 @@ class Fault:
     script: str
     """The training in `scripts/`, written as train.py into the folder of the training."""
     command: str
-    """The shell's line that fails. $PORT is a free port, and $BUSY one on which another program listens."""
+    """The shell's line that fails. $LOOP, $ALONE and $TRAINER are the script with its arguments, $PORT is a free port,
+    and on $BUSY another program listens."""
     cause: tuple[str, ...]
     """The messages that are right; empty where the table has none, so that "not known" is right."""
     fix: tuple[str, ...]
@@ -56,8 +69,10 @@ class Fault:
     """What is replaced in the script, each found once."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Keys of ds.json in place of the sound ones, one level deep."""
+    first: str = ""
+    """The shell's line of a sound training before, which leaves a checkpoint; faults with the same one share it."""
     prepare: str = ""
-    """What the shell does before, such as a sound training that leaves a checkpoint, and its damage."""
+    """What the shell does then, such as the damage."""
     rank: int | None = None
     """The rank that the answer must name; None if it does not matter."""
     needs: str = ""
@@ -98,24 +113,33 @@ def missing(fault: Fault) -> str:
     return "" if has[kind]() else fault.needs
 
 
-def strike(fault: Fault, log: Path) -> None:
+def strike(fault: Fault, log: Path, kept: Path) -> None:
     """Run the training of a fault in a temporary folder, and write what it prints to `log`.
 
-    Raises RuntimeError if its preparation fails, which is no fault that anybody struck."""
+    kept: a folder for what sound trainings leave, which later faults find there.
+    Raises RuntimeError if the preparation fails, so that no fault is struck."""
     with tempfile.TemporaryDirectory(prefix="struck-") as name, _busy_port() as busy:
         folder = Path(name)
         (folder / "train.py").write_text(edited(fault), encoding="utf-8")
         config = {key: value for key, value in (_CONFIG | dict(fault.config)).items() if value != "none"}
         (folder / "ds.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        for lock in EXTENSIONS.glob("*/lock"):
-            lock.unlink()
-        variables = _variables() | {"BUSY": str(busy), "PORT": str(_free_port()), _MARK: name}
+        variables = _variables() | _WORDS | {"BUSY": str(busy), _MARK: name}
+        if fault.first:
+            said = json.dumps([edited(fault), config, fault.first])
+            left = kept / hashlib.sha256(said.encode()).hexdigest()[:16]
+            if not left.exists():
+                _prepare(fault.first, folder, variables, fault.name)
+                shutil.copytree(folder, left)
+            shutil.copytree(left, folder, dirs_exist_ok=True)
         if fault.prepare:
-            before = folder / "prepare.log"
-            if status := _run(f"set -e\n{fault.prepare}", folder, variables, before, PREPARATION_LIMIT_S):
-                raise RuntimeError(f"{fault.name}: preparation ended with {status}: {before.read_text()[-2000:]}")
-            variables |= {"PORT": str(_free_port())}
+            _prepare(fault.prepare, folder, variables, fault.name)
         _run(fault.command, folder, variables, log, fault.limit_s)
+
+
+def _prepare(command: str, folder: Path, variables: dict[str, str], name: str) -> None:
+    log = folder / "prepare.log"
+    if status := _run(f"set -e\n{command}", folder, variables, log, PREPARATION_LIMIT_S):
+        raise RuntimeError(f"{name}: the preparation ended with {status}: {log.read_text('utf-8')[-2000:]}")
 
 
 def edited(fault: Fault) -> str:
@@ -146,11 +170,13 @@ def _variables() -> dict[str, str]:
 
 def _run(command: str, folder: Path, variables: dict[str, str], log: Path, limit_s: float) -> int | None:
     """The exit status of a shell's line; None if it ran past the limit. No process is left behind."""
+    for lock in EXTENSIONS.glob("*/lock"):
+        lock.unlink()
     with log.open("wb") as out:
         shell = subprocess.Popen(
             ["bash", "-c", command],
             cwd=folder,
-            env=variables,
+            env=variables | {"PORT": str(_free_port())},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

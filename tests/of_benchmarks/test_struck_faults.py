@@ -33,6 +33,6 @@ def test_at_least_forty_faults_have_known_messages_and_scripts_that_can_be_edite
 def test_a_fault_that_is_struck_gets_its_cause_and_fix(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     assert not missing(fault)
-    strike(fault, tmp_path / "train.log")
+    strike(fault, tmp_path / "train.log", tmp_path)
     found = outcome(fault, tmp_path / "train.log")
     assert found.cause_is_right and found.fix_is_right
