@@ -1,6 +1,6 @@
 """Faults struck in real trainings, and what `ds-advise why` says of their logs.
 
-    python -m benchmarks.struck_faults [NAME ...]     # all of them take a quarter of an hour on two cores
+    python -m benchmarks.struck_faults [NAME ...]     # all take about half an hour on two cores
     python -m benchmarks.struck_faults --write        # renews the table in docs/why.md
     python -m benchmarks.struck_faults --logs DIR     # keeps the logs, and does not strike those faults again
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -104,7 +104,7 @@ def _tuple(value: Any) -> Any:
 def missing(fault: Fault) -> str:
     """What the fault needs and this machine lacks; "" if nothing."""
     kind, _, what = fault.needs.partition(" ")
-    has = {
+    has: dict[str, Callable[[], bool]] = {
         "": lambda: True,
         "module": lambda: find_spec(what) is not None,
         "no": lambda: shutil.which(what) is None,

@@ -15,7 +15,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=300, special_tokens=["<eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     inner.train_from_iterator([TEXT], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>")  # type: ignore[no-untyped-call]
 
 
 def main() -> None:
