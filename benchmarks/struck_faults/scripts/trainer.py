@@ -23,7 +23,8 @@ def main() -> None:
         import deepspeed
 
         deepspeed.init_distributed("gloo")
-    (arguments,) = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()
+    parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    (arguments,) = parser.parse_args_into_dataclasses()
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=16,
