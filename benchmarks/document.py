@@ -21,7 +21,7 @@ def put(document: str, script: str, text: str) -> None:
     start = f"<!-- table: written by benchmarks/{script}.py -->\n"
     end = f"<!-- end of {script.rpartition('/')[2]} -->\n"
     before, rest = path.read_text(encoding="utf-8").split(start)
-    path.write_text(before + start + text + end + rest.split(end)[1], encoding="utf-8")
+    path.write_text(before + start + text + end + rest.partition(end)[2], encoding="utf-8")
 
 
 def table_command(description: str | None, document: str, script: str, table: Callable[[], str]) -> None:

@@ -124,6 +124,7 @@ ELSEWHERE = {
     "python -m benchmarks.search.question_grid --write": "takes minutes",
     "python -m benchmarks.gpu --minutes 20 --out DIR": "test_gpu.py, on the CPU",
     "python -m benchmarks.shown_output --write": "its parts are tested below",
+    "python -m benchmarks.struck_faults --write": "takes half an hour; test_struck_faults.py strikes some",
     "python -m benchmarks.accuracy --add row.json --by issue-12": "test_contributed.py",
     "python -m benchmarks.accuracy --fit --write": "takes minutes",
     "python -m benchmarks.accuracy --write": "test_accuracy_memory.py compares what it writes",

@@ -611,6 +611,67 @@ def test_memory_of_the_host_is_not_taken_for_the_gpus(line: str, kind: str, mess
     assert diagnosis.message is not None and (diagnosis.message.id, diagnosis.kind) == (message, kind)
 
 
+_STARTS = """Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/subprocess.py", line 1950, in _execute_child
+    raise child_exception_type(errno_num, err_msg, err_filename)
+"""
+_SHARED = "RuntimeError: unable to allocate shared memory(shm) for file </torch_77_3_0>: No space left on device (28)"
+_WAITS = """Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/site-packages/torch/utils/file_baton.py", line 54, in wait
+    time.sleep(self.wait_seconds)
+"""
+_NO_COMPILER = """Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 2893, in _run_ninja_build
+    subprocess.run(
+subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status {}."""
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        # A program that is started is no file of data, and a path of one is none either.
+        (_STARTS + "FileNotFoundError: [Errno 2] No such file or directory: 'numactl'", "missing-program"),
+        (FRAMES + "FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'", "missing-file"),
+        # The disk of shared memory is not that of the checkpoints.
+        (_SHARED, "shared-memory-full"),
+        ("OSError: [Errno 28] No space left on device: '/scratch/out'", "disk-full"),
+        # A compiler that is missing has no error of its own to read.
+        (_NO_COMPILER.format(127), "no-build-compiler"),
+        (_NO_COMPILER.format(1), "build-failed"),
+        # torch says nothing while it waits for a lock, so that only the interrupt shows it.
+        (_WAITS + "KeyboardInterrupt", "extension-lock-interrupted"),
+        (FRAMES + "KeyboardInterrupt", "interrupted"),
+        ("ValueError: --tf32 requires Ampere or a newer GPU arch, cuda>=11 and torch>=1.7", "tf32-unsupported"),
+        ("RuntimeError: [enforce fail] Received data size doesn't match expected size.", "collectives-differ"),
+    ],
+)
+def test_the_same_words_of_two_causes_are_told_apart(log: str, message: str) -> None:
+    """As faults struck in real trainings showed (`benchmarks/struck_faults/`)."""
+    assert found(log) == message
+
+
+_NO_FILES = """Traceback (most recent call last):
+  File "/opt/deepspeed/runtime/state_dict_factory.py", line 191, in check_ckpt_list
+    assert len(self.ckpt_list) > 0
+AssertionError"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("RuntimeError: element 0 of tensors does not require grad", "torch.no_grad"),
+        (_NO_FILES, "the folder of the step was renamed"),
+        ("RuntimeError: 'weight' must be 2-D", "outside of the module that it belongs to"),
+        ("{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05}", "inputs that are not finite already"),
+        ("AssertionError: loss must be a scalar tensor. If you need", "Several elements"),
+    ],
+)
+def test_a_message_of_several_causes_names_those_that_were_struck(log: str, cause: str) -> None:
+    """And none of them as the only one."""
+    message = diagnose_text(log).message
+    assert message is not None and not message.certain and cause in message.cause
+
+
 def test_a_log_that_ends_while_it_waits_for_a_lock() -> None:
     """Only if nothing follows."""
     waits = "Using /root/.cache/torch_extensions/py311_cu124 as PyTorch extensions root...\n"

@@ -1,0 +1,1 @@
+"""Faults struck in real trainings, and what `ds-advise why` says of their logs."""
