@@ -101,7 +101,10 @@ def _outcome(case: Mapping[str, Any], logged: Mapping[str, Any]) -> Outcome:
         try:
             found = _asked(["dry-run", str(config)], options)
         except RuntimeError as error:
-            return Outcome(**known, change=f"(no dry run: {error})", fits=None, need_bytes=None)
+            if "does not recognize this architecture" not in str(error):
+                raise
+            reason = "the installed transformers has no code for the model"
+            return Outcome(**known, change=f"({reason})", fits=None, need_bytes=None)
         return Outcome(
             **known, change=change["what"], fits=found["fits"], need_bytes=found["required_device_bytes_per_gpu"]
         )

@@ -142,6 +142,8 @@ def worker_error(answer: Mapping[str, Any]) -> DsAdviseError:
         fix = "correct the setting in its message"
     elif kind == "UnrecordableError":
         why = ""
+    elif answer["package"] == "transformers" and (known := find_message(text)) is not None:
+        text, why, fix = text.partition(". ")[0], known.cause, known.fix
     elif where or not text:
         text = f"{kind}: {text}" if text else kind
     chosen = NeedsValuesError if needs_values else DryRunError

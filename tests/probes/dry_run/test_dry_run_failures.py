@@ -158,3 +158,14 @@ def test_an_older_torch_is_refused_with_the_version_that_dry_runs_need(monkeypat
     monkeypatch.setattr("torch.__version__", "2.11.0+cu130")
     with pytest.raises(RuntimeError, match=r"need torch 2\.13 or newer, and this is torch 2\.11\.0"):
         device.register()
+
+
+def test_a_model_without_code_in_transformers_has_its_cause_and_fix() -> None:
+    text = (
+        "The checkpoint you are trying to load has model type `qwen9` but Transformers does not recognize this "
+        "architecture. This could be because of an issue with the checkpoint, or because your version is out of date."
+    )
+    answer = {"error": text, "kind": "ValueError", "phase": "", "where": "trainer.py:282", "package": "transformers"}
+    error = worker_error(answer | {"traceback": ""})
+    assert error.what.endswith("does not recognize this architecture")
+    assert "older than the model" in error.why and "pip install -U transformers" in error.fix
