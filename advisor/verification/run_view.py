@@ -15,6 +15,7 @@ from ...probes.real_run.ranks import Rank, Ranks
 from ...probes.real_run.sampling import Extension, MemorySampler
 from ...probes.real_run.watch import OnProgress
 from ..text.output import Output
+from ..text.units import whole_seconds
 from ..text.view import MemoryUse, View
 from .prediction import Prediction
 
@@ -147,10 +148,11 @@ def _phase(ranks: Ranks, memory: MemorySampler) -> str:
 
 
 def _build(extension: Extension) -> str:
-    folder = extension.folder
+    name, last_s = extension.folder.name, extension.last_s
+    usual = "takes minutes" if last_s is None else f"{whole_seconds(last_s)} the last time"
     if extension.is_rebuilt:
-        return f"rebuilding extension {folder.name} (its sources or flags changed; takes minutes, once)"
-    return f"building extension {folder.name} (first use; takes minutes, once)"
+        return f"rebuilding extension {name} (its sources or the Python environment changed; {usual})"
+    return f"building extension {name} (first use; {usual})"
 
 
 def _is_held_up(ranks: Ranks) -> bool:

@@ -272,9 +272,9 @@ def test_a_long_training_is_shown_from_its_first_loss_and_counts_down(tmp_path: 
     assert views.view(ranks, memory).phase == "rank 0 failed: ValueError: bad"
     del rank.latest["error"]
     memory.compiles, memory.extension = True, Extension(Path("/cache/cpu_adam"), is_rebuilt=False)
-    assert views.view(ranks, memory).phase == "building extension cpu_adam (first use; takes minutes, once)"
-    memory.extension = Extension(Path("/cache/cpu_adam"), is_rebuilt=True)
-    changed = "its sources or flags changed; takes minutes, once"
+    assert views.view(ranks, memory).phase == "building extension cpu_adam (first use; takes minutes)"
+    memory.extension = Extension(Path("/cache/cpu_adam"), is_rebuilt=True, last_s=93.0)
+    changed = "its sources or the Python environment changed; 1 min 33 s the last time"
     assert views.view(ranks, memory).phase == f"rebuilding extension cpu_adam ({changed})"
 
 
@@ -288,7 +288,7 @@ def test_a_long_step_does_not_shorten_those_after_it(tmp_path: Path) -> None:
 
 def test_a_phase_takes_further_lines_on_a_narrow_terminal() -> None:
     """With its time behind it, which is shown even where the phase is too long for them."""
-    view = View(phase="building extension deepspeed_shm_comm (first use; takes minutes, once)")
+    view = View(phase="building extension deepspeed_shm_comm (first use; takes minutes)")
     drawn = [text.plain for text in rows("training", view, (95.0, 90.0), 40, blocks=True)]
     assert " ".join(" ".join(drawn).split()).replace(" 1:35", "") == f"training: {view.phase}, 1 min 30 s"
     assert drawn[0].endswith("  1:35") and all(len(line) < 40 for line in drawn)
