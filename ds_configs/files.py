@@ -39,22 +39,31 @@ def read_file(path: Path, max_bytes: int, *, fix: str, error: type[DsAdviseError
         raise error(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
+_MOST_ALIKE = 10
+"""Most names of a folder that are looked at after the comparison."""
+
 _LEAST_ALIKE = 0.6
 """Least likeness (`difflib`) of two names without their suffixes: one of two or three letters may differ."""
 
 
-def nearest_file(path: Path, *, folders: bool = False) -> str:
+def nearest_file(path: Path, *, folders: bool = False, holding: str = "") -> str:
     """The path of the file, or of the folder, in the same folder whose name is nearly the same; "" without one. A
-    common suffix alone makes no two names alike."""
+    common suffix alone makes no two names alike. holding: only a folder with this file, whose name may be less alike:
+    few are candidates."""
     from difflib import SequenceMatcher, get_close_matches  # imported here: only mistakes need it
 
     try:
         names = [each.name for each in islice(path.parent.iterdir(), _MOST_NAMES)]
     except (OSError, ValueError):
         return ""
-    near = (path.with_name(name) for name in get_close_matches(path.name[:100], names, cutoff=0.8))
+    found = get_close_matches(path.name[:100], names, n=_MOST_ALIKE, cutoff=_LEAST_ALIKE if holding else 0.8)
+    near = map(path.with_name, found)
     alike = (each for each in near if SequenceMatcher(None, path.stem[:100], each.stem).ratio() >= _LEAST_ALIKE)
-    return next((str(each) for each in alike if (each.is_dir() if folders else each.is_file())), "")
+
+    def is_meant(each: Path) -> bool:
+        return (each / holding).is_file() if holding else each.is_dir() if folders else each.is_file()
+
+    return next((str(each) for each in alike if is_meant(each)), "")
 
 
 def read_text(path: Path, max_bytes: int, *, what: str, fix: str, error: type[DsAdviseError] = ConfigFileError) -> str:

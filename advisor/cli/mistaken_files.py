@@ -149,8 +149,7 @@ def _with_strategy(plan: str) -> str:
 def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     """Raise UnknownModelError for a word that is no model before the machine is looked for. what: the message. fix:
     what to write, in place of the nearest models."""
-    from ...estimators.models import catalogue
-    from ..question.model_source import id_in_address, is_user_module, load_config
+    from ..question.model_source import id_in_address, is_user_module, listed_model, load_config
 
     path = Path(name)
     if command := "" if is_user_module(name) else other_command(name):
@@ -167,7 +166,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     if "/" in name or is_user_module(name) or (is_there(path) and not is_folder) or is_there(path / "config.json"):
         return
     try:
-        catalogue.find(name)
+        listed_model(name)
     except UnknownModelError as error:
         if is_folder:
             fix = "name the folder that has the model's config.json"

@@ -24,6 +24,7 @@ from ..question.other_names import (
     plan_of_stage,
 )
 from ..text.units import alternatives
+from ..train.settings import FIXED_ARGUMENTS, WARMUP
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
@@ -65,7 +66,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
         return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
     if advice := next((each for each, names in _OF_COMMAND.get(command.name or "", {}).items() if name in names), ""):
-        return advice
+        return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
     written = other_name(name)
     target = written.partition(" ")[0]
     needed = needed_method(target, args, known)
@@ -125,14 +126,31 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
 
 
+_ELSEWHERE = "another value needs ds-advise launch with a script of yours"
 _OF_COMMAND: Mapping[str, Mapping[str, Sequence[str]]] = {
     "why": {
         "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
             *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
         )
-    }
+    },
+    "train": {
+        "--learning-rate {RATE}": ("lr", "peak_lr"),
+        "--max-steps {N}": ("steps", "num_steps"),
+        "--save-steps {N}: train evaluates when it saves": ("eval_steps",),
+        f"leave it out: train warms up for {WARMUP * 100:g} % of the steps; {_ELSEWHERE}": (
+            "warmup_ratio",
+            "warmup_steps",
+        ),
+        **{
+            f"leave it out: train has {argument} {str(value).lower()}; {_ELSEWHERE}": (
+                *(argument, *{"max_grad_norm": ("gradient_clipping", "clip_grad")}.get(argument, ())),
+            )
+            for argument, value in FIXED_ARGUMENTS.items()
+        },
+    },
 }
-"""Command -> what to do in place of an option that means something else with other commands -> names."""
+"""Command -> what to do in place of an option that means something else with other commands, or what to write as in
+`OTHER_NAMES` -> names."""
 
 
 def config_file(args: Sequence[str], command: click.Command) -> str:

@@ -48,15 +48,17 @@ def given_file(run: dict[str, Any], words: tuple[str, ...], output: Output) -> P
 
 
 def _refuse_misspelled_model(file: Path) -> None:
-    """Raise NoSuchModelError if what was read as a file is nearly the name of a model."""
+    """Raise NoSuchModelError if what was read as a file is nearly the name of a model, or of its folder."""
     from ...estimators.errors import NoSuchModelError, UnknownModelError
-    from ...estimators.models import catalogue
+    from ..question.model_source import listed_model
 
     if file.exists() or file.suffix == ".json":
         return
     try:
-        catalogue.find(str(file))
+        listed_model(str(file))
     except NoSuchModelError as error:
+        if error.meant and Path(error.meant).is_dir():
+            raise NoSuchModelError(f"no model or file {str(file)[:80]!r}", fix=error.fix) from None
         if error.meant:
             raise
     except UnknownModelError:

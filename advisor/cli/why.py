@@ -77,12 +77,12 @@ def why(
     """
     from ..question.file_question import is_ds_config
     from ..render.deliver import show_document
-    from ..render.why import message_list, why_document
+    from ..render.why import known_messages, message_list, why_document
 
     if listed:
         from ..document.terminal import print_blocks
 
-        print_blocks(message_list(), output.console())
+        output.show(known_messages, lambda console: print_blocks(message_list(), console))
         return 0
     if not logs:
         raise click.UsageError("missing argument 'LOG'")

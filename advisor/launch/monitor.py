@@ -94,6 +94,8 @@ class Monitor:
         for rank in self.records.ranks:
             if rank.is_suspended:
                 self._warn(rank.obstacle)
+        if left := next((rank for rank in self.records.ranks if rank.remedy), None):
+            self._warn(left.obstacle, left.remedy)
         if not self._request.folder.exists():
             self._warn(f"{self._request.folder} {MOVED}")
         self._warn_of_silence(time.monotonic() - self.records.heard_at)
@@ -140,6 +142,9 @@ class Monitor:
         if first is not None and first <= resumed:
             message = f"the script started from the beginning instead of resuming after step {resumed}"
             return failure("not_resumed", first, message, f"its first step was {first}")
+        # Of several nodes another one may build it, in a folder that they share.
+        if self._request.run.cluster.nodes == 1 and (stuck := records.stuck) is not None:
+            return failure("hang", records.step, stuck.obstacle, fix=stuck.remedy)
         if stall_s is not None and time.monotonic() - records.heard_at > stall_s:
             message = f"no rank has completed a step or printed a line for {stall_s:.0f} s"
             obstacles = [rank.obstacle for rank in records.ranks if rank.obstacle]
@@ -168,7 +173,9 @@ class Monitor:
             failure = classify_failure(records, request.folder, exit_code, kills)
         elif not stopped:
             failure = failure or self.abort_reason()  # a training that ended before the first look
-        status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
+        # A stop that comes after the last step changes nothing if the script then ends by itself.
+        is_cut = stopped and (exit_code != 0 or not records.made_all_steps)
+        status: LaunchStatus = "failed" if failure else "stopped" if is_cut else "finished"
         tokens, step_s = records.speed(request.run.cluster.world_size)
         first_steps = [next(iter(rank.steps.values()))[0] for rank in records.ranks if rank.steps]
         losses = tuple((step, loss if math.isfinite(loss) else None) for step, loss in dict(records.losses).items())
@@ -177,8 +184,10 @@ class Monitor:
         checkpoint = next((path for path in reversed(saved) if checkpoint_step(path) < before and path.exists()), None)
         return LaunchOutcome(
             status=status,
+            stop_requested=stopped,
             failure=failure,
             last_step=records.step,
+            total_steps=records.total_steps,
             seconds=time.monotonic() - self._began,
             folder=request.folder,
             launcher=None if request.command.program is None else request.launcher,
@@ -201,7 +210,7 @@ class Monitor:
             plain=records.first("plain") or "",
             differences=self._differences(),
             checkpoint=checkpoint,
-            warnings=tuple(self._warnings),
+            warnings=tuple(each for each in self._warnings if failure is None or not each.startswith(failure.message)),
         )
 
     def _start_checksums(self) -> None:

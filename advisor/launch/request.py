@@ -168,6 +168,10 @@ class LaunchOutcome:
     seconds: float
     folder: Path
     """The folder with the ranks' output and records."""
+    stop_requested: bool = False
+    """Whether a signal asked it to stop. A training that had made all steps finishes."""
+    total_steps: int | None = None
+    """The optimizer steps of the whole training, by the Trainer; null for another loop."""
     launcher: Launcher | None = "torchrun"
     """The launcher that was put in front; null for a command with its own."""
     config: Path | None = None
@@ -199,6 +203,10 @@ class LaunchOutcome:
     """The newest checkpoint that the Trainer saved, before a loss that is NaN."""
     warnings: tuple[str, ...] = ()
     """Warnings printed during the training."""
+
+    @property
+    def made_all_steps(self) -> bool:
+        return self.total_steps is not None and self.last_step >= self.total_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ from .request import LaunchOutcome, LaunchRequest, TrainingFailure
 
 _POLL_S = 0.2
 
+_SECOND = "a second Ctrl-C or SIGTERM ends"
+
 _OUTPUT = "the ranks' output is kept there"
 
 
@@ -88,17 +90,19 @@ def _watch(
 
 def _stop(records: Records) -> str:
     """Make the training save and stop. Returns the method; "" if no rank runs."""
+    if records.made_all_steps:
+        return f"all {records.total_steps} steps are made; the script saves and ends by itself; {_SECOND} it now"
     if records.first("trainer"):
         with contextlib.suppress(OSError):  # the disk is full
             records.folder.mkdir(parents=True, exist_ok=True)  # it may have been removed
             (records.folder / STOP_FILE).touch()
-            return "the Trainer saves a checkpoint within the next steps; a second Ctrl-C or SIGTERM ends it now"
+            return f"the Trainer saves a checkpoint within the next steps; {_SECOND} it now"
     running = [rank.pid for rank in records.ranks if rank.pid and rank.status != "dead"]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     saves = ", and the script decides what to save" if any(rank.step for rank in records.ranks) else ""
-    how = f"SIGTERM is sent to the ranks{saves}; a second Ctrl-C or SIGTERM ends them now"
+    how = f"SIGTERM is sent to the ranks{saves}; {_SECOND} them now"
     return how if running else ""
 
 

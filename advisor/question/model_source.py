@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...ds_configs.files import read_json_object
-from ...estimators.errors import ModelConfigError, UnknownModelError, WorkloadError
+from ...ds_configs.files import nearest_file, read_json_object
+from ...estimators.errors import ModelConfigError, NoSuchModelError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.families import UnknownModelTypeError, shape_from_config
 from ...estimators.models.model_shape import Input, ModelShape, UserModule
@@ -82,18 +82,35 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
         is_folder = False
     can_only_be_a_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
     if can_only_be_a_path or name.endswith(".json") or name.count("/") > 1:  # a hub id has one slash
+        near = "" if is_folder else nearest_file(Path(name), holding="config.json")
         raise UnknownModelError(
             f"{name}: no config.json in this folder" if is_folder else f"{name}: no such file or folder",
-            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
+            fix=f"write {near}"
+            if near
+            else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
-        return catalogue.find(name)
+        return listed_model(name)
     except UnknownModelError:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             raise
     from .hub import config_from_hub  # imported here: its imports take milliseconds
 
     return _ConfigFile(config_from_hub(name, offline=offline), f"config.json of {name} on the hub")
+
+
+def listed_model(name: str) -> ModelShape:
+    """The model of a name in the catalogue. Raises the errors of `catalogue.find`; for a name that is like none there,
+    but like the folder of a model, one that names the folder."""
+    try:
+        return catalogue.find(name)
+    except NoSuchModelError as error:
+        folder = "" if error.meant else nearest_file(Path(name), holding="config.json")
+        if not folder:
+            raise
+        nearest = NoSuchModelError(f"no model named {name[:80]!r}", fix=f"write {folder}")
+        nearest.meant = folder
+        raise nearest from None
 
 
 def _read(file: Path) -> dict[str, Any]:

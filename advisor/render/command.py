@@ -23,6 +23,10 @@ _ENDINGS = {
 }
 
 
+_AMPLE = 0.5
+"""Share of the GPU's memory below which nobody looks for less."""
+
+
 def command_document(
     answer: CommandAnswer, *, explain: bool = False, following: Sequence[doc.Block] = ()
 ) -> doc.Document:
@@ -54,9 +58,11 @@ def _training(answer: CommandAnswer) -> Iterator[doc.Block]:
             text = f"{place} has a condition on values of weights, which are unknown: it was taken as {taken}."
             yield doc.Sentence(text, "yellow")
     yield from precision_sentence(answer)
-    change = answer.free_change if answer.fit.fits else answer.best_change
+    gpu_bytes = answer.run.cluster.gpu.memory_bytes
+    has_room = answer.fit.fits and answer.required_device_bytes_per_gpu < _AMPLE * gpu_bytes
+    change = None if has_room else answer.free_change if answer.fit.fits else answer.best_change
     if change is not None:
-        gpu_bytes = answer.run.cluster.gpu.memory_bytes
+        yield doc.Gap()
         suffices = answer.fit.fits or answer.required_device_bytes_per_gpu - change.saved_bytes <= gpu_bytes
         alone = "" if suffices else " Alone it does not suffice."
         yield doc.Sentence(f"What would help most: {change.what}, up to {gib(change.saved_bytes)} GiB less.{alone}")

@@ -56,6 +56,11 @@ _LEAST_SHARE = 0.01
 """Share of the peak below which a module or tensor is not listed."""
 
 
+_LEAST_OF_ALLOCATOR, _NEARLY_FULL = 0.05, 0.9
+"""Shares of the GPU's memory: the least difference of the allocator's settings that is told, and the need from which
+every difference is."""
+
+
 def dry_run_document(
     answer: DryRunAnswer,
     config_name: str = CONFIG_NAME,
@@ -235,15 +240,17 @@ def _cached(answer: DryRunAnswer) -> str:
 
 
 def _other_allocator(answer: DryRunAnswer) -> tuple[str, int]:
-    """Return the other setting of `expandable_segments`, "with" or "without", and the need under it; "" if the need is
-    equal."""
+    """Return the other setting of `expandable_segments`, "with" or "without", and the need under it; "" if the
+    difference is small and does not decide whether it fits."""
     peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
     required = peak.required_bytes_per_gpu
     plain = required == peak.with_expandable_segments.required_bytes_per_gpu
     other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
-    if gib(needed - required + other) == gib(needed):
+    need, memory_bytes = needed - required + other, answer.run.cluster.gpu.memory_bytes
+    decides = max(need, needed) > _NEARLY_FULL * memory_bytes and gib(need) != gib(needed)
+    if abs(need - needed) < _LEAST_OF_ALLOCATOR * memory_bytes and not decides:
         return "", needed
-    return "without" if plain else "with", needed - required + other
+    return "without" if plain else "with", need
 
 
 def _phases(answer: DryRunAnswer) -> Iterator[doc.Block]:

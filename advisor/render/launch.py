@@ -153,10 +153,15 @@ def _end(session: Session) -> Iterator[doc.Block]:
     if failure is not None:
         log, found = _error_in_log(failure, outcome.folder)
         yield from _failure(failure, log, found)
-    if checkpoint is not None and (failure is not None or outcome.status == "stopped"):
+    is_early = failure is not None or outcome.status == "stopped"
+    if outcome.status == "stopped" and outcome.made_all_steps:
+        yield doc.Sentence(f"All {outcome.total_steps} steps were trained; the stop came while the script saved.")
+    if outcome.status == "finished" and outcome.stop_requested:
+        yield doc.Sentence("The stop came after the last step: the script saved and ended by itself.")
+    if checkpoint is not None and is_early:
         resume = "" if failure is not None else f"; {_resuming(attempt.request)} continues from it"
         yield doc.Sentence(f"The last checkpoint is {shown_path(checkpoint)}{resume}.")
-    elif outcome.status == "stopped" or (failure is not None and outcome.last_step):
+    elif is_early and (outcome.last_step or outcome.plain):
         dry_run = attempt.request.dry_run
         uses_trainer = dry_run is not None and bool(dry_run.arguments.trainer)
         yield doc.Sentence(

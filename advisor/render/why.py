@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -398,13 +399,43 @@ def _other_gpu(found: Diagnosis, forecast: MemoryForecast | None, advice: Comman
         yield doc.Sentence(text, "yellow")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnownMessage:
+    """A known message, as data for JSON."""
+
+    id: str
+    area: str
+    title: str
+    cause: str
+    certain: bool
+    """Whether the message has one cause."""
+    fix: str
+    source: str
+
+
+def known_messages() -> list[KnownMessage]:
+    """Return the table of messages, with what only a log fills left out of cause and fix."""
+    return [
+        KnownMessage(
+            id=message.id,
+            area=message.area,
+            title=message.title,
+            cause=filled(message.cause, {}),
+            certain=message.certain,
+            fix=filled(message.fix, {}),
+            source=message.source,
+        )
+        for message in messages()
+    ]
+
+
 def message_list() -> Iterator[doc.Block]:
     """Yield the table of messages by area."""
     area = ""
-    for message in messages():
+    for message in known_messages():
         if message.area != area:
             area = message.area
             yield doc.Heading(area, area)
         yield doc.Sentence(message.title, "bold")
-        yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(filled(message.cause, {}))}")
-        yield doc.Sentence(f"  Fix: {ended(filled(message.fix, {}))}")
+        yield doc.Sentence(f"  {'Cause' if message.certain else 'Usual causes'}: {ended(message.cause)}")
+        yield doc.Sentence(f"  Fix: {ended(message.fix)}")

@@ -97,6 +97,12 @@ def wrapped(text: str, columns: int, *, hang: int = 2) -> str:
     return f"\n{' ' * hang}".join(lines).replace(GLUE, " ").replace(FIRM, " ")
 
 
+def folded(text: str, first: int, following: int) -> list[str]:
+    """Return a text in lines of at most these columns; a longer path is cut at a mark."""
+    breaks = _breaks(text, first, following)
+    return [text[start:end].strip() for start, end in pairwise([0, *breaks, len(text)])]
+
+
 def _breaks(text: str, first: int, following: int, *, cuts: bool = True) -> list[int]:
     """Return where lines end, given the columns of the first and of the following lines. cuts: whether a longer piece
     is cut."""

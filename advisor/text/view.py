@@ -12,11 +12,14 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from .lines import LONGEST, PLAIN_SPARKS, SPARKS
+from .lines import LONGEST, PLAIN_SPARKS, SPARKS, folded
 from .units import gib, loss_figure, printable, rate, seconds, whole_seconds
 
 _LEAST_PICTURE = 14
 """Least columns of a bar next to its figures; on a narrower terminal it stands below them."""
+
+_MOST_LINES, _INDENT = 4, 3
+"""Most lines of a phase, and the columns before all but the first."""
 
 _TITLE = 4
 """Columns of the names of rows: step, loss, host, GPU."""
@@ -138,7 +141,7 @@ def rows(title: str, view: View, times: tuple[float, float], columns: int, *, bl
         figures = [text.append(f"  {each.detail}".rstrip(" ,>")) for text, each in zip(figures, found, strict=True)]
         wide = [each.note for each in found]
         room = _columns([], wide, width)[1]
-    drawn = [_head(title, view, times, width)]
+    drawn = _head(title, view, times, width)
     for text, each, note in zip(figures, found, wide, strict=True):
         picture = Text.assemble(each.picture.draw(room, blocks=blocks), "  ", (note, "dim"))
         if is_narrow:
@@ -158,20 +161,33 @@ def _columns(figures: Sequence[Text], notes: Sequence[str], width: int) -> tuple
     return indent, width - indent - 2 - max((cell_len(note) for note in notes), default=0)
 
 
-def _head(title: str, view: View, times: tuple[float, float], width: int) -> Text:
-    """Return what runs, and for how long: the phase, or the speed of the steps; and the time since the start."""
+def _head(title: str, view: View, times: tuple[float, float], width: int) -> list[Text]:
+    """Return what runs, and for how long: the phase, or the speed of the steps; and the time since the start. A phase
+    that is longer than the line goes on in further ones, of which the last is cut."""
     elapsed_s, phase_s = times
     hours, minutes = divmod(int(elapsed_s) // 60, 60)
     clock = f"{hours}:{minutes:02}:{int(elapsed_s) % 60:02}" if hours else f"{minutes}:{int(elapsed_s) % 60:02}"
-    room = width - cell_len(clock) - 2
     state, detail = _state(view, elapsed_s, phase_s)
-    text = Text.assemble(" ", (title, "bold"), ": " if state else "", state)
-    if view.phase and detail:  # the time in a phase shows that it goes on; the speed stands without its prediction
-        text.truncate(room - cell_len(detail) - 2, overflow="ellipsis")
-    if detail and cell_len(text.plain + detail) + 2 <= room:
-        text.append(f", {detail}")
-    text.truncate(room, overflow="ellipsis", pad=True)
-    return text.append(f"  {clock}", "bold")
+    head, room = Text.assemble(" ", (title, "bold"), ": " if state else ""), width - cell_len(clock) - 2
+    of_state = room - cell_len(head.plain)
+    whole = ", ".join(filter(None, (state, detail)))
+    if not view.phase and cell_len(whole) > of_state:
+        whole = state  # the speed stands without its prediction
+    first, *others = folded(whole, of_state, width - _INDENT) if whole else [""]
+    if dropped := others[_MOST_LINES - 1 :]:
+        # The time in a phase shows that it goes on.
+        others = [*others[: _MOST_LINES - 2], _cut(" ".join((others[_MOST_LINES - 2], *dropped)), detail, width)]
+    head.append(first)
+    head.truncate(room, overflow="ellipsis", pad=True)
+    return [head.append(f"  {clock}", "bold"), *(Text(" " * _INDENT + each) for each in others)]
+
+
+def _cut(rest: str, detail: str, width: int) -> str:
+    """Return the begin of the rest of a phase that is too long, and its time."""
+    ending = f"…, {detail}" if detail else "…"
+    text = Text(rest.removesuffix(detail))
+    text.truncate(width - _INDENT - cell_len(ending))
+    return text.plain.rstrip() + ending
 
 
 def _state(view: View, elapsed_s: float, phase_s: float) -> tuple[str, str]:

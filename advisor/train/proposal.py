@@ -38,18 +38,11 @@ from ..question.workload import configured_workload
 from ..search.candidate import LEAST, Candidate, LadderStep, predict
 from ..search.open_batch import filled_batch
 from .folder import TrainingFolder, TrainingJob
-from .settings import TrainingSettings
-
-KEPT_CHECKPOINTS = 2
-"""Number of checkpoints to keep. With two, an incomplete one is never the only one. The Trainer removes the oldest
-after the new one is written, so three exist for a short time."""
+from .settings import FIXED_ARGUMENTS, WARMUP, TrainingSettings
 
 LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
 """Peak learning rates of AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314,
 appendix B)."""
-
-WARMUP = 0.03
-"""Share of the steps in which the learning rate rises, before its cosine decay (Alpaca's value)."""
 
 
 def default_save_steps(steps: int) -> int:
@@ -217,8 +210,8 @@ def _answer(
 
 
 def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
-    """The arguments of the training script under the recommended plan, as in `TrainingJob`. The loss of every step is
-    logged, and a loss that is not a number is not replaced. model: the folder of the weights."""
+    """The arguments of the training script under the recommended plan, as in `TrainingJob`. model: the folder
+    of the weights."""
     settings, samples, run = proposal.settings, proposal.samples, proposal.run
     workload = run.workload
     # launch passes the configuration, `build_request` knows the folder, and the script the data
@@ -233,15 +226,11 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
         "max_length": samples.seq_len,
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
-        "lr_scheduler_type": "cosine",
         "warmup_steps": math.ceil(WARMUP * proposal.steps),
         "seed": settings.seed,
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "save_strategy": "steps",
         "save_steps": save_steps,
-        "save_total_limit": KEPT_CHECKPOINTS,
         "report_to": report,
+        **FIXED_ARGUMENTS,
     }
     if samples.evaluation_samples:
         arguments |= {

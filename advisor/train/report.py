@@ -28,7 +28,7 @@ from ..render.history import slow_bf16
 from ..render.launch import end_sentence, ranks_output, render_failure, render_figures
 from ..render.runs import next_command
 from ..text.labels import cluster_title, method_title, plan_title
-from ..text.lines import blank, copyable, sentence
+from ..text.lines import blank, commands, copyable, sentence
 from ..text.units import (
     capitalised,
     counted_noun,
@@ -247,7 +247,7 @@ def render_start(request: LaunchRequest, console: Console) -> None:
     sentence(console, f"{request.config_path} would be:")
     copyable(console, config_text(request.run.config).splitlines())
     sentence(console, "It would be started with:")
-    copyable(console, [line for _, line in dry_lines(request)])
+    commands(console, [line for _, line in dry_lines(request)])
 
 
 def render_trained(trained: Trained, console: Console) -> None:

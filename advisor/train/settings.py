@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+from ...ds_configs.emit import GRADIENT_CLIPPING, OPTIMIZER_PARAMS
 from ...estimators.errors import WorkloadError
 from ...estimators.plan import Strategy
 from ...probes.run import Device
@@ -77,6 +78,25 @@ class TrainingSettings:
             fix = "pass one such as --learning-rate 2e-5"
             raise WorkloadError(f"--learning-rate is {rate:g}", why="it must be above 0 and below 100", fix=fix)
 
+
+KEPT_CHECKPOINTS = 2
+"""Number of checkpoints to keep. With two, an incomplete one is never the only one. The Trainer removes the oldest
+after the new one is written, so three exist for a short time."""
+
+WARMUP = 0.03
+"""Share of the steps in which the learning rate rises, before its cosine decay (Alpaca's value)."""
+
+FIXED_ARGUMENTS: Mapping[str, object] = {
+    "lr_scheduler_type": "cosine",
+    "weight_decay": OPTIMIZER_PARAMS["weight_decay"],
+    "max_grad_norm": GRADIENT_CLIPPING,
+    "logging_steps": 1,
+    "logging_nan_inf_filter": False,
+    "save_strategy": "steps",
+    "save_total_limit": KEPT_CHECKPOINTS,
+}
+"""TrainingArguments that every training has, for which there are no options. The loss of every step is logged, and a
+loss that is not a number is not replaced."""
 
 TRAINING_OPTIONS: Mapping[str, Option] = {
     name: option._replace(default=TrainingSettings.__dataclass_fields__[name].default)

@@ -238,7 +238,7 @@ def verify_answer(
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",
                 why="the training runs the same steps",
-                fix="fix this error, or use --no-check to start anyway",
+                fix=result.failure.fix or "fix this error, or use --no-check to start anyway",
             )
         output.say("out of memory; trying the next best plan")
     return replace(answer, recommended=None)

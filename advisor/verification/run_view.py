@@ -15,7 +15,7 @@ from ...probes.real_run.ranks import Rank, Ranks
 from ...probes.real_run.sampling import Extension, MemorySampler
 from ...probes.real_run.watch import OnProgress
 from ..text.output import Output
-from ..text.units import shown_path
+from ..text.units import whole_seconds
 from ..text.view import MemoryUse, View
 from .prediction import Prediction
 
@@ -58,9 +58,9 @@ class RunView:
 
     def view(self, ranks: Ranks, memory: MemorySampler) -> View:
         """Return what the records and the last sample show."""
-        trainer, predicted = ranks.first("trainer"), self.prediction
+        predicted = self.prediction
         tokens, step_s = ranks.speed(self._cluster.world_size, last=_RECENT)
-        total_steps = self._total_steps or (int(trainer["total_steps"]) if trainer else None)
+        total_steps = self._total_steps or ranks.total_steps
         losses = [loss for _, loss in (*ranks.losses[:1], *ranks.losses[-1:])] if self._shows_loss else []
         self._keep(ranks)
         return View(
@@ -148,10 +148,11 @@ def _phase(ranks: Ranks, memory: MemorySampler) -> str:
 
 
 def _build(extension: Extension) -> str:
-    folder = extension.folder
+    name, last_s = extension.folder.name, extension.last_s
+    usual = "takes minutes" if last_s is None else f"{whole_seconds(last_s)} the last time"
     if extension.is_rebuilt:
-        return f"rebuilding extension {folder.name} ({shown_path(folder)})"
-    return f"building extension {folder.name} (first use)"
+        return f"rebuilding extension {name} (its sources or the Python environment changed; {usual})"
+    return f"building extension {name} (first use; {usual})"
 
 
 def _is_held_up(ranks: Ranks) -> bool:

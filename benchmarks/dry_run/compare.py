@@ -19,7 +19,7 @@ from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.objectives import OBJECTIVES, framework_loss, trained_model
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Software, Workload
-from ds_advise.probes.dry_run.run import dry_run
+from ds_advise.probes.dry_run.run import dry_run, rank_in_layers
 from ds_advise.probes.recording.result import DryRunResult
 from ds_advise.probes.run import Run
 
@@ -195,17 +195,23 @@ class Setting:
     def dry_run(self) -> DryRunResult:
         """The dry run of the configuration that is emitted for the plan, on the rank that the closed form takes for the
         fullest."""
-        description = FAMILIES[self.case.model]
         return dry_run(
-            Run.from_plan(self.plan, self.model, self.workload, self.cluster, description=description),
+            self.run,
             rank=self.fullest_rank(),
             iterations=ITERATIONS_ZERO3 if self.plan.zero_stage == 3 else ITERATIONS,
             expandable_segments=True,
         )
 
+    @property
+    def run(self) -> Run:
+        description = FAMILIES[self.case.model]
+        return Run.from_plan(self.plan, self.model, self.workload, self.cluster, description=description)
+
     def fullest_rank(self) -> int:
         if self.plan.zero_stage not in (1, 2):
             return 0
+        if (in_layers := rank_in_layers(self.run)) is not None:
+            return in_layers
         sharded = shard_plan(self.model, self.workload, self.cluster, self.plan)
         held = gradients_before_first_reduction(
             sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True

@@ -3,7 +3,8 @@
 Stages 1 and 2 reduce each gradient to the ranks whose flat partitions contain it.
 
 - Stage 1 keeps all gradients while micro batches accumulate. At the boundary those that passed through the bucket are
-  freed, but a tensor larger than the bucket keeps its gradient until the pass ends.
+  freed, but a tensor larger than the bucket keeps its gradient until the pass ends. The first reduction of a tensor of
+  the rank's partition allocates a buffer for all of the partition, beside the gradients that are not yet reduced.
 - Stage 2 keeps the whole gradients of the tensors that the rank's partition touches (not only the part inside it), and
   a second copy while another micro batch is added.
 
@@ -82,6 +83,10 @@ class Stage12(GradientMemory):
         # reduction allocates the buffer of owned gradients. It is that of a head larger than the bucket, or of layers.
         if plan.zero_stage == 1:
             self.with_layer = max(self.accumulated, self.oversized_head + owned_last)
+            if self.accumulates and owned_last:
+                # The buffer is added to the gradients of earlier micro batches; those that are reduced have moved.
+                moved = self.oversized_head or self.fills.flushed
+                self.with_layer = max(self.with_layer, self.accumulated - moved + owned_last)
             self.at_head_reduction = self.head + (self.with_layer if self.accumulates else owned_last)
         else:
             self.accumulated = self.owned if self.accumulates else 0

@@ -17,7 +17,15 @@ from ..memory.activations.recording import LayerRecorder, Recording
 from ..models.model_shape import Block, ModelShape
 from ..models.vision_parts import has_backward
 from ..workload import Workload
-from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
+from .flops import (
+    Product,
+    attended_len,
+    attention_backward,
+    block_attention,
+    block_products,
+    head_launches,
+    head_product,
+)
 from .memory_bound import (
     AUTOCAST_BYTES,
     block_weight_bytes,
@@ -119,9 +127,10 @@ def compute_time(
         passes.add_recorded(layer, block.count, recomputed=layer.has_backward)
     in_layers_s = passes.forward.total_s
     passes.add_recorded(recordings.head, 1, recomputed=False)
+    for product, launches in head_launches(model, workload, micro_batch):
+        passes.add_product(product, launches, recomputed=False)
     head = head_product(model, workload, micro_batch)
     if head is not None:
-        passes.add_product(head, 1, recomputed=False)
         casts = AUTOCAST_BYTES * head.inner * head.columns * workload.autocasts
         passes.add_bytes(casts, casts, recomputed=False)
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)

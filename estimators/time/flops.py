@@ -52,6 +52,7 @@ from typing import NamedTuple
 from ..estimate import TimeEstimate
 from ..hardware import Cluster, Gpu
 from ..memory.activations.kernels import kernel_and_mask
+from ..memory.activations.loss import head_chunks
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor, build_attention
 from ..models.program import ZERO, Program
@@ -278,6 +279,26 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         repeats=0 if unread else LOSSES[workload.loss].recomputes_head,
         name="head",
     )
+
+
+def head_launches(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[tuple[Product, int], ...]:
+    """Return the products that compute `head_product`, with their numbers. A loss that never has all logits computes
+    them in chunks; each reads the weight of the head, and adds to the gradient of all of it, however few its tokens."""
+    head = head_product(model, workload, micro_batch)
+    if head is None:
+        return ()
+    rows, columns = head_chunks(model, workload, micro_batch)
+    return tuple(
+        (head._replace(rows=own_rows, columns=own_columns), row_chunks * column_chunks)
+        for own_rows, row_chunks in _divided(head.rows, rows)
+        for own_columns, column_chunks in _divided(head.columns, columns)
+    )
+
+
+def _divided(size: int, part: int) -> tuple[tuple[int, int], ...]:
+    """Return the sizes of the parts of `size` with their numbers: whole parts, and the rest."""
+    whole, rest = divmod(size, part)
+    return tuple((each, number) for each, number in ((part, whole), (rest, 1)) if each and number)
 
 
 class AttentionWork(NamedTuple):

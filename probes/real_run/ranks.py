@@ -27,6 +27,10 @@ _STATES = {"T": "stopped", "t": "tracing-stop", "Z": "dead", "X": "dead"}
 _ASKED_EVERY_S = 5.0
 """How long the answer to who builds an extension is kept."""
 
+_STUCK_S = 30.0
+"""How long a rank waits for an extension that nobody builds before its run is ended: between two builds a lock is free
+at once."""
+
 _LAUNCHERS_SIGNAL = -signal.SIGTERM
 """Exit status of the ranks that a launcher ends after the first failure."""
 
@@ -74,6 +78,8 @@ class Rank:
     """The last value of every key of the events."""
     error_at: float = 0.0
     exit_at: float = 0.0
+    waits_at: float = 0.0
+    """When it began to wait for an extension, like `error_at`."""
 
     def read(self) -> None:
         for event in self.log.read_new():
@@ -90,6 +96,7 @@ class Rank:
             self.phase = event.get("phase", self.phase)
             self.error_at = event["time"] if "error" in event else self.error_at
             self.exit_at = event["time"] if "exit" in event else self.exit_at
+            self.waits_at = event["time"] if "waits_for" in event else self.waits_at
             self.latest |= event
 
     @property
@@ -154,11 +161,25 @@ class Rank:
             name = Path(lock).parent.name
             if builder:
                 return f"rank {self.number} waits until {builder} has built {name} ({lock})"
-            abandoned = f"no process of this machine builds it; unless another machine does, delete {lock}"
-            return f"rank {self.number} waits until {name} is built, and {abandoned}"
+            return f"rank {self.number} waits until {name} is built, and no process of this machine builds it"
         if self.error is not None:
             return f"rank {self.number} failed: {_clause(self.error_text)}"
         return f"rank {self.number} is gone" if self.is_lost else ""
+
+    @property
+    def remedy(self) -> str:
+        """What ends its wait for an extension that nobody builds; "" without such a wait."""
+        return f"rm {self.latest['waits_for']}, unless another machine builds it" if self._builder == "" else ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has waited for long for an extension that nobody builds, whose lock is as old as the wait."""
+        waited_s = time.monotonic() - self.waits_at
+        if waited_s < _STUCK_S or not self.remedy:
+            return False
+        with contextlib.suppress(OSError):  # a newer lock is that of a build of another machine
+            return Path(self.latest["waits_for"]).stat().st_mtime <= time.time() - waited_s
+        return False
 
     @property
     def awaits_build(self) -> bool:
@@ -234,6 +255,11 @@ class Ranks:
         return (failed or found[0]).obstacle if found else ""
 
     @property
+    def stuck(self) -> Rank | None:
+        """The first rank that waits for an extension which nobody will build."""
+        return next((rank for rank in self.ranks if rank.is_stuck), None)
+
+    @property
     def awaits_build(self) -> bool:
         """Whether a rank waits for an extension that a living process builds."""
         return any(rank.awaits_build for rank in self.ranks)
@@ -247,6 +273,16 @@ class Ranks:
     def step(self) -> int:
         """The last step that all ranks have completed."""
         return min((rank.step for rank in self.ranks), default=0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """The optimizer steps of the whole training, by the Trainer; None for another loop."""
+        trainer = self.first("trainer")
+        return int(trainer["total_steps"]) if trainer else None
+
+    @property
+    def made_all_steps(self) -> bool:
+        return self.total_steps is not None and self.step >= self.total_steps
 
     def first(self, name: str) -> Any:
         """The last value of a key from the first rank that has the key, such as `engine`, `trainer` or `checkpoint`."""

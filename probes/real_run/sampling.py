@@ -35,7 +35,10 @@ class Extension(NamedTuple):
 
     folder: Path
     is_rebuilt: bool
-    """Whether the folder had its library: the command of its build has changed, or its sources."""
+    """Whether the folder had its library: the command of its build has changed, which has the paths of the Python
+    environment, or its sources."""
+    last_s: float | None = None
+    """How long its last whole build took; None if it is not known."""
 
 
 class MemorySampler:
@@ -102,7 +105,10 @@ class MemorySampler:
         folder = _build_folder(pid)
         if folder is None:
             return None
-        return self._built.setdefault(folder, Extension(folder, (folder / f"{folder.name}.so").exists()))
+        if folder not in self._built:
+            library = f"{folder.name}.so"
+            self._built[folder] = Extension(folder, (folder / library).exists(), _last_build_s(folder, library))
+        return self._built[folder]
 
 
 def _is_fork(pid: int) -> bool:
@@ -129,6 +135,16 @@ def _build_folder(pid: int) -> Path | None:
     with contextlib.suppress(OSError):
         folder = Path(f"/proc/{pid}/cwd").readlink()
         return folder if (folder / "build.ninja").exists() else None
+    return None
+
+
+def _last_build_s(folder: Path, library: str) -> float | None:
+    """The seconds of the last whole build: when its library was done, by ninja's log, which has milliseconds since the
+    begin of each build."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split("\t") for line in (folder / ".ninja_log").read_text(encoding="utf-8").splitlines())
+        ends = [int(parts[1]) for parts in lines if len(parts) > 3 and parts[3] == library]
+        return ends[-1] / 1000 if ends else None
     return None
 
 

@@ -64,6 +64,8 @@ class _Job:
             # The others would wait for it forever.
             if rank.is_suspended:
                 return self._failure(rank, "stopped", rank.obstacle)
+        if (stuck := self.records.stuck) is not None:
+            return replace(self._failure(stuck, "hang", stuck.obstacle), fix=stuck.remedy)
         now, slowest = time.monotonic(), self.records.slowest or Rank(EventLogReader(self.records.folder), 0)
         if now > self.started + timeout_s:
             message = f"not done within {timeout_s:.0f} s; rank {slowest.number} was in phase {slowest.phase}"
@@ -72,7 +74,7 @@ class _Job:
             if self.memory.compiles or self.records.awaits_build:
                 self.records.heard_at = now
             elif slowest.obstacle:
-                return self._failure(slowest, "hang", slowest.obstacle)
+                return replace(self._failure(slowest, "hang", slowest.obstacle), fix=slowest.remedy)
             else:
                 stalled = f"rank {slowest.number} made no progress for {stall_s:.0f} s"
                 found = positions(self.records.ranks, self.records.folder)

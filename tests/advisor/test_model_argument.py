@@ -29,6 +29,23 @@ def test_a_misspelled_model_is_not_read_as_a_file(capsys: pytest.CaptureFixture[
     assert "ds_confg: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dry-run tyny --gpus 24GB",
+        "probe tini --device cpu",
+        "dry-run ds_config.json --model tyny --gpus 24GB",
+        "probe ds_config.json --model ./tyny --device cpu",
+        "tyny --gpus 24GB",
+        "explain tyny --gpus 24GB",
+    ],
+)
+def test_a_misspelled_folder_of_a_model_is_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In every command; of four letters one may differ."""
+    assert run([*line.split(), "--offline"]) == 2
+    assert capsys.readouterr().err.endswith("; write tiny\n")
+
+
 @pytest.mark.parametrize("model", ["tiny", "gpt2", "openai-community/gpt2"])
 @pytest.mark.parametrize(
     "command",

@@ -1115,6 +1115,10 @@ def test_another_failure_has_no_forecast(log: Path, capsys: pytest.CaptureFixtur
 def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _why(capsys, "--list")
     assert code == 0 and text.count(" Fix: ") >= 80 and "Usual causes: " in text
+    code, text = _why(capsys, "--list", "--json")
+    listed = json.loads(text)
+    assert code == 0 and len(listed) >= 80 and all(all(map(str, each.values())) for each in listed)
+    assert {*listed[0]} == {"id", "area", "title", "cause", "certain", "fix", "source"}
 
 
 def test_a_configuration_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,6 +273,15 @@ def _chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> _Ch
     return _Chunks(tokens, HEAD_COLUMNS, w, summed, summed, source)
 
 
+def head_chunks(model: ModelShape, workload: Workload, micro_batch_size: int) -> tuple[int, int]:
+    """Return the tokens and the columns of one product of the head: all of them if the loss has all logits at a time.
+    `workload` is that of a rank."""
+    if LOSSES[workload.loss].makes_logits or workload.loss == "value-head":
+        return micro_batch_size * workload.scored_len, model.vocab_size
+    chunks = _chunks(model, workload, micro_batch_size)
+    return chunks.tokens, min(chunks.columns, model.vocab_size)
+
+
 def _chunked_loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     chunks, h = _chunks(model, workload, micro_batch_size), model.hidden_size
     tokens, v = micro_batch_size * workload.scored_len, model.vocab_size

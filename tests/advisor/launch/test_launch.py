@@ -22,7 +22,7 @@ from ds_advise.advisor.launch.check import Check, check, check_config, memory_ob
 from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
 from ds_advise.advisor.launch.request import Attempt, FailureKind
-from ds_advise.advisor.launch.run import new_folder
+from ds_advise.advisor.launch.run import _stop, new_folder
 from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
 from ds_advise.advisor.question.this_machine import cpu_cluster
@@ -557,9 +557,36 @@ def test_a_stopped_training_names_what_resumes_it(
 ) -> None:
     request = launch_request(_run(folder), folder, dry_run=_seen(*flags, trainer=trainer))
     saved = None if checkpoint is None else Path.cwd() / checkpoint
-    outcome = outcome_of(folder, None, status="stopped", checkpoint=saved)
+    outcome = outcome_of(folder, None, status="stopped", checkpoint=saved, last_step=3)
     shown = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
     assert expected in " ".join(shown.split())
+    if saved is None:  # nothing to save before the first step
+        outcome = replace(outcome, last_step=0)
+        shown = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+        assert "saved" not in " ".join(shown.split())
+
+
+def test_a_stop_after_the_last_step_does_not_make_a_training_unfinished(tmp_path: Path) -> None:
+    """Unless it ends the script while it saves."""
+    request = launch_request(cpu_run(1), tmp_path)
+    request.folder.mkdir()
+    monitor = monitor_of(request)
+    events = [{"trainer": {"total_steps": 3, "output_dir": "out"}}, *(step_event(step, 1.0 * step) for step in (1, 2))]
+
+    def shown(exit_code: int) -> tuple[str, str]:
+        outcome = monitor.outcome(exit_code, None, stopped=True)
+        printed = printed_document(session_document(Session(attempts=(Attempt(request=request, outcome=outcome),))))
+        return outcome.status, " ".join(printed.split())
+
+    monitor.records = write_events(request.folder, events)
+    assert shown(0)[0] == "stopped"
+    monitor.records = write_events(request.folder, [*events, step_event(3, 3.0)])
+    status, text = shown(0)
+    assert status == "finished" and "Finished after step 3" in text
+    assert "The stop came after the last step: the script saved and ended by itself." in text
+    assert "all 3 steps are made" in _stop(monitor.records)
+    status, text = shown(-15)
+    assert status == "stopped" and "All 3 steps were trained; the stop came while the script saved." in text
 
 
 def test_options_are_replaced_behind_the_script() -> None:

@@ -81,6 +81,8 @@ def test_compilers_do_not_count_as_the_training(name: str, counts: bool, is_rebu
     (folder / "build.ninja").touch()
     if is_rebuilt:
         (folder / "cpu_adam.so").touch()
+        log = "# ninja log v7\n0\t71000\t17\tcpu_adam.o\tad1f\n71000\t92788\t17\tcpu_adam.so\t5c09\n"
+        (folder / ".ninja_log").write_text(log)
     before_bytes = sampled().host_bytes
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=folder) as process:
         assert process.stdout is not None
@@ -91,7 +93,7 @@ def test_compilers_do_not_count_as_the_training(name: str, counts: bool, is_rebu
         process.kill()
     assert (sample.host_bytes - before_bytes > 50 << 20) == counts
     assert sample.compiles != counts
-    assert sample.extension == (None if counts else Extension(folder, is_rebuilt))
+    assert sample.extension == (None if counts else Extension(folder, is_rebuilt, 92.788 if is_rebuilt else None))
 
 
 def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:

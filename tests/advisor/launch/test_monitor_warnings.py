@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,11 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
         monitor.records.heard_at -= 10.0
         failure = monitor.abort_reason()
         suspended.kill()
-    assert monitor.outcome(0, None, stopped=True).warnings == ("rank 0 was suspended (SIGSTOP)",)  # at once
+    nobody = "rank 1 waits until cpu_adam is built, and no process of this machine builds it"
+    assert monitor.outcome(0, None, stopped=True).warnings == (  # at once
+        "rank 0 was suspended (SIGSTOP)",
+        f"{nobody} (rm {left}, unless another machine builds it)",
+    )
     (request.folder / "rank0.jsonl").unlink()
     waits = monitor_of(request)
     waits.look()
@@ -263,6 +268,27 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
     assert warning.startswith("rank 1 waits until")
     assert failure is not None and failure.evidence == (
         "rank 0 was suspended (SIGSTOP)",
-        "rank 1 waits until cpu_adam is built, and no process of this machine builds it; unless another machine does, "
-        f"delete {left}",
+        nobody,
     )
+
+
+def test_a_lock_that_nobody_holds_ends_the_training(tmp_path: Path) -> None:
+    """With the command that removes it; on several nodes another one may hold it."""
+    request = request_of(tmp_path, "")
+    request.folder.mkdir()
+    left, waits_since = _lock(tmp_path), time.time() - 60.0
+    os.utime(left, (waits_since - 1.0, waits_since - 1.0))
+    event = {"time": time.monotonic() - 60.0, "rank": 0, "pid": os.getpid(), "host": socket.gethostname()}
+    (request.folder / "rank0.jsonl").write_text(json.dumps(event | {"waits_for": str(left)}) + "\n")
+    monitor = monitor_of(request)
+    monitor.look()
+    failure = monitor.abort_reason()
+    assert failure is not None and (failure.kind, failure.fix) == (
+        "hang",
+        f"rm {left}, unless another machine builds it",
+    )
+    assert monitor.outcome(1, failure, stopped=False).warnings == (), "the failure says it"
+    nodes = replace(request.run.cluster, nodes=2)
+    elsewhere = monitor_of(replace(request, run=replace(request.run, cluster=nodes)))
+    elsewhere.look()
+    assert elsewhere.abort_reason() is None

@@ -41,7 +41,7 @@ def test_the_only_start_command_is_the_one_that_the_script_understands(
 ) -> None:
     """No command without the script's arguments, and nothing about what the user should write into it."""
     monkeypatch.chdir(tmp_path)
-    asked = ["Qwen2.5-0.5B", "--gpus", "2x12GB", "--offline", "--script", "train.py", "--emit", "slurm,accelerate"]
+    asked = ["Qwen2.5-0.5B", "--gpus", "2x16GB", "--offline", "--script", "train.py", "--emit", "slurm,accelerate"]
     assert run([*asked, "--no-deepspeed-estimate"]) == 0
     told = capsys.readouterr()
     text = told.out.replace("\\\n", " ")

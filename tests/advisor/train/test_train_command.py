@@ -97,7 +97,10 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
     assert "batch 4 samples" in printed
     assert "steps 18 (2 epochs) at a learning rate of 2e-05" in printed
-    assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in printed
+    assert printed.count(" \\ ") > 5, "a long command goes on in the next line"
+    started = printed.replace(" \\ ", " ")
+    assert f"{tmp_path}/out/training/train.py --output_dir {tmp_path}/out" in started
+    assert "--lr_scheduler_type cosine --weight_decay 0.0 --max_grad_norm 1.0" in started
     assert not (tmp_path / "out").exists()
 
 

@@ -10,7 +10,7 @@ from ds_advise.advisor.answer.command_answer import Change, CommandAnswer
 from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.question.cluster import build_cluster
 from ds_advise.advisor.render.command import _training, remark_sentences
-from ds_advise.advisor.render.dry_run import _notes, _verdict
+from ds_advise.advisor.render.dry_run import _notes, _other_allocator, _verdict
 from ds_advise.advisor.search.candidate import Fit, dry_run_fit
 from ds_advise.advisor.verification.command import tokens_per_step
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
@@ -169,6 +169,10 @@ def test_the_change_that_helps_most(name: str) -> None:
     else:
         assert answer.best_change == expected and answer.fit.fits
         words = f"What would help most: {expected.what}, up to {expected.saved_bytes // GIB}"
+        assert words not in said(answer), "nobody looks for less where most of the memory is free"
+        fuller = replace(answer.result.peak, required_bytes_per_gpu=60 * GIB)
+        answer = replace(answer, result=replace(answer.result, peak=fuller))
+        assert answer.fit.fits
         assert (words in said(answer)) == expected.is_free, "what costs speed helps only where it does not fit"
         answer.__dict__["fit"] = Fit(0.0, 0.0, reason="needs 2 x VRAM", utilization=2.0, limit="gpu")
         assert words in said(answer)
@@ -327,3 +331,19 @@ def test_a_ratio_that_is_shown_as_1_is_not_what_is_lacking() -> None:
     ram = cluster.most_host_bytes_per_node + GIB // 32
     fit = dry_run_fit(device_bytes=GIB, transient_bytes=GIB, host_bytes=ram, cluster=cluster)
     assert (fit.reason, fit.limit) == ("needs 32 MiB more RAM", "host")
+
+
+@pytest.mark.parametrize(
+    ("need", "other", "is_told"), [(20, 21, False), (20, 30, True), (75, 76, True), (20, 20, False)]
+)
+def test_the_other_allocator_is_named_only_where_it_matters(need: int, other: int, is_told: bool) -> None:
+    """In GiB of a GPU of 80: by a twentieth of it, or near its end by any difference."""
+    answer = answer_of()
+    chosen, plain = (Reserved(reserved_bytes_per_gpu=GIB, required_bytes_per_gpu=size * GIB) for size in (need, other))
+    peak = replace(
+        answer.result.peak,
+        required_bytes_per_gpu=need * GIB,
+        with_expandable_segments=chosen,
+        without_expandable_segments=plain,
+    )
+    assert bool(_other_allocator(replace(answer, result=replace(answer.result, peak=peak)))[0]) == is_told

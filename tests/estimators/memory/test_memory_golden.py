@@ -75,6 +75,7 @@ def auto(hidden: int) -> dict[str, int]:
 
 SHORT, LONG, ADAPTED = Workload(seq_len=128), Workload(seq_len=1024), Workload(seq_len=1024, method="lora")
 SAVED = {"gradient_checkpointing": False}
+FILLED = {"gradient_accumulation_steps": 2, "reduce_bucket_size": 50_000_000}
 ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
     ("toy", 0, 4, TOY, SHORT, 2_655_365_632, 0.003),
     ("toy", 0, 4, TOY, Workload(seq_len=128, precision="fp32"), 2_212_805_632, 0.003),
@@ -94,6 +95,8 @@ ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
     ("0.5B", 3, 2, auto(896), LONG, 6_861_670_400, 0.003),
     ("1.5B", 3, 8, SAVED, LONG, 11_100_804_608, 0.03),
     ("1.5B", 1, 8, {"gradient_accumulation_steps": 2}, LONG, 12_459_679_232, 0.003),
+    # Layers are reduced while nearly all of their activations and of the earlier gradients are alive.
+    ("0.5B", 1, 2, FILLED | SAVED, Workload(seq_len=1024, loss="fused"), 7_028_865_024, 0.006),
     ("6B", 3, 8, auto(4096), LONG, 16_350_157_824, 0.003),
     ("6B", 3, 4, {**auto(4096), **CPU}, LONG, 5_781_988_864, 0.03),
     ("6B", 3, 2, {**auto(4096), **BOTH}, LONG, 3_143_015_936, 0.03),

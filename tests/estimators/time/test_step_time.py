@@ -16,9 +16,11 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time import collective_time as collective
 from ds_advise.estimators.time import roofline
+from ds_advise.estimators.time.compute_time import compute_time
+from ds_advise.estimators.time.flops import head_launches, head_product
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.step_time import estimate_time
-from ds_advise.estimators.workload import AttentionKernel, Software, Workload
+from ds_advise.estimators.workload import AttentionKernel, LossKernel, Software, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -298,3 +300,25 @@ def test_a_ring_of_more_cards_than_bridges_join_is_one_of_pcie() -> None:
     assert mesh == pytest.approx([mesh[0], 2 * mesh[0], 3 * mesh[0]])
     four_of_mesh = parse_cluster("4xMI210", link="infinity-fabric")
     assert collective.replica_ring(four_of_mesh, 2).bytes_per_s == pytest.approx(mesh[0])
+
+
+def test_a_fused_loss_of_few_tokens_reads_the_head_in_every_chunk() -> None:
+    """The chunk of 2,048 tokens has 32 for a vocabulary of 99 times the width: 64 times as many launches, each of which
+    takes the time in which the memory delivers the weight or its gradient. Of many tokens the chunks are large, and the
+    products take as long as whole ones. The operations of the head are those of the standard loss."""
+    gpu, model = PAIR.gpu, MODEL
+    few, many = 2, 128
+
+    def products(loss: LossKernel, micro_batch: int) -> float:
+        compute = compute_time(model, Workload(seq_len=1024, loss=loss), gpu, micro_batch, gradient_checkpointing=True)
+        return compute.forward.products_s + compute.backward.products_s
+
+    moved_s = model.vocab_size * model.hidden_size * 2 / roofline.memory_rate(gpu)
+    assert products("fused", few) - products("standard", few) > 64 * 2 * moved_s
+    assert products("fused", many) == pytest.approx(products("standard", many), rel=0.05)
+    for micro_batch in (1, 3, few):
+        workload = Workload(seq_len=1000, loss="fused")
+        launches = head_launches(model, workload, micro_batch)
+        whole = head_product(model, workload, micro_batch)
+        assert whole is not None
+        assert sum(number * product.forward_flops for product, number in launches) == whole.forward_flops

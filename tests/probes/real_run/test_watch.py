@@ -136,9 +136,29 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
 
     _, failure = watched(tmp_path, body, stall_s=4, on_progress=show)
     assert failure is not None and failure.kind == "hang"
-    nobody = f"no process of this machine builds it; unless another machine does, delete {lock}"
-    assert failure.message == f"rank 0 waits until cpu_adam is built, and {nobody}"
+    assert failure.message == "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
+    assert failure.fix == f"rm {lock}, unless another machine builds it"
     assert failure.message in shown
+
+
+def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before it counts as a hang. A lock that is newer than the wait is that of another machine's build."""
+    monkeypatch.setattr("ds_advise.probes.real_run.ranks._STUCK_S", 2.0)
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    wait = f'from torch.utils.file_baton import FileBaton\nnote(phase="load")\nFileBaton({str(lock)!r}).wait()'
+    _, failure = watched(tmp_path, wait, stall_s=300)
+    assert failure is not None and (failure.kind, failure.fix) == (
+        "hang",
+        f"rm {lock}, unless another machine builds it",
+    )
+    (tmp_path / "newer").mkdir()
+    rank = Rank(EventLogReader(tmp_path / "newer"), 0, waits_at=time.monotonic() - 60.0)
+    rank.latest["waits_for"] = str(lock)
+    assert not rank.is_stuck and rank.remedy
+    os.utime(lock, (time.time() - 90.0, time.time() - 90.0))
+    assert rank.is_stuck
 
 
 @pytest.mark.parametrize(
