@@ -47,6 +47,16 @@ _OTHER_STATE = "the rank in another state"
 _EXTENSIONS = "~/.cache/torch_extensions"
 """The usual folder in a fix, in whose place that of the log stands."""
 
+_REFUSED_GLOBAL = re.compile(r"Unsupported global: GLOBAL (?P<name>(?P<package>\w+)[\w.]*)")
+"""A class in a message of torch's unpickler (torch 2.13 _weights_only_unpickler.py)."""
+
+_ALLOWED_BY = {
+    "deepspeed": "Upgrade DeepSpeed",
+    "numpy": "Upgrade transformers, whose Trainer allows numpy's random state",
+}
+"""Packages of refused classes -> what reads them in a newer version (deepspeed 0.19.8 runtime/checkpoint_engine,
+transformers 5.24 trainer_pt_utils.py `safe_globals`)."""
+
 _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
 
@@ -259,6 +269,50 @@ def _of_crash(first: Finding, fix: str) -> str:
     return fix.replace(_FAULTHANDLER, shown) if any("Fatal Python error" in line for line in near) else ""
 
 
+def _of_compiler(first: Finding, _fix: str) -> str:
+    """Name the toolkit whose nvcc knows the standard (CUDA release notes), if nvcc refused it."""
+    found = re.search(r"Value 'c\+\+(\d+)' is not defined", first.error.text)
+    needed = {"14": "9.0", "17": "11.0", "20": "12.0"}.get(found[1]) if found else None
+    what = "`nvcc --version` shows the one that was used"
+    return f"Install a CUDA toolkit of {needed} or later, and point CUDA_HOME at it; {what}" if needed else ""
+
+
+def _of_global(first: Finding, _fix: str) -> str:
+    """Name the refused class, and what reads it by itself in a newer version."""
+    found = _REFUSED_GLOBAL.search("\n".join([first.error.text, *(line.text for line in first.error.after)]))
+    if found is None:
+        return ""
+    allowed = f"torch.serialization.add_safe_globals([{found['name']}]) before it is loaded"
+    trusted = f"or a file that you trust, {allowed}, or TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
+    upgrade = _ALLOWED_BY.get(found["package"])
+    return f"{upgrade}; f{trusted}" if upgrade else f"F{trusted}"
+
+
+def _of_import(first: Finding, fix: str) -> str:
+    """Name the package that imports, if the last frame is of one."""
+    frame = first.error.frames[-1] if first.error.frames else None
+    importer = "" if frame is None or frame.is_own else frame.short_file.partition("/")[0]
+    if importer in ("", first.named.get("package")):
+        return ""
+    return fix.replace("an older version of what imports it (the last frame)", f"an older {importer}").replace(
+        "upgrade that", f"upgrade {importer}"
+    )
+
+
+def _of_quantized(first: Finding, fix: str) -> str:
+    """Name what old versions refuse, whose message has no 4 bits."""
+    if not re.search(r"in 8-bit precision on multiple devices\.?$", first.error.head):
+        return ""
+    return f"pip install -U accelerate: this version refuses several GPUs even without a launcher. Else {fix}"
+
+
+def _of_types(first: Finding, fix: str) -> str:
+    """Name the option of the half precision that one of both tensors has."""
+    types = {first.named.get(name, "") for name in ("one", "other")}
+    option = "bf16" if "BFloat16" in types else "fp16" if "Half" in types else ""
+    return fix.replace("bf16=True or fp16=True", f"{option}=True, --{option}") if option else ""
+
+
 def _of_container(first: Finding, fix: str) -> str:
     """Name the limit."""
     limit = first.memory_limit
@@ -305,6 +359,11 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "gpu-fragmented": _of_fragments,
     "extension-lock": _of_extension,
     "cuda-mismatch": _of_toolkit,
+    "compiler-version": _of_compiler,
+    "weights-only": _of_global,
+    "import-name": _of_import,
+    "quantized-multi-gpu": _of_quantized,
+    "types-differ": _of_types,
     "segmentation-fault": _of_crash,
     "gpu-shared": _of_other_processes,
     "loss": _at_loss,

@@ -48,6 +48,9 @@ _RAISED_BY_KERNEL = "device-assert"
 _IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
 """A file of a frame in which a rank waits for the others."""
 
+_WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
+"""What a warning of Python begins with: its file and line."""
+
 _CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
 """Day and time in front of a message of torch's C++ code."""
 
@@ -128,7 +131,9 @@ class Diagnosis:
         error = self.first.error
         if self.kind == "host_out_of_memory" and not error.has_place and loading_bar(error.before):
             return under(loading_phase(), self.signs)
-        found = memory_phase([*map(str, error.frames)])
+        # A warning has the line that warns in place of a traceback.
+        frames = [*map(str, error.frames)] or ([error.head] if _WARNED.match(error.head) else [])
+        found = memory_phase(frames)
         return found and under(found, self.signs)
 
     @property

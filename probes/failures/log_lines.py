@@ -30,7 +30,7 @@ TRIGGERS = tuple(
         # steps whose figures are not finite, and the end of a training
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
         *("'train_runtime'", "exits successfully", "waitForInput"),
-        *("ssh: ", "client_loop"),
+        *("ssh: ", "client_loop", "nvcc fatal"),
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""

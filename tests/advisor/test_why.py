@@ -1195,6 +1195,40 @@ OF_ACCELERATE = (
             "reserved in total by PyTorch) See documentation for PYTORCH_CUDA_ALLOC_CONF",
             "Fix: A smaller micro batch, or shorter sequences. Liger's loss, which stores no logits, needs torch 2.1.2",
         ),
+        ("RuntimeError: CUDA error: invalid device ordinal", "--nproc_per_node of torchrun, --num_gpus of deepspeed"),
+        ("RuntimeError: expected scalar type BFloat16 but found Float", "train in it (bf16=True, --bf16), and call"),
+        (
+            "_pickle.UnpicklingError: Weights only load failed.\n\tWeightsUnpickler error: Unsupported global: GLOBAL "
+            "argparse.Namespace was not an allowed global by default.",
+            "Fix: For a file that you trust, torch.serialization.add_safe_globals([argparse.Namespace]) before",
+        ),
+        (
+            "_pickle.UnpicklingError: Weights only load failed.\n\tWeightsUnpickler error: Unsupported global: GLOBAL "
+            "deepspeed.runtime.fp16.loss_scaler.LossScaler was not an allowed global by default.",
+            "Fix: Upgrade DeepSpeed; for a file that you trust, torch.serialization.add_safe_globals([deepspeed.",
+        ),
+        (
+            "FAILED: adam.cuda.o\nnvcc fatal   : Value 'c++20' is not defined for option 'std'\n"
+            "RuntimeError: Error building extension 'fused_adam'",
+            "Fix: Install a CUDA toolkit of 12.0 or later, and point CUDA_HOME at it",
+        ),
+        (
+            "ValueError: You can't train a model that has been loaded in 8-bit precision on multiple devices.",
+            "Fix: pip install -U accelerate: this version refuses several GPUs even without a launcher",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/opt/site-packages/trl/trainer/utils.py", line 3, in f\n'
+            "    from peft import PeftConfig\nImportError: cannot import name 'PeftConfig' from 'peft' (/opt/"
+            "site-packages/peft/__init__.py)",
+            "Fix: If PeftConfig is new, upgrade peft or install an older trl; if peft removed it, upgrade trl or",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n'
+            "    from peft import PeftConfig\nImportError: cannot import name 'PeftConfig' from 'peft' (/opt/"
+            "site-packages/peft/__init__.py)",
+            "upgrade peft or install an older version of what imports it (the last frame); if peft removed it",
+        ),
+        (f"[INFO] [engine.py:12:init] DeepSpeed info: version=0.19.8\n{FULL}", "(stage 3 shards the weights, too)"),
     ],
 )
 def test_the_fix_follows_the_words_of_the_log(

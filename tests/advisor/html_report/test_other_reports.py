@@ -94,9 +94,9 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
 @pytest.mark.parametrize(
     ("command", "fix"),
     [
-        ((), "shard or offload more; `ds-advise gpt2 --gpus 2xL4` finds the fastest plan that fits."),
+        ((), "more GPUs), or offload; `ds-advise gpt2 --gpus 2xL4` finds the fastest plan that fits."),
         (("python", "train.py"), "`ds-advise --gpus 2xL4 -- python train.py` finds the fastest plan that fits."),
-        (None, "Lower the micro batch, checkpoint the activations, shard or offload more."),
+        (None, "share the weights, too; more GPUs), or offload. Read in"),
     ],
     ids=["model", "command", "module"],
 )

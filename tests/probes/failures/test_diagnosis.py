@@ -305,6 +305,10 @@ FRAME_PHASES = [
     ("/w/torch/optim/adamw.py", "step", "state['exp_avg'] = torch.zeros_like(p)", "first_step"),
     ("/w/own.py", "train", "optimizer.step()", "optimizer_step"),
     ("/w/deepspeed/runtime/zero/parameter_offload.py", "pre_sub_module_forward_function", "pass", "forward"),
+    ("/w/deepspeed/runtime/zero/parameter_offload.py", "post_sub_module_forward_function", "pass", "forward"),
+    ("/w/deepspeed/runtime/zero/parameter_offload.py", "post_sub_module_backward_function", "pass", "backward"),
+    ("/w/deepspeed/runtime/zero/partition_parameters.py", "_post_init_method", "param.partition()", "zero_init"),
+    ("/w/deepspeed/runtime/zero/partition_parameters.py", "_partition_param", "pass", ""),
     ("/w/fused_cross_entropy.py", "forward", "grad = torch.zeros_like(x)", "loss"),
     ("/w/label_smoothed_cross_entropy.py", "forward", "out = model(**sample)", "loss"),
     ("/w/loss.py", "forward", "kl = self.criterion(torch.log_softmax(x, dim=1), target)", "loss"),
@@ -341,6 +345,37 @@ def test_the_innermost_frame_has_the_phase(file: str, name: str, code: str, phas
     log = f'{head}  File "{file}", line 12, in {name}\n    {code}\n{FULL}'
     found_phase = diagnose_text(log).phase
     assert ("" if found_phase is None else found_phase.name) == phase
+
+
+PARTITIONED = """
+  File "/w/deepspeed/runtime/zero/partitioned_param_coordinator.py", line 629, in __release_param
+    param.partition(free_data=free_data)
+  File "/w/deepspeed/runtime/zero/partition_parameters.py", line 1610, in partition
+    self._partition(param_list, has_been_updated=has_been_updated, free_data=free_data)
+  File "/w/deepspeed/runtime/zero/partition_parameters.py", line 1769, in _partition
+    self._partition_param(param, has_been_updated=has_been_updated, free_data=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "phase"),
+    [
+        ('  File "/w/torch/nn/modules/module.py", line 12, in _call_impl\n    hook_result = hook()', "forward"),
+        ('  File "/w/torch/autograd/function.py", line 12, in backward\n    self.after(module)', "backward"),
+        ('  File "/w/deepspeed/runtime/zero/partition_parameters.py", line 474, in wrapper\n    f()', "zero_init"),
+    ],
+)
+def test_weights_are_partitioned_when_a_model_is_created_and_after_each_module(outer: str, phase: str) -> None:
+    found_phase = diagnose_text(f"Traceback (most recent call last):\n{outer}{PARTITIONED}{FULL}").phase
+    assert found_phase is not None and found_phase.name == phase
+
+
+def test_the_line_of_a_warning_has_the_phase() -> None:
+    warns = "/w/torch/distributed/fsdp/_state_dict_utils.py:312: UserWarning: Failed to clone() tensor with name x on "
+    full = f"{warns}rank 0. Error: CUDA out of memory. Tried to allocate 172.00 MiB\n"
+    found_one = diagnose_text(full)
+    assert found_one.phase is not None and found_one.phase.name == "saving"
+    assert found_one.explanation == found_one.message
 
 
 def test_a_loss_that_calls_the_model_is_in_the_forward_pass() -> None:
@@ -930,6 +965,31 @@ def test_the_exception_that_names_the_feature_counts() -> None:
             "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
             "cuda:1!",
             "devices-differ",
+        ),
+        (
+            '  File "/opt/transformers/models/auto/configuration_auto.py", line 723, in __getitem__\n'
+            "    raise KeyError(key)\nKeyError: 'qwen9'",
+            "unknown-architecture",
+        ),
+        (
+            "Unrecognized keys in `rope_scaling` for 'rope_type'='yarn': {'mscale'}\n"
+            "  File \"/w/train.py\", line 7, in main\n    x = batch['qwen9']\nKeyError: 'qwen9'",
+            "",
+        ),
+        ("nvcc fatal   : Value 'c++17' is not defined for option 'std'", "compiler-version"),
+        ("AttributeError: 'DeepSpeedZeroOptimizer_Stage3' object has no attribute 'train'", "optimizer-train"),
+        (
+            "ValueError: You can't train a model that has been loaded in 8-bit precision on multiple devices.",
+            "quantized-multi-gpu",
+        ),
+        (
+            "OSError: [Errno 39] Directory not empty: '/d/tmp-checkpoint-a81kqz0p' -> '/d/checkpoint-200'",
+            "checkpoint-rename",
+        ),
+        (
+            "UserWarning: The installed version of bitsandbytes was compiled without GPU support.\n"
+            "AttributeError: /opt/bitsandbytes/libbitsandbytes_cpu.so: undefined symbol: cget_managed_ptr",
+            "bitsandbytes-cpu",
         ),
     ],
 )
