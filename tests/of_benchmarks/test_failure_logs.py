@@ -20,13 +20,17 @@ def test_the_page_has_the_table_of_messages() -> None:
 def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     """Cause, phase and fix, besides what the log alone does not show; the threads differ from each other."""
     found = [*scores()]
-    assert len({each.source for each in found}) == len(found) >= 350
+    assert len({each.source for each in found}) == len(found) >= 449
     assert [each.source for each in found if each.wrong_as_certain] == []
     assert [each.found for each in found if not each.right] == ["", "", "gpu-outside"]
-    assert [_thread(each) for each in found if each.found and each.phase is False] == ["ms-swift/issues/3399"]
+    assert [_thread(each) for each in found if each.found and each.phase is False] == [
+        "ms-swift/issues/3399",
+        "RL/issues/2871",
+    ]
     missing = ["peft/issues/335", "nanoGPT/pull/236", "LLaVA/issues/1808"]
+    missing += ["zeroRumor_AAAI/issues/7", "lmms-finetune/issues/64"]
     assert [_thread(each) for each in found if each.found and each.fix is False] == missing
-    assert sum(each.fix is not None for each in found) >= 80 and sum(not each.expected for each in found) >= 40
+    assert sum(each.fix is not None for each in found) >= 170 and sum(not each.expected for each in found) >= 40
 
 
 def _thread(score: Score) -> str:
