@@ -520,20 +520,37 @@ async function begin() {
   };
   byId("lint-form").onsubmit = (event) => {
     event.preventDefault();
-    request("judge", { config: byId("lint-text").value, state: byId("lint-with").checked ? kept() : null }, showFindings);
+    const text = byId("lint-text").value;
+    request("judge", { config: text, state: byId("lint-with").checked ? kept() : null }, (part) => showFindings(part, text));
   };
+  byId("lint-text").oninput = dimFindings;
 }
 
-function showFindings({ part, sentence, findings, corrected, plain }) {
+let checked = "";  // the text of the findings that are shown
+// Findings of a text that has changed since stay in sight for whoever edits it, but correct nothing.
+function dimFindings() {
+  const isOld = byId("lint-text").value !== checked;
+  byId("findings").classList.toggle("stale", isOld);
+  for (const button of byId("findings").querySelectorAll(".correction")) button.disabled = isOld;
+}
+function rewrite(text) {
+  const box = byId("lint-text");
+  box.focus();
+  box.select();
+  if (!document.execCommand("insertText", false, text)) box.value = text;  // a value that is set cannot be undone
+}
+function showFindings({ part, sentence, findings, corrected, plain }, text = byId("lint-text").value) {
+  checked = text;
   fill("findings", findings ?? "");
   const offer = (sentence, title, text) => {
-    const onclick = () => { byId("lint-text").value = text; byId("lint-form").requestSubmit(); };
-    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", textContent: t(title), onclick })));
+    const onclick = () => { rewrite(text); byId("lint-form").requestSubmit(); };
+    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", className: "correction", textContent: t(title), onclick })));
   };
   offer("[*]: can be corrected without a change of the training.", "Correct them", corrected);
   offer("For the Trainer or accelerate:", "Remove the comments", plain);
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   linkFields(byId("findings"));
+  dimFindings();
   byId("findings").scrollIntoView({ block: "nearest" });
 }
 

@@ -278,3 +278,19 @@ def test_lint_on_the_page_corrects_what_does_not_change_the_training(opened: Any
     page.click("text=Correct them")
     page.wait_for_selector("#findings:not(:has-text('overlap_com\\''))")
     assert '"overlap_comm"' in page.input_value("#lint-text")
+
+
+def test_a_correction_replaces_only_the_text_that_was_checked_and_can_be_undone(opened: Any) -> None:
+    page, typed = opened(), '{"train_batch_size": "32"}'
+    page.fill("#lint-text", typed)
+    page.click("text=Check it")
+    button = page.get_by_role("button", name="Correct them")
+    button.wait_for()
+    page.locator("#lint-text").press("End")
+    page.keyboard.type(" ")
+    assert button.is_disabled(), "it would replace the new text by the correction of the old one"
+    page.keyboard.press("Backspace")
+    button.click()
+    page.wait_for_function("document.getElementById('lint-text').value === '{\"train_batch_size\": 32}'")
+    page.locator("#lint-text").press("Control+z")
+    assert page.input_value("#lint-text") == typed
