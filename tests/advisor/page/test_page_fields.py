@@ -294,3 +294,14 @@ def test_a_correction_replaces_only_the_text_that_was_checked_and_can_be_undone(
     page.wait_for_function("document.getElementById('lint-text').value === '{\"train_batch_size\": 32}'")
     page.locator("#lint-text").press("Control+z")
     assert page.input_value("#lint-text") == typed
+
+
+def test_an_empty_field_shows_what_is_used_and_an_example_says_so(opened: Any) -> None:
+    page = opened(method="lora")
+    page.locator("#more summary").click()
+    shown = dict(page.locator("#options input").evaluate_all("(all) => all.map((each) => [each.id, each.placeholder])"))
+    examples = {name for name, text in shown.items() if text.startswith("e.g. ")}
+    assert {name.removesuffix("-option") for name in examples} == {
+        "host", "nvme", "link", "interconnect", "software", "price"
+    }  # fmt: skip
+    assert shown["global-batch-option"] == page.evaluate("used['global-batch']") != ""
