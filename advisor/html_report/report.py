@@ -246,8 +246,13 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
     """Check that the report and the chart can be written.
 
     Raises ConfigFileError for a path that is not a file in an existing writable folder, for an existing file unless
-    `force`, for a chart with a suffix other than .svg and .png, and for .png without the renderer.
+    `force`, for a report with a suffix other than .html and .htm, for a chart with one other than .svg and .png, and
+    for .png without the renderer.
     """
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise ConfigFileError(
+            f"{html} is not the name of an HTML file", why="--html writes one HTML file", fix="name it .html"
+        )
     if html is not None:
         check_target(html, "--html", force=force)
     if plot is None:

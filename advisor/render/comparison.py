@@ -160,7 +160,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     def ratio(title: str, values: Iterable[float | None], write: Callable[[Any], str], sign: int) -> None:
         """Add a row; sign: whether more is better (1), less is (-1), or neither (0). None: that of a plan that cannot
-        run; without both there is no row."""
+        run, which is the worse; without both there is no row."""
         first, second = values
         if first is None and second is None:
             return
@@ -168,6 +168,8 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         if first is not None and second is not None:
             change = times(second / first)
             gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
+        elif sign:
+            gain = -1.0 if second is None else 1.0
         rows.append(_row(title, [make_figure(first, write), make_figure(second, write)], Figure(change), gain))
 
     runs = [*map(_runs, plans)]
@@ -204,10 +206,7 @@ def _runs(plan: Candidate) -> bool:
 def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float) -> Row:
     """Return a row whose better figure is marked. gain: above 0 if B's is better, below 0 if A's is."""
     better = "B" if gain > 0 else "A" if gain < 0 else ""
-    marked = [
-        each._replace(style="good" if letter == better and each.text != NOTHING else "")
-        for letter, each in zip("AB", figures, strict=True)
-    ]
+    marked = [each._replace(style="good" * (letter == better)) for letter, each in zip("AB", figures, strict=True)]
     return Row([title, *marked, difference, Figure(better)])
 
 
