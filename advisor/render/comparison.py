@@ -14,6 +14,8 @@ from ..document.blocks import (
     Block,
     Chart,
     Document,
+    Fact,
+    Facts,
     Figure,
     Gap,
     Heading,
@@ -68,7 +70,7 @@ def comparison_document(comparison: Comparison) -> Document:
         blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
-        subject = f"{subject} · {_subject_of(comparison.question)}"
+        subject = _subject_of(comparison.question)  # the sides stand below
     candidates = comparison.candidates
     is_sure = all(plan.fit.fits for plan in candidates) and not any(side.refused for side in comparison.sides)
     tone: Tone = "good" if is_sure else "unsure"
@@ -189,7 +191,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     if jobs and (price := question.price) is not None:
         costs = [job and job.cost(price) for job in running]
         ratio("cost of the job", costs, lambda cost: money(cost, price.currency), -1)
-    yield Sentence(_subject_of(question))
+    yield Facts([Fact("model", "", _subject_of(question), is_subject=True)])
     yield Gap()
     yield Table(_HEAD, rows, _WIDTHS, optional=(3,))
     for name, side in zip("AB", comparison.sides, strict=True):

@@ -308,7 +308,7 @@ def test_a_plan_that_cannot_run_has_no_speed(capsys: pytest.CaptureFixture[str])
     assert re.search(r"^ hours of the job +[\d.]+ h +- +A$", out, re.MULTILINE)
 
 
-def test_the_better_side_of_a_row_is_marked_also_where_it_has_nothing(files: dict[str, str]) -> None:
+def test_the_better_side_of_a_row_is_marked_also_where_it_has_nothing() -> None:
     """Such as no RAM, or no staging of an offload."""
     document = comparison_document(compare("zero2-offload", "zero2", comparison_context("Qwen2.5-1.5B", **WHERE)))
     rows = [row.cells for block in document.blocks if isinstance(block, Table) for row in block.rows]
