@@ -291,9 +291,7 @@ def script_arguments(
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
-def fsdp_arguments(
-    workload: Workload, plan: Plan, cluster: Cluster, *, epochs: float | None = None
-) -> dict[str, Any]:
+def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster, *, epochs: float | None = None) -> dict[str, Any]:
     """The script's TrainingArguments for a plan of plain PyTorch. Without `sync_each_batch`, accumulated gradients stay
     unsharded on every GPU under FSDP (accelerate 1.15 accelerator.py `no_sync`)."""
     arguments = script_arguments(workload, plan, cluster, "", epochs=epochs)

@@ -209,13 +209,15 @@ class Scale(NamedTuple):
 
 def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
     """Return about `count` values from 0 to at most `highest`: multiples of 1, 2, 2.5 or 5 times a power of ten
-    units."""
+    units, at least three if `count` is."""
     highest /= unit
     if highest <= 0 or not math.isfinite(highest):
         return [0.0]
     rough = highest / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in steps if step >= rough * 0.999)
+    step = min(step, max((each for each in steps if 2 * each <= highest), default=step))
     return [index * step * unit for index in range(int(highest / step + 1e-9) + 1)]
 
 

@@ -245,8 +245,10 @@ def meant_option(name: str, value: str) -> str:
 
 
 def _typed(name: str, value: Any, kind: Any, default: Any) -> Any:
-    """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal. default: of
-    the setting, as the example of a version."""
+    """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal.
+
+    default: that of the setting; its version is the example in an error.
+    """
     choices: Sequence[Any] = get_args(kind)
     wanted = ""
     if kind is bool:

@@ -266,6 +266,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
   byId("error").hidden = false;
+  byId("error").classList.remove("stale");
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
   byId("result").classList.add("stale");
@@ -423,6 +424,7 @@ const ask = (near = []) => {
   const [name, text] = Object.entries(junk).at(-1) ?? [];
   if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs per node"}. Write a whole number from 1 to ${most[name].toLocaleString("en")}.`, names: [name] }); return; }
   byId("answer").setAttribute("aria-busy", "true");
+  byId("error").classList.add("stale");  // that of the question before
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
 

@@ -262,7 +262,15 @@ def test_every_label_is_in_the_language_of_the_page() -> None:
     assert wanted - {*offered["texts"]} == set()
 
 
-_OWN_UNSET = ("threads", "document-len", "sequence-parallel-size", "lora-targets", "seq-len", "micro-batch", "global-batch")
+_OWN_UNSET = (
+    "threads",
+    "document-len",
+    "sequence-parallel-size",
+    "lora-targets",
+    "seq-len",
+    "micro-batch",
+    "global-batch",
+)
 """Options whose empty fields show other words, or the value of the answer."""
 
 
@@ -270,7 +278,7 @@ def test_a_guessed_name_of_a_model_is_a_note_as_in_the_terminal(capsys: pytest.C
     said = "Qwen2.5-7 is Qwen/Qwen2.5-7B, the only one of its sizes in the catalogue"
     assert f"{said}." in parts({"model": "Qwen2.5-7", "gpus": "2x32GB"})["answer"]["warnings"]
     printed("ds-advise Qwen2.5-7 --gpus 2x32GB", capsys)
-    assert run("Qwen2.5-7 --gpus 2x32GB --no-write --offline".split()) == 0
+    assert run(["Qwen2.5-7", "--gpus", "2x32GB", "--no-write", "--offline"]) == 0
     assert said in " ".join(capsys.readouterr().err.split())
     assert "catalogue" not in parts({"model": "Qwen2.5-7B", "gpus": "2x32GB"})["answer"]["warnings"]
 
