@@ -75,7 +75,9 @@ Attribute: TypeAlias = str | float | bool | None
 
 Anchor = Literal["start", "middle", "end"]
 
-_LEAVES = frozenset(("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "hr", "input", "col"))
+_LEAVES = frozenset(
+    ("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "wbr", "hr", "input", "col")
+)
 """Elements that are self-closing if they are empty."""
 
 _SPACES = "\n\t\N{NO-BREAK SPACE}"

@@ -116,7 +116,8 @@ def _block(block: doc.Block) -> Markup | None:
             file = block.file if isinstance(block, doc.Code) else ""
             button = element("button", type="button", data_copy=True)  # the script writes its text
             save = element("button", type="button", data_save=file) if file else None
-            code = element("pre", element("code", "\n".join(lines)), tabindex="0")
+            text = "\n".join(lines) if isinstance(block, doc.Code) else _with_breaks("\n".join(lines))
+            code = element("pre", element("code", text), tabindex="0")
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
@@ -150,6 +151,16 @@ def _with_whole_flags(text: str) -> Markup:
     """Return a text in which no line ends within a flag: browsers break at hyphens."""
     parts = _FLAG.split(text)
     return joined(*(element("span", part, class_="flag") if at % 2 else part for at, part in enumerate(parts)))
+
+
+_LONG_SETTING = re.compile(r"(?<=\w=)(?=\S{20})")
+
+
+def _with_breaks(commands: str) -> Markup:
+    """Return commands that a phone may break after the `=` of a long setting, which else breaks within a word; what is
+    copied stays the same."""
+    first, *others = map(escaped, _LONG_SETTING.split(commands))
+    return joined(first, *(joined(element("wbr"), other) for other in others))
 
 
 def _fact(fact: doc.Fact) -> Markup:

@@ -208,7 +208,9 @@ def _runs(plan: Candidate) -> bool:
 def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float) -> Row:
     """Return a row whose better figure is marked. gain: above 0 if B's is better, below 0 if A's is."""
     better = "B" if gain > 0 else "A" if gain < 0 else ""
-    marked = [each._replace(style="good" * (letter == better)) for letter, each in zip("AB", figures, strict=True)]
+    marked = [
+        each._replace(style="good" if letter == better else "") for letter, each in zip("AB", figures, strict=True)
+    ]
     return Row([title, *marked, difference, Figure(better)])
 
 

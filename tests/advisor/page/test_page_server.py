@@ -105,6 +105,18 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     painted = "(row) => [row, document.body].map((each) => getComputedStyle(each).backgroundColor)"
     band, paper = page.locator("#ladder tr.chosen").evaluate(painted)
     assert band not in (paper, "rgba(0, 0, 0, 0)"), "the row, also between its cells"
+    command = page.locator("code:has-text('expandable_segments')").first
+    assert (
+        command.evaluate(
+            """(code) => {
+          const range = document.createRange(), at = code.lastChild.data.indexOf("expandable_segments:True");
+          range.setStart(code.lastChild, at);
+          range.setEnd(code.lastChild, at + "expandable_segments:True".length);
+          return range.getClientRects().length;
+        }"""
+        )
+        == 1
+    ), "a setting breaks after its ="
     row = page.locator("#ladder tr.chosen td:visible").all_text_contents()
     assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 7, "memory and speed beside, batch, ckpt and RAM below"
     flags = page.locator(".flag:visible")
