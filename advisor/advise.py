@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..estimators.errors import DsAdviseError, WorkloadError
-from ..estimators.models import catalogue
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import Plan
@@ -23,7 +22,7 @@ from .answer.recommendation import Recommendation
 from .answer.what_if import changes, use_pytorch
 from .plan_estimate import PlanEstimate
 from .question.cluster import build_cluster, cluster_here, is_described, memory_limit_bytes
-from .question.model_source import is_user_module, load_model, module_options
+from .question.model_source import guessed_name, is_user_module, load_model, module_options
 from .question.options import (
     GROUPS,
     OPTIONS,
@@ -113,8 +112,8 @@ def build_question(
     name = model if isinstance(model, str) else model.name
     if not isinstance(model, ModelShape):
         model = load_model(model, offline=options["offline"], with_image=trains_projector_alone(options))
-        if model.source.startswith("catalogue") and catalogue.names_size(model.name) and not catalogue.names_size(name):
-            say(f"{name[:80]} is {model.name}, the only one of its sizes in the catalogue")
+        if guess := guessed_name(name, model):
+            say(guess)
     shape = apply_model_options(model, options)
     micro_batch: Any = None if options["micro_batch"] == "max" else options["micro_batch"]
     # `options` stay as the user gave them: `free_loss` and others ask what was left open.

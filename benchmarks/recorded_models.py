@@ -89,7 +89,7 @@ def answer(model_type: str) -> str:
         if code == UNANSWERED:
             reason = said.getvalue().replace(f"{folder}: ", "").replace(folder, "it").strip().splitlines()[-1]
             reason = reason.removeprefix("ds-advise: ").removeprefix("this type of model is not known here, and ")
-            return reason.partition("; give a model of a known type")[0]
+            return reason.partition("; use a model of a known type")[0]
         counted = json.loads(printed.getvalue())["model"]["parameters"]
         how = "row" if model_type in FAMILIES else "recorded"
         return how if counted == built else f"{how}, {counted:,} parameters instead of {built:,}"

@@ -28,7 +28,12 @@ _CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedS
 
 
 def training_arguments(
-    plan: Plan, workload: Workload, cluster: Cluster, *, config_path: str = "ds_config.json"
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    config_path: str = "ds_config.json",
+    epochs: float | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order of printing. They fill every `auto` of the "hf" flavor.
 
@@ -36,9 +41,11 @@ def training_arguments(
     gradient_checkpointing_kwargs: by default the non-reentrant form, which LoRA needs (behind frozen embeddings no
     input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that the training script makes; an `optimizer` block overrides it.
+    epochs: of the training; None leaves them to the script (by default 3).
     """
     arguments: dict[str, Any] = {
         "output_dir": "output",
+        **({} if epochs is None else {"num_train_epochs": int(epochs) if epochs == int(epochs) else epochs}),
         "per_device_train_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_checkpointing": plan.gradient_checkpointing,
@@ -209,11 +216,19 @@ _COLUMNS = 76
 """Maximum columns of a source line that fits on a screen of 80 columns."""
 
 
-def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
+def script_lines(
+    model: ModelShape,
+    workload: Workload,
+    plan: Plan,
+    cluster: Cluster,
+    config_path: str,
+    *,
+    epochs: float | None = None,
+) -> list[str]:
     """The lines that the plan needs in the training script before the training begins. The arguments of a trainer come
     before the model, which ZeRO-3 then shards while it loads."""
     if workload.uses_trainer:
-        arguments = script_arguments(workload, plan, cluster, config_path)
+        arguments = script_arguments(workload, plan, cluster, config_path, epochs=epochs)
         lines = pageable_inputs(plan, workload) + _objective_import(workload)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
@@ -268,16 +283,18 @@ def trainer_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str
     return _loss_lines(workload, "trainer.model") + _tiling_lines(model, plan, workload, "trainer.model")
 
 
-def script_arguments(workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> dict[str, Any]:
+def script_arguments(
+    workload: Workload, plan: Plan, cluster: Cluster, config_path: str, *, epochs: float | None = None
+) -> dict[str, Any]:
     """The script's TrainingArguments; on CPUs with the Trainer's settings for CPUs."""
-    arguments = training_arguments(plan, workload, cluster, config_path=config_path)
+    arguments = training_arguments(plan, workload, cluster, config_path=config_path, epochs=epochs)
     return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
-def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster) -> dict[str, Any]:
+def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster, *, epochs: float | None = None) -> dict[str, Any]:
     """The script's TrainingArguments for a plan of plain PyTorch. Without `sync_each_batch`, accumulated gradients stay
     unsharded on every GPU under FSDP (accelerate 1.15 accelerator.py `no_sync`)."""
-    arguments = script_arguments(workload, plan, cluster, "")
+    arguments = script_arguments(workload, plan, cluster, "", epochs=epochs)
     arguments.pop("deepspeed", None)
     if plan.is_fsdp and plan.gradient_accumulation_steps > 1:
         arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}

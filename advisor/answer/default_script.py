@@ -36,6 +36,8 @@ def script_files(answer: Recommendation, path: Path, config_path: str) -> tuple[
         files.append((path.with_name(words.TRAINER.name), words.TRAINER.read_text("utf-8")))
     arguments: dict[str, Any] = {} if module else {"model_name_or_path": question.model.name}
     arguments |= {name: value for name, value in words.script_arguments(run).items() if name not in _LEFT_OUT}
+    if script.name != "engine.py" and question.epochs is not None:  # engine.py counts steps
+        arguments["num_train_epochs"] = question.epochs
     config = {name: config_path for name in ("deepspeed", "deepspeed_config") if arguments.pop(name, None) is not None}
     own, config_words = words.option_words(arguments), words.option_words(config)
     rendezvous = Rendezvous("static") if question.cluster.nodes > 1 else None

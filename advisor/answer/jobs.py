@@ -64,7 +64,7 @@ def _job(answer: Recommendation, chosen: Candidate, config_path: str) -> Job:
 def _fsdp_file(answer: Recommendation, plain: Candidate, path: Path) -> JobFile:
     """Return the FSDP file, with the script's arguments as comments."""
     question, workload = answer.question, answer.question.workload
-    arguments = fsdp_arguments(workload, plain.plan, question.cluster)
+    arguments = fsdp_arguments(workload, plain.plan, question.cluster, epochs=question.epochs)
     source = ", ".join(f"{name}={python_source(value, name)}" for name, value in arguments.items())
     job = _job(answer, plain, str(path))
     config = fsdp2_config if plain.plan.sharding == "fsdp2" else fsdp_config

@@ -203,7 +203,7 @@ def _pytorch_steps(answer: Recommendation, plain: Candidate) -> Iterator[Block]:
     """Yield the script's part of a plan of plain PyTorch, and what starts it if no file does."""
     question, workload = answer.question, answer.question.workload
     if workload.uses_trainer:
-        arguments = fsdp_arguments(workload, plain.plan, question.cluster)
+        arguments = fsdp_arguments(workload, plain.plan, question.cluster, epochs=question.epochs)
         arguments.pop("output_dir", None)
         yield from _arguments_sentence(workload, arguments)
         if lines := model_lines(question.model, workload, plain.plan):
@@ -246,7 +246,7 @@ def _launch(answer: Recommendation, config_path: str, nodes: str = " --hostfile 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     question, workload, plan = answer.question, answer.question.workload, chosen.plan
     if workload.uses_trainer:
-        arguments = script_arguments(workload, plan, question.cluster, config_path)
+        arguments = script_arguments(workload, plan, question.cluster, config_path, epochs=question.epochs)
         for elsewhere in ("output_dir", "deepspeed"):  # any folder works; the command line sets deepspeed
             arguments.pop(elsewhere, None)
         if arguments.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
@@ -294,7 +294,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
 def _script_blocks(answer: Recommendation, chosen: Candidate, config_path: str) -> Iterator[Block]:
     plan, question, workload = chosen.plan, answer.question, answer.question.workload
     cluster = question.cluster
-    if lines := script_lines(question.model, workload, plan, cluster, config_path):
+    if lines := script_lines(question.model, workload, plan, cluster, config_path, epochs=question.epochs):
         yield from (Sentence("In the training script:"), Commands(lines, is_python=True))
         if workload.uses_trainer and plan.zero_stage == 3:
             kind = arguments_class(workload)

@@ -347,11 +347,15 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
 @click.option(
     "--pyodide", type=PATH, metavar="FILE", help="Pyodide's npm package or folder.  [default: npm fetches it]"
 )
-@click.option("--port", type=Whole(0, 65535), default=0, help="Port of the server; 0: any free port.")
+@click.option(
+    "--port", type=Whole(0, 65535), help="Port of the server; 0: any free port.  [default: 8737 if it is free]"
+)
 @click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
 @LANG
 @DEBUG
-def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool, language: Language | None) -> int:
+def page(
+    folder: Path | None, pyodide: Path | None, port: int | None, no_browser: bool, language: Language | None
+) -> int:
     """Open a page that updates the advice as GPUs, sequence, batch and RAM change.
 
     \b

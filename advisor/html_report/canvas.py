@@ -75,7 +75,9 @@ Attribute: TypeAlias = str | float | bool | None
 
 Anchor = Literal["start", "middle", "end"]
 
-_LEAVES = frozenset(("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "hr", "input", "col"))
+_LEAVES = frozenset(
+    ("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "wbr", "hr", "input", "col")
+)
 """Elements that are self-closing if they are empty."""
 
 _SPACES = "\n\t\N{NO-BREAK SPACE}"
@@ -209,13 +211,15 @@ class Scale(NamedTuple):
 
 def round_steps(highest: float, count: int, unit: float = 1) -> list[float]:
     """Return about `count` values from 0 to at most `highest`: multiples of 1, 2, 2.5 or 5 times a power of ten
-    units."""
+    units, at least three if `count` is."""
     highest /= unit
     if highest <= 0 or not math.isfinite(highest):
         return [0.0]
     rough = highest / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in steps if step >= rough * 0.999)
+    step = min(step, max((each for each in steps if 2 * each <= highest), default=step))
     return [index * step * unit for index in range(int(highest / step + 1e-9) + 1)]
 
 

@@ -116,7 +116,8 @@ def _block(block: doc.Block) -> Markup | None:
             file = block.file if isinstance(block, doc.Code) else ""
             button = element("button", type="button", data_copy=True)  # the script writes its text
             save = element("button", type="button", data_save=file) if file else None
-            code = element("pre", element("code", "\n".join(lines)), tabindex="0")
+            text = "\n".join(lines) if isinstance(block, doc.Code) else _with_breaks("\n".join(lines))
+            code = element("pre", element("code", text), tabindex="0")
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
         case doc.Verbatim(lines):
             return element("pre", "\n".join(lines), tabindex="0")
@@ -150,6 +151,16 @@ def _with_whole_flags(text: str) -> Markup:
     """Return a text in which no line ends within a flag: browsers break at hyphens."""
     parts = _FLAG.split(text)
     return joined(*(element("span", part, class_="flag") if at % 2 else part for at, part in enumerate(parts)))
+
+
+_LONG_SETTING = re.compile(r"(?<=\w=)(?=\S{20})")
+
+
+def _with_breaks(commands: str) -> Markup:
+    """Return commands that a phone may break after the `=` of a long setting, which else breaks within a word; what is
+    copied stays the same."""
+    first, *others = map(escaped, _LONG_SETTING.split(commands))
+    return joined(first, *(joined(element("wbr"), other) for other in others))
 
 
 def _fact(fact: doc.Fact) -> Markup:
@@ -246,8 +257,13 @@ def check_targets(html: Path | None, plot: Path | None, *, force: bool) -> None:
     """Check that the report and the chart can be written.
 
     Raises ConfigFileError for a path that is not a file in an existing writable folder, for an existing file unless
-    `force`, for a chart with a suffix other than .svg and .png, and for .png without the renderer.
+    `force`, for a report with a suffix other than .html and .htm, for a chart with one other than .svg and .png, and
+    for .png without the renderer.
     """
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise ConfigFileError(
+            f"{html} is not the name of an HTML file", why="--html writes one HTML file", fix="name it .html"
+        )
     if html is not None:
         check_target(html, "--html", force=force)
     if plot is None:

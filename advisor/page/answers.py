@@ -168,6 +168,8 @@ def _values(answer: Recommendation) -> dict[str, str]:
     written in another form, such as 8k."""
     question, chosen = answer.question, answer.recommended
     values = {"seq-len": str(question.workload.seq_len), "lora-rank": str(question.workload.lora_rank)}
+    if question.workload.global_batch_size is not None:
+        values["global-batch"] = str(question.workload.global_batch_size)
     if chosen is not None:
         values["micro-batch"] = str(chosen.plan.micro_batch_size)
     if (ram := question.cluster.host_memory_bytes_per_node) is not None:

@@ -24,7 +24,7 @@ from ..advise import build_question
 from ..question.effective import effective_objectives, impossible_options, impossible_words, warnings_of_method
 from ..question.gpu_text import OR_THIS_MACHINE, described_cluster
 from ..question.job import NEED_AMOUNT, has_amount
-from ..question.model_source import id_in_address, model_shape
+from ..question.model_source import guessed_name, id_in_address, model_shape
 from ..question.options import GROUPS, KIBI, CpuOptions, ModuleOptions, Option, names_in, parse_count
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.question import Question
@@ -137,8 +137,10 @@ def given_counts(state: State) -> dict[str, str]:
 def state_question(state: State, say: Callable[[str], None] = lambda _: None) -> Question:
     """Return the question of the page's options. say: receives what the command line warns of. Raises DsAdviseError for
     unknown, impossible or contradictory options, and for a pasted text that is not a model's configuration."""
-    options = state_options(state)
-    question = build_question(state_model(state), say=say, **options)
+    options, model = state_options(state), state_model(state)
+    if not state.get("config") and (guess := guessed_name(_model_name(state), model)):
+        say(guess)
+    question = build_question(model, say=say, **options)
     for warning in warnings_of_method((QUESTION_OPTIONS[name] for name in options), question.workload.method):
         say(warning)
     return question
@@ -262,6 +264,9 @@ CORRECT = '"Correct them"'
 
 _FIX = re.compile(r"--fix\b(?!-)")
 
+_PASSED = re.compile(r"\bpass (?=--([a-z][a-z-]*))")
+"""What one does with an option in a terminal; a field is set."""
+
 
 def page_fix(fix: str) -> str:
     """Return what an error says to do without what the page lacks: the GPUs of this machine, files, `--fix`, and an
@@ -276,7 +281,7 @@ def page_fix(fix: str) -> str:
     }
     if fix in own:
         return own[fix]
-    fix = _FIX.sub(CORRECT, fix)
+    fix = _PASSED.sub(lambda found: "set " if found[1] in OPTIONS else found[0], _FIX.sub(CORRECT, fix))
     without = _ALTERNATIVE.sub(lambda found: found[0] if found[1] in OPTIONS else "", fix)
     return without.replace(OR_THIS_MACHINE, "")
 

@@ -22,9 +22,17 @@ _MOST_BYTES = 4 * 2**20
 """Largest request in bytes; a pasted configuration has a few kilobytes."""
 
 
-def page_server(port: int, language: Language = "en") -> ThreadingHTTPServer:
-    """Return a server at a port of this machine; 0 selects a free port. language: of the page. Raises DsAdviseError if
-    the port is in use."""
+PORT = 8737
+"""Default port, if it is free: a copied link then works after the next start too."""
+
+
+def page_server(port: int | None, language: Language = "en") -> ThreadingHTTPServer:
+    """Return a server at a port of this machine. port: 0 for any free one, None for `PORT`, or any free one if that is
+    in use. language: of the page. Raises DsAdviseError if the port is in use."""
+    if port is None:
+        with suppress(DsAdviseError):
+            return page_server(PORT, language)
+        port = 0
     try:
         return ThreadingHTTPServer((ADDRESS, port), partial(_Handler, language))
     except (OSError, OverflowError) as error:

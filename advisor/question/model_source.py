@@ -119,6 +119,14 @@ def _read(file: Path) -> dict[str, Any]:
     )
 
 
+def guessed_name(name: str, model: ModelShape) -> str:
+    """What was guessed of a name without a size, as a sentence; "" for nothing. model: what was found by the name."""
+    is_guess = model.source.startswith("catalogue") and catalogue.names_size(model.name)
+    if not is_guess or catalogue.names_size(name):
+        return ""
+    return f"{name[:80]} is {model.name}, the only one of its sizes in the catalogue"
+
+
 def id_in_address(text: str) -> str:
     """The hub id in the address of a model's page or of one of its files; "" for any other text."""
     found = re.match(r"https?://[\w.-]+/([\w.-]+/[\w.-]+)(?:[/?#].*)?$", text)

@@ -346,6 +346,11 @@ class Question:
             if steps % parts == 0 and micro * rollouts.micro_batches(steps) % group == 0
         )
 
+    @property
+    def epochs(self) -> float | None:
+        """The epochs of the training; None if its amount is not given in samples."""
+        return None if self.job is None or self.job.samples is None else self.job.epochs
+
     def _most_tokens_per_step(self) -> float:
         if self.job is None:
             return MAX_TOKENS_PER_STEP

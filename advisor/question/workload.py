@@ -202,6 +202,7 @@ def plan_settings(
     WorkloadError for an unknown name, or for a value of the wrong type."""
     settings = named_settings(settings) if isinstance(settings, str) else settings
     types = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
+    defaults = {each.name: each.default for each in fields(kind)}
     found: dict[str, Any] = {}
     for name, value in settings.items():
         field = str(name).replace("-", "_").lower()
@@ -214,14 +215,14 @@ def plan_settings(
             if passed := meant_option(own.replace(".", "_"), str(value)):
                 fix = f"pass {passed}"
             raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=fix)
-        found[field] = _typed(f"{option} {name}", value, types[field])
+        found[field] = _typed(f"{option} {name}", value, types[field], defaults[field])
     return found
 
 
 def named_settings(text: str) -> dict[str, str]:
-    """The values by name of a text such as `a=1,b`, in which a name alone means yes."""
+    """The values by name of a text such as `a=1,b`, in which a name alone means yes; `==` is pip's `=`."""
     words = [word.partition("=") for word in text.split(",") if word.strip()]
-    return {name.strip(): value.strip() or "yes" for name, _, value in words}
+    return {name.strip(): value.removeprefix("=").strip() or "yes" for name, _, value in words}
 
 
 def meant_option(name: str, value: str) -> str:
@@ -243,8 +244,11 @@ def meant_option(name: str, value: str) -> str:
     return re.sub(r"\{.+\}", lambda _: value[:40], written)
 
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal."""
+def _typed(name: str, value: Any, kind: Any, default: Any) -> Any:
+    """The value of a text as a bool, a count (`200000000`, `2e8`), a share, a version (`4.45`) or a Literal.
+
+    default: that of the setting; its version is the example in an error.
+    """
     choices: Sequence[Any] = get_args(kind)
     wanted = ""
     if kind is bool:
@@ -262,7 +266,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             if 0 <= float(value) < inf:
                 return float(value)
     elif get_origin(kind) is tuple:
-        wanted = "a version such as 4.45"
+        wanted = f"a version such as {'.'.join(map(str, default[:2]))}"
         text = ".".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
         version = re.fullmatch(r"(\d{1,3})(?:\.(\d{1,3})(?:\.(\d{1,3})?.*)?)?", text)
         if version is not None:

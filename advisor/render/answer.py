@@ -198,8 +198,8 @@ def memory_and_time_blocks(
         if charts:
             note = (
                 f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut. "
-                'The table below has the figures; "Where the figures come from" has their formulas and sources, '
-                "which a mouse pointer on a part also shows."
+                'The table below has the figures; "Where the figures come from" has their formulas and sources. '
+                "With a mouse, pointing at a part shows them too."
             )
             memory.append(Sentence(note, "dim"))
             chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)

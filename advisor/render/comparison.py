@@ -14,6 +14,8 @@ from ..document.blocks import (
     Block,
     Chart,
     Document,
+    Fact,
+    Facts,
     Figure,
     Gap,
     Heading,
@@ -68,7 +70,7 @@ def comparison_document(comparison: Comparison) -> Document:
         blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
-        subject = f"{subject} · {_subject_of(comparison.question)}"
+        subject = _subject_of(comparison.question)  # the sides stand below
     candidates = comparison.candidates
     is_sure = all(plan.fit.fits for plan in candidates) and not any(side.refused for side in comparison.sides)
     tone: Tone = "good" if is_sure else "unsure"
@@ -160,7 +162,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
 
     def ratio(title: str, values: Iterable[float | None], write: Callable[[Any], str], sign: int) -> None:
         """Add a row; sign: whether more is better (1), less is (-1), or neither (0). None: that of a plan that cannot
-        run; without both there is no row."""
+        run, which is the worse; without both there is no row."""
         first, second = values
         if first is None and second is None:
             return
@@ -168,6 +170,8 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
         if first is not None and second is not None:
             change = times(second / first)
             gain = sign * (second - first) if abs(second / first - 1) >= SAME_SPEED else 0
+        elif sign:
+            gain = -1.0 if second is None else 1.0
         rows.append(_row(title, [make_figure(first, write), make_figure(second, write)], Figure(change), gain))
 
     runs = [*map(_runs, plans)]
@@ -187,7 +191,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     if jobs and (price := question.price) is not None:
         costs = [job and job.cost(price) for job in running]
         ratio("cost of the job", costs, lambda cost: money(cost, price.currency), -1)
-    yield Sentence(_subject_of(question))
+    yield Facts([Fact("model", "", _subject_of(question), is_subject=True)])
     yield Gap()
     yield Table(_HEAD, rows, _WIDTHS, optional=(3,))
     for name, side in zip("AB", comparison.sides, strict=True):
@@ -205,8 +209,7 @@ def _row(title: str, figures: Sequence[Figure], difference: Figure, gain: float)
     """Return a row whose better figure is marked. gain: above 0 if B's is better, below 0 if A's is."""
     better = "B" if gain > 0 else "A" if gain < 0 else ""
     marked = [
-        each._replace(style="good" if letter == better and each.text != NOTHING else "")
-        for letter, each in zip("AB", figures, strict=True)
+        each._replace(style="good" if letter == better else "") for letter, each in zip("AB", figures, strict=True)
     ]
     return Row([title, *marked, difference, Figure(better)])
 

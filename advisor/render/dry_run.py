@@ -109,7 +109,7 @@ def dry_run_document(
     blocks.append(doc.Sentence(f"Evidence: dry run of the real engine ({versions}) in {duration}.{when}", "dim"))
     blocks += following
     return doc.Document(
-        subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster)}",
+        subject=f"Dry run of {answer.run.model_name or 'a module'} · {cluster_title(cluster, speed=False)}",
         verdict=_verdict(answer),
         tone=fit_tone(answer.fit),
         blocks=blocks,

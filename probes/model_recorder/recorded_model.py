@@ -296,8 +296,8 @@ def _unknown_model_error(name: str, why: str, fix: str = "") -> ModelConfigError
         f"{name}: this type of model is not known here, and could not be recorded",
         why=why,
         fix=fix
-        or "give a model of a known type, or write its `build_model` into a file and dry-run that: "
-        "ds-advise dry-run CONFIG.json --model FILE.py:build_model",
+        or "use a model of a known type, or write a function `build_model` that returns it to a file, and run in a "
+        "terminal: ds-advise dry-run CONFIG.json --model FILE.py:build_model",
     )
 
 

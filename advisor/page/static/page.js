@@ -9,7 +9,7 @@ const make = (name, properties = {}, ...children) => {
 };
 const { answers: mode, first } = document.documentElement.dataset;
 const language = document.documentElement.dataset.language || (/^zh(-CN|-SG|-Hans.*)?$/i.test(navigator.language) ? "zh" : "en");
-const COLON = language === "zh" ? "：" : ": ";
+const COLON = language === "zh" ? "：" : ": ", EXAMPLE = language === "zh" ? "例如" : "e.g.";
 const FIRST = JSON.parse(first), BUILT = JSON.parse(byId("given").textContent);  // BUILT: the build's answer to FIRST, or null
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves the value to the advice
@@ -20,10 +20,8 @@ const SLIDERS = {  // auto: an empty text leaves the value to the advice
   "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
   "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128", "max"], auto: true },
 };
-const EXAMPLES = {
-  "global-batch": "32", "price": "$2.49/h", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "lora-targets": "all linear", "threads": "all cores",
-  "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
-};
+const EXAMPLES = { "price": "$2.49/h", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "host": "16cores,2xDDR5-5600", "link": "pcie4x8", "software": "transformers=4.45" };
+const UNSET = { "lora-targets": "all linear", "threads": "all cores", "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed" };  // in fewer words than the help
 let state = {}, dropped = [], options = {}, used = {}, tab = "memory", texts = {}, asked = 0;  // texts: translations by English text without its full stop
 const t = (text) => {
   const stop = text.endsWith("."), found = texts[stop ? text.slice(0, -1) : text];
@@ -118,7 +116,7 @@ function choice(box) {
 function moreOption(name) {
   const { words } = options[name], id = `${name}-option`, label = labelOf(name);
   const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || t("no") })))
-    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? t(options[name].unset), autocomplete: "off", spellcheck: false });
+    : make("input", { id, type: "text", autocomplete: "off", spellcheck: false });
   const help = make("small", { id: `${id}-help`, className: "help", textContent: t(options[name].help) });
   input.onchange = () => set(name, input.value);
   input.setAttribute("aria-describedby", help.id);
@@ -128,6 +126,7 @@ function moreOption(name) {
     box.hidden = !hasEffect(name);
     const refused = options[name].refused[value("objective")] ?? [];
     for (const option of input.options ?? []) option.hidden = refused.includes(option.value) && option.value !== value(name);
+    if (!words.length) input.placeholder = EXAMPLES[name] ? `${EXAMPLE} ${EXAMPLES[name]}` : used[name] ?? t(UNSET[name] ?? options[name].unset);
     if (document.activeElement !== input || words.length) input.value = value(name);
   };
   return box;
@@ -267,6 +266,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
   byId("error").hidden = false;
+  byId("error").classList.remove("stale");
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
   byId("result").classList.add("stale");
@@ -424,6 +424,7 @@ const ask = (near = []) => {
   const [name, text] = Object.entries(junk).at(-1) ?? [];
   if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs per node"}. Write a whole number from 1 to ${most[name].toLocaleString("en")}.`, names: [name] }); return; }
   byId("answer").setAttribute("aria-busy", "true");
+  byId("error").classList.add("stale");  // that of the question before
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
 
@@ -520,20 +521,37 @@ async function begin() {
   };
   byId("lint-form").onsubmit = (event) => {
     event.preventDefault();
-    request("judge", { config: byId("lint-text").value, state: byId("lint-with").checked ? kept() : null }, showFindings);
+    const text = byId("lint-text").value;
+    request("judge", { config: text, state: byId("lint-with").checked ? kept() : null }, (part) => showFindings(part, text));
   };
+  byId("lint-text").oninput = dimFindings;
 }
 
-function showFindings({ part, sentence, findings, corrected, plain }) {
+let checked = "";  // the text of the findings that are shown
+// Findings of a text that has changed since stay in sight for whoever edits it, but correct nothing.
+function dimFindings() {
+  const isOld = byId("lint-text").value !== checked;
+  byId("findings").classList.toggle("stale", isOld);
+  for (const button of byId("findings").querySelectorAll(".correction")) button.disabled = isOld;
+}
+function rewrite(text) {
+  const box = byId("lint-text");
+  box.focus();
+  box.select();
+  if (!document.execCommand("insertText", false, text)) box.value = text;  // a value that is set cannot be undone
+}
+function showFindings({ part, sentence, findings, corrected, plain }, text = byId("lint-text").value) {
+  checked = text;
   fill("findings", findings ?? "");
   const offer = (sentence, title, text) => {
-    const onclick = () => { byId("lint-text").value = text; byId("lint-form").requestSubmit(); };
-    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", textContent: t(title), onclick })));
+    const onclick = () => { rewrite(text); byId("lint-form").requestSubmit(); };
+    if (text) byId("findings").append(make("p", {}, t(sentence), " ", make("button", { type: "button", className: "correction", textContent: t(title), onclick })));
   };
   offer("[*]: can be corrected without a change of the training.", "Correct them", corrected);
   offer("For the Trainer or accelerate:", "Remove the comments", plain);
   if (part === "error") byId("findings").append(make("p", { className: "error", textContent: sentence }));
   linkFields(byId("findings"));
+  dimFindings();
   byId("findings").scrollIntoView({ block: "nearest" });
 }
 

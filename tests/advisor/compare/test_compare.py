@@ -12,6 +12,7 @@ from ds_advise.advisor.advise import comparison_context
 from ds_advise.advisor.answer.comparison import Comparison, compare, differences
 from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.cli.main import run as run_here
+from ds_advise.advisor.document.blocks import Table
 from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
@@ -298,13 +299,23 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
 
 
 def test_a_plan_that_cannot_run_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in the answer's table of strategies; the one that runs is not called slower."""
+    """As in the answer's table of strategies; the one that runs is the better one."""
     asked = ["compare", "zero2-offload", "zero3", "--model", "Qwen2.5-7B", "--gpus", "2x48GB", "--micro-batch", "4"]
     assert run_here([*asked, "--samples", "10k", "--offline"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(" Only A fits the GPUs")
-    assert re.search(r"^ tokens/s +[\d,]+ +-$", out, re.MULTILINE)
-    assert re.search(r"^ hours of the job +[\d.]+ h +-$", out, re.MULTILINE)
+    assert re.search(r"^ tokens/s +[\d,]+ +- +A$", out, re.MULTILINE)
+    assert re.search(r"^ hours of the job +[\d.]+ h +- +A$", out, re.MULTILINE)
+
+
+def test_the_better_side_of_a_row_is_marked_also_where_it_has_nothing() -> None:
+    """Such as no RAM, or no staging of an offload."""
+    document = comparison_document(compare("zero2-offload", "zero2", comparison_context("Qwen2.5-1.5B", **WHERE)))
+    rows = [row.cells for block in document.blocks if isinstance(block, Table) for row in block.rows]
+    judged = [cells for cells in rows if len(cells) == 5 and getattr(cells[4], "text", "") in ("A", "B")]
+    assert any(cells["AB".index(cells[4].text) + 1].text == "-" for cells in judged)
+    for cells in judged:
+        assert [cells[1].style, cells[2].style] == ["good" * (cells[4].text == side) for side in "AB"], cells
 
 
 def test_auto_is_filled_as_in_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

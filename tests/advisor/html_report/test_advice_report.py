@@ -137,7 +137,9 @@ def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> 
 @pytest.mark.parametrize(
     ("option", "where", "words"),
     [
-        ("--html", "mine.svg", "--force"),
+        ("--html", "mine.html", "--force"),
+        ("--html", "-", "name it .html"),
+        ("--html", "report.pdf", "name it .html"),
         ("--plot", "mine.svg", "--force"),
         ("--html", "missing/report.html", "--html"),
         ("--html", "mine.svg/report.html", "--html"),
@@ -154,11 +156,13 @@ def test_a_file_that_cannot_be_written_is_one_sentence(
 ) -> None:
     """Before anything is computed: a file that exists, a folder that is missing, closed or none, another format."""
     monkeypatch.setattr(report, "find_spec", lambda _name: None)
-    Path("mine.svg").write_text("mine")
+    for name in ("mine.svg", "mine.html"):
+        Path(name).write_text("mine")
     assert run([*QUESTION, "--no-write", option, where]) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.count("\n") == 1 and words in error
-    assert Path("mine.svg").read_text() == "mine"
+    assert Path("mine.svg").read_text() == Path("mine.html").read_text() == "mine"
+    assert not Path(where).exists() or where.startswith("mine")
 
 
 def test_a_picture_stands_alone(tmp_path: Path) -> None:

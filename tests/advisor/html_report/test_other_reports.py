@@ -59,6 +59,7 @@ def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.Capt
     for found in form["differences"]:
         assert found["key"] in page.text
     assert "A: zero2" in picture.read_text()
+    assert path.read_text().count("Qwen/Qwen2.5-7B · full fine-tuning") == 2, "the titles of the tab and of the report"
     assert f"<time>{date.today().isoformat()}</time>" in path.read_text()
     assert f"<code>{line([*asked, '--json', '--html', str(path), '--plot', str(picture)])}</code>" in path.read_text()
     # The bars of the time are as long as their columns of the table add up to.

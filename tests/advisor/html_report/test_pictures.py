@@ -331,3 +331,11 @@ def test_labels_of_an_axis_do_not_overlap() -> None:
         spans = sorted((float(x) - text_width(words, SMALL) / 2, text_width(words, SMALL)) for x, words in found)
         assert all(after[0] >= before[0] + before[1] for before, after in pairwise(spans))
         assert len(found) == 9 or width == NARROW
+
+
+@pytest.mark.parametrize("highest", [1.0, 1.65, 1650, 2.2e5, 0.37, 9.9, 5.5, 24])
+def test_an_axis_has_at_least_three_values(highest: float) -> None:
+    """A scale to 1,650 in thirds had 0 and 1,000."""
+    for count in (3, 4, 7):
+        steps = round_steps(highest, count)
+        assert 3 <= len(steps) <= 2 * count and steps[-1] <= highest

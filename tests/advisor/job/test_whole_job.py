@@ -23,7 +23,7 @@ from ds_advise.estimators.hardware import Cluster, find_gpu
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.job import Price
 
-from tests.helpers import TINY
+from tests.helpers import TINY, printed
 
 ASKED = ["Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--no-write", "--offline"]
 
@@ -221,3 +221,14 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
 )
 def test_a_unit_of_time_has_several_names(text: str, hours: float) -> None:
     assert parse_duration("--deadline", text) == hours * 3600
+
+
+@pytest.mark.parametrize("given", [{"epochs": 1.0}, {"epochs": 0.5}, {}])
+def test_the_script_trains_the_epochs_that_are_priced(given: dict[str, Any]) -> None:
+    """TrainingArguments' own default is 3; an amount in tokens has no epochs."""
+    asked: dict[str, Any] = {"gpus": "8xH100", "offline": True, "deepspeed_estimate": False}
+    answer = advise("Qwen2.5-1.5B", samples="10k", **given, **asked)
+    expected = f"num_train_epochs={given.get('epochs', 3):g},"
+    for details in (False, True):
+        assert expected in printed(answer, details=details)
+    assert "num_train_epochs" not in printed(advise("Qwen2.5-1.5B", tokens="1B", **asked), details=True)

@@ -257,6 +257,35 @@ def test_every_label_is_in_the_language_of_the_page() -> None:
     english = {label for label in labels if not {label, label[:1].lower() + label[1:]} & {*offered["texts"]}}
     assert english == {"DoRA", "MLP", "ZeRO++"}
     assert offered["texts"]["Experts"] == "专家"
+    unset = {option["unset"] for name, option in offered["options"].items() if name not in _OWN_UNSET}
+    wanted = {*offered["groups"], *(text for text in unset if re.search("[A-Za-z]", text))}
+    assert wanted - {*offered["texts"]} == set()
+
+
+_OWN_UNSET = (
+    "threads",
+    "document-len",
+    "sequence-parallel-size",
+    "lora-targets",
+    "seq-len",
+    "micro-batch",
+    "global-batch",
+)
+"""Options whose empty fields show other words, or the value of the answer."""
+
+
+def test_a_guessed_name_of_a_model_is_a_note_as_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "Qwen2.5-7 is Qwen/Qwen2.5-7B, the only one of its sizes in the catalogue"
+    assert f"{said}." in parts({"model": "Qwen2.5-7", "gpus": "2x32GB"})["answer"]["warnings"]
+    printed("ds-advise Qwen2.5-7 --gpus 2x32GB", capsys)
+    assert run(["Qwen2.5-7", "--gpus", "2x32GB", "--no-write", "--offline"]) == 0
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert "catalogue" not in parts({"model": "Qwen2.5-7B", "gpus": "2x32GB"})["answer"]["warnings"]
+
+
+def test_a_field_is_set_where_an_option_is_passed() -> None:
+    state = {"model": "gpt2", "gpus": "2x32GB", "document-len": "512", "attention": "eager"}
+    assert ". Set --attention flash, or" in parts(state)["error"]["sentence"]
 
 
 @pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "?library=transformers"])

@@ -278,3 +278,59 @@ def test_lint_on_the_page_corrects_what_does_not_change_the_training(opened: Any
     page.click("text=Correct them")
     page.wait_for_selector("#findings:not(:has-text('overlap_com\\''))")
     assert '"overlap_comm"' in page.input_value("#lint-text")
+
+
+def test_a_correction_replaces_only_the_text_that_was_checked_and_can_be_undone(opened: Any) -> None:
+    page, typed = opened(), '{"train_batch_size": "32"}'
+    page.fill("#lint-text", typed)
+    page.click("text=Check it")
+    button = page.get_by_role("button", name="Correct them")
+    button.wait_for()
+    page.locator("#lint-text").press("End")
+    page.keyboard.type(" ")
+    assert button.is_disabled(), "it would replace the new text by the correction of the old one"
+    page.keyboard.press("Backspace")
+    button.click()
+    page.wait_for_function("document.getElementById('lint-text').value === '{\"train_batch_size\": 32}'")
+    page.locator("#lint-text").press("Control+z")
+    assert page.input_value("#lint-text") == typed
+
+
+def test_the_error_of_the_question_before_is_dimmed(opened: Any) -> None:
+    """Until the next answer comes; a configuration of an unknown type takes seconds."""
+    page = opened(model="gpt-17")
+    assert page.evaluate("getComputedStyle(document.getElementById('error')).opacity") == "1"
+    page.evaluate("request = () => {}")
+    page.fill("#model", "gpt-18")
+    page.press("#model", "Enter")
+    assert float(page.evaluate("getComputedStyle(document.getElementById('error')).opacity")) < 1
+    page.evaluate("showError({sentence: 'Another one.'})")
+    assert page.evaluate("getComputedStyle(document.getElementById('error')).opacity") == "1"
+
+
+def test_on_a_telephone_a_finger_hits_what_opens(chromium: Any, port: int) -> None:
+    """At least 24 px high (WCAG 2.2, 2.5.8), and each figure below a row of the table stands beside its name."""
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{port}/#model=Qwen2.5-7B&gpus=2x24GB&ram=512GB")
+    page.wait_for_selector(f"{CALM} #ladder")
+    heights = page.locator("summary:visible, .check:visible, [type=range]:visible").evaluate_all(
+        "(all) => all.map((each) => each.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 6 and min(heights) >= 24
+    below = page.locator("#ladder td.optional:visible").evaluate_all(
+        "(all) => all.map((each) => [each.textContent, each.clientHeight])"
+    )
+    assert len(below) > 6 and max(height for _, height in below) < 30, below
+    context.close()
+
+
+def test_an_empty_field_shows_what_is_used_and_an_example_says_so(opened: Any) -> None:
+    page = opened(method="lora")
+    page.locator("#more summary").click()
+    shown = dict(page.locator("#options input").evaluate_all("(all) => all.map((each) => [each.id, each.placeholder])"))
+    examples = {name for name, text in shown.items() if text.startswith("e.g. ")}
+    assert {name.removesuffix("-option") for name in examples} == {
+        "host", "nvme", "link", "interconnect", "software", "price"
+    }  # fmt: skip
+    assert shown["global-batch-option"] == page.evaluate("used['global-batch']") != ""

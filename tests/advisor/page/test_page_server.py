@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ds_advise import advise
+from ds_advise.advisor.cli.machine import page as page_command
 from ds_advise.advisor.document.blocks import Document, Figure, Heading, Row, Table
 from ds_advise.advisor.html_report.report import render_html, write_report
 from ds_advise.advisor.page import serve
@@ -64,6 +66,20 @@ def test_a_port_in_use_is_an_error(port: int) -> None:
         page_server(port)
 
 
+def test_a_copied_link_has_the_same_port_after_the_next_start(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another program has it."""
+    shown = CliRunner().invoke(page_command, ["--help"]).output
+    assert f"[default: {serve.PORT} if it is free]" in " ".join(shown.split())
+    monkeypatch.setattr(serve, "PORT", port)
+    with page_server(None) as other:
+        free = other.server_address[1]
+    assert free != port
+    monkeypatch.setattr(serve, "PORT", free)
+    for _ in range(2):
+        with page_server(None) as server:
+            assert server.server_address[1] == free
+
+
 def test_a_browser_that_leaves_prints_nothing(
     port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +102,21 @@ def test_a_report_on_a_telephone_hides_nothing(page: Any, tmp_path: Path) -> Non
     cut = boxes.evaluate_all("(all) => all.filter(b => b.scrollWidth > b.clientWidth).map(b => b.textContent)")
     assert boxes.count() > 2 and cut == []
     assert page.evaluate("getComputedStyle(document.querySelector('#start .buttons')).position") == "static"
+    painted = "(row) => [row, document.body].map((each) => getComputedStyle(each).backgroundColor)"
+    band, paper = page.locator("#ladder tr.chosen").evaluate(painted)
+    assert band not in (paper, "rgba(0, 0, 0, 0)"), "the row, also between its cells"
+    command = page.locator("code:has-text('expandable_segments')").first
+    assert (
+        command.evaluate(
+            """(code) => {
+          const range = document.createRange(), at = code.lastChild.data.indexOf("expandable_segments:True");
+          range.setStart(code.lastChild, at);
+          range.setEnd(code.lastChild, at + "expandable_segments:True".length);
+          return range.getClientRects().length;
+        }"""
+        )
+        == 1
+    ), "a setting breaks after its ="
     row = page.locator("#ladder tr.chosen td:visible").all_text_contents()
     assert [row[0], row[-1]] == ["ddp", "fits"] and len(row) == 7, "memory and speed beside, batch, ckpt and RAM below"
     flags = page.locator(".flag:visible")

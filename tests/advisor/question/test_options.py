@@ -14,9 +14,10 @@ from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
 from ds_advise.advisor.question.effective import effective_objectives
 from ds_advise.advisor.question.options import GROUPS, OPTIONS, RolloutOptions, fill_defaults, names_in
-from ds_advise.advisor.question.workload import build_workload
+from ds_advise.advisor.question.workload import build_workload, plan_settings
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.objectives import OBJECTIVES
+from ds_advise.estimators.workload import Software
 
 
 def test_every_option_has_one_declaration_with_a_help_in_a_group() -> None:
@@ -170,3 +171,10 @@ def test_what_is_no_model_is_an_error(options: dict[str, Any], error: str) -> No
 def test_a_number_in_place_of_text_is_read_as_the_command_reads_it(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ds_advise.DsAdviseError, match=error):
         ds_advise.advise("gpt2", **{"gpus": "8xH100"} | options)
+
+
+def test_a_version_may_be_written_as_pip_writes_it_and_an_error_names_one_of_the_same_package() -> None:
+    assert plan_settings(Software, "deepspeed==0.15,tf32", option="--software") == {"deepspeed": (0, 15), "tf32": True}
+    with pytest.raises(WorkloadError) as caught:
+        plan_settings(Software, "deepspeed=new", option="--software")
+    assert caught.value.fix == "pass a version such as 0.19"
