@@ -183,8 +183,9 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
 def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or the reason why there are none."""
 
-    def report(_ranks: Ranks, memory: MemorySampler) -> None:
-        on_progress("compiling its extension" if memory.compiles else "measuring")
+    def report(ranks: Ranks, memory: MemorySampler) -> None:
+        waits = next((f"{rank.obstacle}: {rank.remedy}" for rank in ranks.ranks if rank.remedy), "")
+        on_progress(waits or ("compiling its extension" if memory.compiles else "measuring"))
 
     limit_s = 3 * task.budget_s + _START_LIMIT_S
     with scratch("bench") as folder:
@@ -208,7 +209,7 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
     if failure is not None:
         # the limit is several times what an idle machine needs
         remedy = "; measure again when nothing else runs" if failure.kind in ("timeout", "hang") else ""
-        return (), f"{failure.message}{remedy}"
+        return (), f"{failure.message}{f'; {failure.fix}' if failure.fix else remedy}"
     reports = [rank.report["report"] for rank in ranks if rank.report is not None]
     return merge_ranks([[BenchFigure(**figure) for figure in report] for report in reports]), None
 

@@ -127,6 +127,24 @@ def test_a_group_that_is_late_has_its_limit_and_a_remedy(monkeypatch: pytest.Mon
     assert reason.endswith("; measure again when nothing else runs")
 
 
+def test_a_lock_that_nobody_holds_is_named_at_once_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed build leaves it. The group ends long before its limit, and the others keep their figures."""
+    monkeypatch.setattr("ds_advise.probes.real_run.ranks._STUCK_S", 5.0)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    heard: list[str] = []
+    task = Task(group="cpu_adam", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**20)
+    figures, reason = bench_run._run(task, heard.append)
+    waits = "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
+    remedy = f"rm {lock}, unless another machine builds it"
+    assert figures == () and reason == f"{waits}; {remedy}"
+    assert f"{waits}: {remedy}" in heard
+
+
 @pytest.mark.slow
 def test_nvme_is_measured_through_deepspeeds_own_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]
