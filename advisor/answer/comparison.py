@@ -289,6 +289,7 @@ def build_side(
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
         raise UnsupportedPlanError(f"{name} cannot run", why=obstacle, fix="compare it without --model")
+    is_chosen = bool(filled.words) or "gradient_checkpointing" in from_other
     features, candidate, ran = (
         tuple(unpredicted(config, facts, plan, model)),
         predict(model, workload, cluster, plan),
@@ -306,7 +307,7 @@ def build_side(
         settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=candidate,
         filled="; ".join(filter(None, (_other_words(from_other), filled.words, assumed))),
-        assumed="" if is_recorded else _assumed(workload, candidate.plan, given, is_chosen=bool(filled.words) or "gradient_checkpointing" in from_other),
+        assumed="" if is_recorded else _assumed(workload, candidate.plan, given, is_chosen=is_chosen),
         given=given,
         unpredicted=features,
         dry_run=ran,

@@ -196,8 +196,8 @@ _WARNING: tuple[str, Style] = ("warn  ", "unsure")
 
 
 def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
-    """Return, below each file, one line per requirement and per error and warning of lint, because logs of a pipeline are searched
-    by line; then their number, and the notes."""
+    """Return, below each file, one line per requirement and per error and warning of lint, because logs of a pipeline
+    are searched by line; then their number, and the notes."""
     from ..document import blocks as doc
     from ..text.units import counted_noun, printable
 

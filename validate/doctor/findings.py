@@ -33,6 +33,8 @@ class DoctorFinding:
     area: str = ""
     check: str = ""
     """The name of the check, the same on every machine (`cuda-toolkit`)."""
+    effect: str = ""
+    """Which trainings a problem stops, and how, as a clause; "" if DeepSpeed fails."""
 
 
 Findings = Iterator[DoctorFinding]
