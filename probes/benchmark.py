@@ -58,6 +58,9 @@ GROUPS: dict[Group, tuple[str, float]] = {
 }
 """Title and share of the measuring time, in the order of measurement: groups that may compile come last."""
 
+INTERRUPTED = "interrupted"
+"""Why a group that Ctrl-C has ended, and those behind it, are not measured."""
+
 _MAX_BUFFER_BYTES = 256 * 2**20
 _BUFFERS = 16
 """The largest buffer is 1/16 of the memory: a group holds up to four, on every rank."""
@@ -91,7 +94,8 @@ def run_benchmark(
     total_s: float = TOTAL_S,
 ) -> Record:
     """Measure the speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first, and
-    store the result. The record has no number if the store cannot be used.
+    store the result. The record has no number if the store cannot be used. Ctrl-C after the first group ends it: the
+    result has the groups before, and is not stored.
 
     device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
         the cores and measure together.
@@ -146,7 +150,13 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = _run(task, on_progress)
+            try:
+                measured, reasons[group] = _run(task, on_progress)
+            except KeyboardInterrupt:
+                if not figures:
+                    raise
+                reasons |= dict.fromkeys(todo[number - 1 :], INTERRUPTED)
+                break
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     result = BenchResult(
@@ -166,6 +176,8 @@ def run_benchmark(
         result=asdict(result),
         versions=result.versions,
     )
+    if INTERRUPTED in reasons.values():  # answers would use it in place of a complete one
+        return record
     return replace(record, id=try_store(lambda store: store.add(record), None))
 
 

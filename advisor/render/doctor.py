@@ -62,7 +62,7 @@ def _finding(finding: DoctorFinding, width: int) -> Iterator[doc.Block]:
     if finding.why:
         yield doc.Sentence(printable(finding.why), hang=column, mark=" " * column)
     if finding.fix:
-        mark = f"{' ' * column}fix: "
-        for number, line in enumerate(finding.fix.splitlines()):
-            before = " " * len(mark) if number else mark
-            yield doc.Sentence(printable(line), hang=len(mark), mark=before, mark_style="bold")
+        mark, (fix, *commands) = f"{' ' * column}fix: ", finding.fix.splitlines()
+        yield doc.Sentence(printable(fix), hang=len(mark), mark=mark, mark_style="bold")
+        if commands:
+            yield doc.Commands([*map(printable, commands)])

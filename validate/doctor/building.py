@@ -228,7 +228,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
-    left: dict[str, tuple[float, Path]] = {}  # op -> (minutes, its lock)
+    left: dict[Path, float] = {}  # lock -> minutes
     for lock in found:
         with suppress(OSError):
             minutes, name = max(0.0, time.time() - lock.stat().st_mtime) / 60, lock.parent.name
@@ -236,10 +236,10 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
                 running = f"{name} is being compiled ({process}), {minutes:.0f} min"
                 yield note(running, "processes that need it wait until it ends")
             else:
-                left[name] = minutes, lock
+                left[lock] = minutes
     if left:
-        names, (shortest, *_) = list(left), sorted(minutes for minutes, _ in left.values())
-        ops, are, them = ("op", "is", "it") if len(left) == 1 else ("ops", "are", "them")
+        names, shortest = list(dict.fromkeys(lock.parent.name for lock in left)), min(left.values())
+        ops, are, them = ("op", "is", "it") if len(names) == 1 else ("ops", "are", "them")
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         for_long = f"for {'' if len(left) == 1 else 'at least '}{shortest:.0f} min"
         yield problem(
@@ -248,7 +248,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             "\n".join(
                 [
                     f"when no other machine compiles {them}:",
-                    *(f"rm {shlex.quote(str(lock))}" for _, lock in left.values()),
+                    *(f"rm {shlex.quote(str(lock))}" for lock in left),
                 ]
             ),
             effect=f"trainings that need {listed.replace(' and ', ' or ')} will hang",

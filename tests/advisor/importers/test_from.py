@@ -864,8 +864,8 @@ def test_a_plan_that_cannot_run_names_the_key_that_stops_it(
     assert run(["from", "a.yml", "--format", "axolotl", "--gpus", "4xA100-80GB", "--offline", "--no-run"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert (
-        "it cannot run, because adamw_8bit does not run on the host; it can without zero_optimization.offload_optimizer "
-        "of zero2.json or with adamw as the optimizer." in out
+        "it cannot run, because adamw_8bit does not run on the host; it can without "
+        "zero_optimization.offload_optimizer of zero2.json or with adamw as the optimizer." in out
     )
 
 

@@ -105,6 +105,26 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 
 
+def test_an_interrupt_shows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of a benchmark is not stored: answers would use it in place of a complete one."""
+    spread = {"median": 1e10, "lowest": 9e9, "highest": 1.1e10, "repeats": 3}
+    measured_one = BenchFigure(kind="host_memory", how="", size=2**20, unit="B/s", **spread)
+
+    def measured(task: Task, _: object) -> tuple[list[BenchFigure], None]:
+        if task.group == "collectives":
+            raise KeyboardInterrupt
+        return [measured_one] * (task.group == "host_memory"), None
+
+    monkeypatch.setattr(bench_run, "_run", measured)
+    assert run(["bench", "--device", "cpu", "--ranks", "2"]) == 130
+    out, error = capsys.readouterr()
+    assert "10 GB/s" in out and "interrupted" in error
+    assert "Not measured: collectives: interrupted." in out and "Not measured: DeepSpeedCPUAdam: interrupted." in out
+    assert "Kept as number" not in out
+
+
 def test_a_group_that_fails_has_a_reason() -> None:
     """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
     all."""
