@@ -139,7 +139,6 @@ def run_benchmark(
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
         for number, group in enumerate(todo, 1):
-            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)})")
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,
@@ -150,6 +149,9 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
+            idle_s, limit_min = _START_S + task.budget_s, _limit_s(task) / 60
+            usual = f"about {idle_s:.0f} s on an idle machine, at most {limit_min:.0f} min"
+            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)}; {usual})")
             try:
                 measured, reasons[group] = _run(task, on_progress)
             except KeyboardInterrupt:
@@ -192,6 +194,11 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
     return None
 
 
+def _limit_s(task: Task) -> float:
+    """The time after which a group is ended: several times what an idle machine needs."""
+    return 3 * task.budget_s + _START_LIMIT_S
+
+
 def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or the reason why there are none."""
 
@@ -199,7 +206,7 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
         waits = next((f"{rank.obstacle}: {rank.remedy}" for rank in ranks.ranks if rank.remedy), "")
         on_progress(waits or ("compiling its extension" if memory.compiles else "measuring"))
 
-    limit_s = 3 * task.budget_s + _START_LIMIT_S
+    limit_s = _limit_s(task)
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
         variables = {
@@ -219,7 +226,6 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
             on_progress=report,
         )
     if failure is not None:
-        # the limit is several times what an idle machine needs
         remedy = "; measure again when nothing else runs" if failure.kind in ("timeout", "hang") else ""
         return (), f"{failure.message}{f'; {failure.fix}' if failure.fix else remedy}"
     reports = [rank.report["report"] for rank in ranks if rank.report is not None]

@@ -180,7 +180,9 @@ def _ways_out(
     """Which key of `zero_optimization` keeps the run from running, and whether AdamW also ends it: `; it can without
     ...`. "" if neither does alone."""
     zero = config.get("zero_optimization")
-    keys = [key for key in zero if key != "stage"] if isinstance(zero, Mapping) else []
+    if not isinstance(zero, Mapping):
+        return ""
+    block: Mapping[str, Any] = zero
 
     def runs(changed: Mapping[str, Any], by: Workload) -> bool:
         with suppress(ConfigFileError, WorkloadError):
@@ -188,10 +190,12 @@ def _ways_out(
         return False
 
     def without(key: str) -> dict[str, Any]:
-        return {**config, "zero_optimization": {name: each for name, each in zero.items() if name != key}}
+        return {**config, "zero_optimization": {name: each for name, each in block.items() if name != key}}
 
     name = "the file" if run.deepspeed is None else run.deepspeed.name
-    ways = [f"without zero_optimization.{key} of {name}" for key in keys if runs(without(key), workload)][:1]
+    ways = [
+        f"without zero_optimization.{key} of {name}" for key in block if key != "stage" and runs(without(key), workload)
+    ]
     if "optimizer" not in config and runs(config, replace(workload, optimizer="adamw")):
         ways.append("with adamw as the optimizer")
     return f"; it can {' or '.join(ways)}" if ways else ""

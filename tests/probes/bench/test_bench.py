@@ -105,6 +105,15 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 
 
+def test_each_group_says_when_it_ends_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is that of its processes."""
+    titles, limits = list[str](), list[float]()
+    monkeypatch.setattr(bench_run, "_run", lambda task, _: limits.append(bench_run._limit_s(task)) or ((), "late"))
+    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=print)
+    said = [f"at most {limit / 60:.0f} min)" for limit in limits]
+    assert len(titles) == 4 and all(title.endswith(text) for title, text in zip(titles, said, strict=True))
+
+
 def test_an_interrupt_shows_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
