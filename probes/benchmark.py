@@ -58,6 +58,9 @@ GROUPS: dict[Group, tuple[str, float]] = {
 }
 """Title and share of the measuring time, in the order of measurement: groups that may compile come last."""
 
+INTERRUPTED = "interrupted"
+"""Why a group that Ctrl-C has ended, and those behind it, are not measured."""
+
 _MAX_BUFFER_BYTES = 256 * 2**20
 _BUFFERS = 16
 """The largest buffer is 1/16 of the memory: a group holds up to four, on every rank."""
@@ -91,7 +94,8 @@ def run_benchmark(
     total_s: float = TOTAL_S,
 ) -> Record:
     """Measure the speeds of this machine, in about `total_s` unless DeepSpeed has to compile an extension first, and
-    store the result. The record has no number if the store cannot be used.
+    store the result. The record has no number if the store cannot be used. Ctrl-C after the first group ends it: the
+    result has the groups before, and is not stored.
 
     device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
         the cores and measure together.
@@ -135,7 +139,6 @@ def run_benchmark(
         measuring_s = total_s - _START_S * len(todo)
         shares = sum(GROUPS[group][1] for group in todo)
         for number, group in enumerate(todo, 1):
-            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)})")
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(
                 group=group,
@@ -146,7 +149,16 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            measured, reasons[group] = _run(task, on_progress)
+            idle_s, limit_min = _START_S + task.budget_s, _limit_s(task) / 60
+            usual = f"about {idle_s:.0f} s on an idle machine, at most {limit_min:.0f} min"
+            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)}; {usual})")
+            try:
+                measured, reasons[group] = _run(task, on_progress)
+            except KeyboardInterrupt:
+                if not figures:
+                    raise
+                reasons |= dict.fromkeys(todo[number - 1 :], INTERRUPTED)
+                break
             figures += measured
         skipped = [Skipped(what=GROUPS[group][0], reason=reason) for group, reason in reasons.items() if reason]
     result = BenchResult(
@@ -166,6 +178,8 @@ def run_benchmark(
         result=asdict(result),
         versions=result.versions,
     )
+    if INTERRUPTED in reasons.values():  # answers would use it in place of a complete one
+        return record
     return replace(record, id=try_store(lambda store: store.add(record), None))
 
 
@@ -180,13 +194,19 @@ def _skip_reason(group: Group, device: str, ranks: int, nvme_folder: str) -> str
     return None
 
 
+def _limit_s(task: Task) -> float:
+    """The time after which a group is ended: several times what an idle machine needs."""
+    return 3 * task.budget_s + _START_LIMIT_S
+
+
 def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or the reason why there are none."""
 
-    def report(_ranks: Ranks, memory: MemorySampler) -> None:
-        on_progress("compiling its extension" if memory.compiles else "measuring")
+    def report(ranks: Ranks, memory: MemorySampler) -> None:
+        waits = next((f"{rank.obstacle}: {rank.remedy}" for rank in ranks.ranks if rank.remedy), "")
+        on_progress(waits or ("compiling its extension" if memory.compiles else "measuring"))
 
-    limit_s = 3 * task.budget_s + _START_LIMIT_S
+    limit_s = _limit_s(task)
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
         variables = {
@@ -206,9 +226,8 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
             on_progress=report,
         )
     if failure is not None:
-        # the limit is several times what an idle machine needs
         remedy = "; measure again when nothing else runs" if failure.kind in ("timeout", "hang") else ""
-        return (), f"{failure.message}{remedy}"
+        return (), f"{failure.message}{f'; {failure.fix}' if failure.fix else remedy}"
     reports = [rank.report["report"] for rank in ranks if rank.report is not None]
     return merge_ranks([[BenchFigure(**figure) for figure in report] for report in reports]), None
 

@@ -63,6 +63,9 @@ SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\
 """Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
 ranks."""
 
+_RANDOM = re.compile(rf"the random states of rank |{RANDOM_STATES.pattern}")
+"""Name of the random states of a rank, of a missing file or in a list of checksums."""
+
 _ARCHIVES = (".pt", ".pth", ".bin")
 """Endings of the files that `torch.save` writes."""
 
@@ -84,6 +87,12 @@ class CheckpointFile:
     """The damage; "" for an intact file."""
     non_finite: int | None = None
     """Number of values that are NaN, and in optimizer states also of infinite ones; None if they were not examined."""
+
+    @property
+    def is_lost_random(self) -> bool:
+        """Whether it is a rank's random states, which are missing: the Trainer logs it and resumes (transformers 5.24
+        trainer.py `_load_rng_state`)."""
+        return self.problem in ("is missing", "are missing") and _RANDOM.match(self.name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +135,12 @@ class Checkpoint:
 
     @property
     def damaged(self) -> tuple[CheckpointFile, ...]:
-        return tuple(file for file in self.files if file.problem)
+        return tuple(file for file in self.files if file.problem and not file.is_lost_random)
+
+    @property
+    def lost_random(self) -> tuple[str, ...]:
+        """Names of random states that are missing."""
+        return tuple(file.name for file in self.files if file.is_lost_random)
 
     @property
     def is_whole(self) -> bool:
@@ -139,7 +153,7 @@ class Checkpoint:
             return f"{self.non_finite_file} holds values that are NaN or infinite"
         first = [f"{file.name} {file.problem}" for file in self.damaged[:1]]
         more = len(self.damaged) - 1
-        return "; ".join([*first, *([f"{more} more damaged file{'s' * (more > 1)}"] if more > 0 else [])])
+        return "; ".join([*first, *([f"{more} more file{'s' * (more > 1)}"] if more > 0 else [])])
 
 
 def is_only_latest(damaged: Iterable[CheckpointFile]) -> bool:

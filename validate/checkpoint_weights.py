@@ -193,7 +193,8 @@ def read_contents(folder: Path) -> CheckpointContents:
         parameters=sum(saved.parameter_sizes) or None if model_ranks == 1 else None,
         has_adapters=saved.has_adapters,
         converted=layout.converted,
-        ranks=0 if layout.is_universal else max(ranks, saved.ranks) if has_states else ranks,
+        # What the states say counts: a copied file may have a rank of its own in its name.
+        ranks=0 if layout.is_universal else saved.ranks or ranks if has_states else ranks,
         model_ranks=model_ranks,
         size_bytes=sum(names.values()),
         optimizer_bytes=sum(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...ds_configs.config_keys import meaning, rank
@@ -20,7 +22,7 @@ from ...probes.run import Run
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ...validate.lint.key_effects import unpredicted
-from ..question.file_question import FileQuestion, read_file_question, split_batch
+from ..question.file_question import FILLED, FileQuestion, read_file_question, split_batch
 from ..question.options import OPTIONS, CheckpointingChoice
 from ..question.question import Question
 from ..question.run import build_run
@@ -60,7 +62,7 @@ class Side:
     settings: ConfigSettings
     candidate: Candidate | None = None
     filled: str = ""
-    """The advice's values for `auto` (`FilledBatch.words`), and an assumed precision."""
+    """The values for `auto` of the other file and of the advice (`FilledBatch.words`), and an assumed precision."""
     assumed: str = ""
     """What the figures assume of the training, because neither the file nor the question has it: with its options."""
     given: frozenset[str] = frozenset()
@@ -153,11 +155,14 @@ def compare(
     and has none.
     """
     facts = load_facts()
-    side, is_identical = build_side(first, context, facts), False
+    side, is_identical = build_side(first, context, facts, script=_script_of(second)), False
     if isinstance(first, FileQuestion) and isinstance(second, FileQuestion):
         is_identical = first.document.text == second.document.text
     # One file under two names is predicted once.
-    sides = side, replace(side, name=_name(second)) if is_identical else build_side(second, context, facts)
+    if is_identical:
+        sides = side, replace(side, name=_name(second))
+    else:
+        sides = side, build_side(second, context, facts, script=_script_of(first))
     has_keys = all(side.candidate is None or side.candidate.plan.sharding == "zero" for side in sides)
     return Comparison(
         sides=sides,
@@ -198,10 +203,39 @@ def _name(side: str | FileQuestion) -> str:
     return side if isinstance(side, str) else side.name
 
 
+def _script_of(side: str | FileQuestion) -> dict[str, Any]:
+    """The options in `BATCH_OPTIONS` that a file's script has, as far as the file or its record has them; empty for a
+    strategy, whose batch is chosen."""
+    if isinstance(side, str):
+        return {}
+    written = {name: side.config.get(key) for name, key in FILLED.items()}
+    return side.batch | {name: value for name, value in written.items() if type(value) is int and value > 0}
+
+
+def _filled_from(script: Mapping[str, Any], side: FileQuestion, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of another file's script that fills `auto` of a file: one script runs both. Empty for a file that has or
+    is asked for its own global batch, which may contradict the other's."""
+    config = side.config
+    own_total = type(config.get("train_batch_size")) is int or type(options.get("global_batch")) is int
+    if own_total or side.recorded is not None:
+        return {}
+    is_open = {name for name, key in FILLED.items() if config.get(key) == "auto"}
+    return {
+        name: value
+        for name, value in script.items()
+        if options.get(name) is None and (name in is_open or name not in FILLED)
+    }
+
+
 def build_side(
-    side: str | FileQuestion, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None
+    side: str | FileQuestion,
+    context: ComparisonContext | None,
+    facts: DeepSpeedFacts | None = None,
+    *,
+    script: Mapping[str, Any] = MappingProxyType({}),
 ) -> Side:
-    """Return a file or a strategy as one side. Raises the errors of `compare`."""
+    """Return a file or a strategy as one side. script: the batch of the file that it is compared with, which fills
+    `auto`. Raises the errors of `compare`."""
     facts = facts or load_facts()
     if isinstance(side, str):
         if not is_strategy(side):
@@ -214,16 +248,20 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    refusal = next((each for each in lint_question(side, facts).findings if each.severity == "error"), None)
-    problem = "" if refusal is None else f"line {refusal.line}: {refusal.what} ({refusal.code})"
+    errors = [each for each in lint_question(side, facts).findings if each.severity == "error"]
+    problem = "; ".join(f"line {each.line}: {each.what} ({each.code})" for each in errors)
     if context is None:
         return Side(name=name, settings=ConfigSettings(config, facts), refused=problem)
-    if refusal is not None:
-        raise ConfigFileError(f"{name}, {problem}", why=refusal.why, fix=refusal.fix)
+    if errors:
+        first = errors[0]
+        fix = first.fix if len(errors) == 1 else f"`ds-advise lint {shlex.quote(name)}` has the fix of each"
+        raise ConfigFileError(f"{name}, {problem}", why=first.why if len(errors) == 1 else "", fix=fix)
     model, cluster = context.question.model, context.question.cluster
     is_recorded = side.recorded is not None
     options, batch = split_batch(side.options if is_recorded else context.options)
     given = frozenset(side.options) if is_recorded else context.given
+    from_other = _filled_from(script, side, options | batch)
+    batch |= from_other
     wanted = options.get("global_batch")
     options["global_batch"] = wanted = wanted if type(wanted) is int else None  # else the file's or the default
     workload = configured_workload(config, options, model, cluster.gpu)
@@ -251,6 +289,7 @@ def build_side(
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
         raise UnsupportedPlanError(f"{name} cannot run", why=obstacle, fix="compare it without --model")
+    is_chosen = bool(filled.words) or "gradient_checkpointing" in from_other
     features, candidate, ran = (
         tuple(unpredicted(config, facts, plan, model)),
         predict(model, workload, cluster, plan),
@@ -267,12 +306,18 @@ def build_side(
         name=name,
         settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=candidate,
-        filled="; ".join(filter(None, (filled.words, assumed))),
-        assumed="" if is_recorded else _assumed(workload, candidate.plan, given, is_chosen=bool(filled.words)),
+        filled="; ".join(filter(None, (_other_words(from_other), filled.words, assumed))),
+        assumed="" if is_recorded else _assumed(workload, candidate.plan, given, is_chosen=is_chosen),
         given=given,
         unpredicted=features,
         dry_run=ran,
     )
+
+
+def _other_words(from_other: Mapping[str, Any]) -> str:
+    """What fills `auto` from the other file, in words."""
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in from_other.items()]
+    return f"`auto` filled as in the other file, for one script: {', '.join(words)}" if words else ""
 
 
 def _assumed(workload: Workload, plan: Plan, given: Collection[str], *, is_chosen: bool) -> str:

@@ -171,9 +171,8 @@ def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
     """Lint a configuration for its machines, without its model: what DeepSpeed, the Trainer and accelerate refuse does
     not depend on it."""
     options = file.asked
-    framework = options.get("framework") if options.get("framework") == "deepspeed" else None
-    placed = {name: options[name] for name in ("gpus", "device", "ranks") if name in options}
-    return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, **placed))
+    known = {name: options[name] for name in ("framework", "gpus", "device", "ranks") if name in options}
+    return lint(file.document, facts=facts, **lint_settings(file.config, **known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

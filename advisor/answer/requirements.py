@@ -17,7 +17,7 @@ from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import durations, figure_and_interval, hours, money, money_and_interval
 from ..text.labels import checkpointing_label
-from ..text.units import gib, rate, rough_rates
+from ..text.units import counted_noun, gib, rate, rough_rates
 from .comparison import ComparisonContext, build_side
 from .lint_file import UnreadFigures, lint_question
 
@@ -33,7 +33,9 @@ class Requirement:
     met: bool | None
     """Null if it was not checked, because lint failed, or the plan does not fit and so has no speed."""
     detail: str
-    """The figure and its limit; of lint a line for each error."""
+    """The figure and its limit; of lint the counts and the reader of the file, then a line for each error."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of lint, which do not fail it."""
     value: float | None
     """A number of errors, a probability of fitting, bytes, tokens per second, seconds, or an amount of money; null if
     it was not checked."""
@@ -89,13 +91,19 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     """Check that lint finds no errors; if model and GPUs are known, also that the plan fits and meets the limits.
     Raises DsAdviseError for a file that does not describe a plan."""
     name, report = file.name, lint_question(file, load_facts())
-    errors = [finding for finding in report.findings if finding.severity == "error"]
-    found = [f"{each.code} line {each.line}, {each.what}" for each in errors]
-    warnings, advice = report.count("warning"), report.count("advice")
-    clean = "no errors, 1 warning" if warnings == 1 else f"no errors, {warnings} warnings"
-    clean += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
-    detail = "\n".join(found) if found else clean
-    yield Requirement(file=name, name="lint", met=not errors, detail=detail, value=len(errors), limit=0)
+    errors, warnings = (
+        tuple(f"{each.code} line {each.line}, {each.what}" for each in report.findings if each.severity == severity)
+        for severity in ("error", "warning")
+    )
+    advice = report.count("advice")
+    counts = f"{counted_noun(len(errors), 'error')}, " if errors else "no errors, "
+    counts += counted_noun(len(warnings), "warning")
+    counts += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
+    counts += f"; read by {report.reader}{' (assumed: pass --framework)' * report.framework_is_assumed}"
+    detail = "\n".join((counts, *errors))
+    yield Requirement(
+        file=name, name="lint", met=not errors, detail=detail, warnings=warnings, value=len(errors), limit=0
+    )
     if context is None:
         return
     if errors:  # a refused configuration has no memory or speed

@@ -191,13 +191,13 @@ _LOOKS: Mapping[bool | None, tuple[str, Style]] = {
 }
 """The first word of a line, and its style, by whether the requirement is met."""
 
-_CONDITIONAL: tuple[str, Style] = ("warn  ", "unsure")
-"""The same of a requirement that is met if the host's RAM allows."""
+_WARNING: tuple[str, Style] = ("warn  ", "unsure")
+"""The same of a requirement that is met if the host's RAM allows, and of a warning of lint."""
 
 
 def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
-    """Return, below each file, one line per requirement and per error of lint, because logs of a pipeline are searched
-    by line; then their number, and the notes."""
+    """Return, below each file, one line per requirement and per error and warning of lint, because logs of a pipeline
+    are searched by line; then their number, and the notes."""
     from ..document import blocks as doc
     from ..text.units import counted_noun, printable
 
@@ -205,10 +205,11 @@ def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
     for file, found in groupby(result.requirements, key=attrgetter("file")):
         lines.append(doc.Line(printable(file), "bold"))
         for each in found:
-            mark, style = _CONDITIONAL if each.is_conditional else _LOOKS[each.met]
+            mark, style = _WARNING if each.is_conditional else _LOOKS[each.met]
             counts[each.met] += 1
             for line in each.detail.splitlines():
                 lines.append(doc.Line(f"{each.name}: {line}", "dim" if each.met is None else "", mark, style))
+            lines += [doc.Line(f"{each.name}: {warning}", "", *_WARNING) for warning in each.warnings]
     total = f"{counted_noun(len(result.requirements), 'requirement')}: {counts[True]} met"
     if conditional := sum(each.is_conditional for each in result.requirements):
         total += f" ({conditional} if the host's RAM allows)"

@@ -68,7 +68,7 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
 
     Exit code: 0, or 2 if the measurement failed.
     """
-    from ...probes.benchmark import run_benchmark
+    from ...probes.benchmark import INTERRUPTED, run_benchmark
     from ...probes.machine import busy
     from ..render.deliver import show_document
     from ..render.history import bench_document
@@ -79,6 +79,8 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
             device=device, ranks=ranks, nvme=nvme, on_task=on_progress.begin, on_progress=on_progress
         )
     show_document(lambda: bench_document(record, warning=was_busy), output)
+    if any(skipped["reason"] == INTERRUPTED for skipped in record.result["skipped"]):
+        raise KeyboardInterrupt
     return 0
 
 
@@ -324,6 +326,7 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
         contents=contents,
         evidence=found.evidence,
         damaged=found.damaged,
+        lost_random=found.lost_random,
         non_finite=found.non_finite,
         non_finite_file=found.non_finite_file,
         unexamined=found.unexamined,

@@ -4,7 +4,7 @@ format."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document
 from ...validate.lint.document_reader import read_document
 from ..question.cluster import parse_cluster
+from ..question.file_question import option_words
 from ..question.gpu_text import counts_in
 from ..question.model_source import load_model
 from ..question.options import Risk
@@ -39,13 +40,13 @@ NAMES = tuple(form.name for form in FORMATS)
 
 
 def detect_format(
-    path: Path, name: str | None = None, gpus: str | None = None, *, offline: bool = False
+    path: Path, name: str | None = None, gpus: str | None = None, *, further: Sequence[str] = ()
 ) -> tuple[Source, Format]:
-    """The file and its format, which is the named one or is recognised by content. gpus, offline: see `read_source`.
+    """The file and its format, which is the named one or is recognised by content. gpus, further: see `read_source`.
 
     Raises ConfigFileError for a file that cannot be read or has none of the formats.
     """
-    source = read_source(path, gpus, offline=offline)
+    source = read_source(path, gpus, further=further)
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
@@ -131,7 +132,9 @@ def import_file(
 
     Raises DsAdviseError for a file that cannot be read and for impossible options.
     """
-    source, known = detect_format(path, format, gpus, offline=offline)
+    machine = {"ram": ram, "host": host, "nvme": nvme, "link": link, "interconnect": interconnect}
+    further = option_words(machine | {"risk": risk, "offline": offline})
+    source, known = detect_format(path, format, gpus, further=further)
     run = known.read(source)
     _set_options(run, ds_config, model, overrides)
     kind = gpus or "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware import Cluster, cores_per_rank, cpu_cores
 from ...estimators.memory.plan_memory import has_room_for_pinned
+from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import supports
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
@@ -30,7 +32,7 @@ from ..question.question import Question, script_constraints
 from ..question.workload import apply_model_options, configured_workload
 from ..search.candidate import LEAST, Candidate, predict
 from ..search.choice import is_as_fast, other_taken_plans
-from ..text.units import counted_noun, times
+from ..text.units import counted_noun, gib, times
 from .imported_run import ImportedRun
 
 _LEAST_GAIN = 1.1
@@ -104,11 +106,13 @@ def import_figures(
             options = {name: value for name, value in options.items() if name not in ("kernels", "loss")}
             remarks.append(f"{obstacle}: counted without Liger's kernels")
     model = apply_model_options(model, options)
-    workload = _with_loaded_weights(run, configured_workload(config, options, model, cluster.gpu), remarks)
+    workload = _with_loaded_weights(run, configured_workload(config, options, model, cluster.gpu), model, remarks)
     if workload.optimizer not in OPTIMIZERS:
         raise WorkloadError(f"not predicted: the optimizer {workload.optimizer[:40]}", why="its states are not known")
     plan = _plan(run, config, model, workload, as_started)
     refusal = unsupported(model, workload, plan, as_started) or ""
+    if refusal:
+        refusal += _ways_out(run, config, model, workload, as_started)
     as_is = None if refusal else predict(model, workload, as_started, plan)
     if as_is is not None:
         remedy = " (pure_bf16: true avoids it)" if run.tool == "LLaMA-Factory" and as_is.plan.zero_stage < 3 else ""
@@ -170,6 +174,33 @@ def import_figures(
     )
 
 
+def _ways_out(
+    run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster
+) -> str:
+    """Which key of `zero_optimization` keeps the run from running, and whether AdamW also ends it: `; it can without
+    ...`. "" if neither does alone."""
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return ""
+    block: Mapping[str, Any] = zero
+
+    def runs(changed: Mapping[str, Any], by: Workload) -> bool:
+        with suppress(ConfigFileError, WorkloadError):
+            return not unsupported(model, by, _plan(run, changed, model, by, cluster), cluster)
+        return False
+
+    def without(key: str) -> dict[str, Any]:
+        return {**config, "zero_optimization": {name: each for name, each in block.items() if name != key}}
+
+    name = "the file" if run.deepspeed is None else run.deepspeed.name
+    ways = [
+        f"without zero_optimization.{key} of {name}" for key in block if key != "stage" and runs(without(key), workload)
+    ]
+    if "optimizer" not in config and runs(config, replace(workload, optimizer="adamw")):
+        ways.append("with adamw as the optimizer")
+    return f"; it can {' or '.join(ways)}" if ways else ""
+
+
 def _is_faster(recommended: Candidate, as_is: Candidate) -> bool:
     """Whether a plan is worth the change. Another training backend must gain as much as costly features."""
     gain = recommended.tokens_per_s / as_is.tokens_per_s
@@ -178,12 +209,17 @@ def _is_faster(recommended: Candidate, as_is: Candidate) -> bool:
     )
 
 
-def _with_loaded_weights(run: ImportedRun, workload: Workload, remarks: list[str]) -> Workload:
+def _with_loaded_weights(run: ImportedRun, workload: Workload, model: ModelShape, remarks: list[str]) -> Workload:
     """The workload with the type in which the script loads the weights that train, where no engine casts them: they
     stay in fp32 under autocast (accelerate 1.15 accelerator.py `native_amp`), always with fp16, whose gradients torch's
     scaler refuses (2.13 amp/grad_scaler.py `_unscale_grads_`)."""
     if run.sharding == "none" and workload.method == "lora" and run.loads_fp32 and not run.assumes_fp32:
-        remarks.append(f"frozen weights are counted in 16 bits; without dtype {run.tool} loads them in fp32")
+        tensors = tensor_set(model, workload)
+        more = gib(2 * (tensors.numel - tensors.trainable_numel))
+        remarks.append(
+            f"frozen weights are counted in 16 bits, in which dtype: bfloat16 loads them; without dtype in the file "
+            f"{run.tool} loads them in fp32, which takes {more} GiB more on each GPU"
+        )
     software = workload.software
     if run.loads_fp32 and not run.assumes_fp32 and software.loading == "host":
         workload = replace(workload, software=replace(software, loading="host-fp32"))

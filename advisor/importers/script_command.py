@@ -71,7 +71,8 @@ def training_commands(text: str) -> list[ScriptCommand]:
             before = sum(each.line == line.number for each in found)
             command = _replaced(parts[min(before, len(parts) - 1)], values, known)
             settings = [shlex.quote(f"{name}={values[name]}") for name in exported if name in values]
-            whole = " ".join([*(["env", *settings] if settings else []), command])
+            sets_more = is_assignment(command.split(maxsplit=1)[0])  # which only a shell takes without env
+            whole = " ".join([*(["env", *settings] if settings or sets_more else []), command])
             found.append(ScriptCommand(line.number, whole))
         if first == "export":
             words = words[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +48,8 @@ class Source:
         return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
 
 
-def read_source(path: Path, gpus: str | None = None, *, offline: bool = False) -> Source:
-    """Read a file. gpus: the machines, and offline, as they were given: for the command in the message on a script.
+def read_source(path: Path, gpus: str | None = None, *, further: Sequence[str] = ()) -> Source:
+    """Read a file. gpus, further: the machines and other options, as given: for the command in the message on a script.
 
     Raises ConfigFileError for a file that cannot be read, for a text that is neither YAML nor JSON, and for a script,
     with the command that answers in its place.
@@ -60,7 +60,7 @@ def read_source(path: Path, gpus: str | None = None, *, offline: bool = False) -
         problem = "not text" if text.strip() else "the file is empty"
         raise ConfigFileError(f"{path}: {problem}", fix=fix)
     if text.startswith("#!") or path.suffix in _SCRIPTS:
-        raise _script_error(path, text, gpus or "SPEC", " --offline" * offline)
+        raise _script_error(path, text, gpus or "SPEC", "".join(f" {shlex.quote(word)}" for word in further))
     is_json = text.lstrip().startswith("{") or path.suffix == ".json"
     return parse_source(path, text, "json" if is_json else "yaml")
 

@@ -42,6 +42,8 @@ class CheckpointAnswer:
     evidence: Literal["checksums", "structure"]
     """checksums: the files equal the saved ones; structure: the files' archives are complete."""
     damaged: tuple[CheckpointFile, ...]
+    lost_random: tuple[str, ...] = ()
+    """Random states of ranks that are missing, without which a training resumes with other random numbers."""
     non_finite: int
     """Number of values in the files that are NaN, and of infinite ones in optimizer states."""
     non_finite_file: str
@@ -143,9 +145,10 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
     if damaged and not (contents.tag and is_only_latest(damaged)):
         yield from _damage(answer)
         return
+    other = "every other file" if answer.lost_random else "every file"
     evidence = {
-        "checksums": "every file equals the saved one, by its checksum",
-        "structure": "every file was read, none is missing or cut off",
+        "checksums": f"{other} equals the saved one, by its checksum",
+        "structure": f"{other} was read, none is missing or cut off",
     }[answer.evidence]
     numbers = "" if answer.non_finite or answer.unexamined else "; no value is NaN"
     if lacking is not None:
@@ -156,6 +159,11 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         yield doc.Sentence(f"The states are whole: every file of them was read, none is missing or cut off{numbers}.")
     elif not damaged:
         yield doc.Sentence(f"Whole: {evidence}{numbers}.", "good")
+    if answer.lost_random:
+        them = ", ".join(map(printable, answer.lost_random[:_MOST_FILES]))
+        more = len(answer.lost_random) - _MOST_FILES
+        them += f" and {more} more" if more > 0 else ""
+        yield doc.Sentence(f"Missing: {them}. The Trainer resumes without, with other random numbers.", "unsure")
     if answer.unexamined:
         yield doc.Sentence(f"In {counted_noun(answer.unexamined, 'file')}, the values were not examined for NaN.")
     if answer.conversion is not None:

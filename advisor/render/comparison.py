@@ -91,12 +91,7 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     ranks = cluster.world_size
     samples = [plan.plan.samples_per_step(ranks) for plan in (first, second)]
     if samples[0] != samples[1]:
-        what = f"They train differently: A takes {samples[0]:,} samples a step, B takes {samples[1]:,}."
-        fixed = [each for each in zip("AB", comparison.sides, strict=True) if not each[1].filled]
-        if len(fixed) == 1 and (candidate := fixed[0][1].candidate) is not None:
-            micro, steps = candidate.plan.micro_batch_size, candidate.plan.gradient_accumulation_steps
-            what += f" --micro-batch {micro} --accumulation {steps} fills `auto` as in {fixed[0][0]}."
-        found.append(what)
+        found.append(f"They train differently: A takes {samples[0]:,} samples a step, B takes {samples[1]:,}.")
     labels = [checkpointing_label(plan.plan) for plan in (first, second)]
     if labels[0] != labels[1]:
         set_both = "--gradient-checkpointing on or off sets both"

@@ -39,8 +39,9 @@ def _verdict(checkup: Checkup) -> str:
     problems, warnings = checkup.counts["problem"], checkup.counts["warning"]
     found = counted_noun(warnings, "warning")
     if problems:
-        bad = counted_noun(problems, "problem")
-        return f"{bad} and {found}: DeepSpeed will fail here." if warnings else f"{bad}: DeepSpeed will fail here."
+        bad = counted_noun(problems, "problem") + f" and {found}" * bool(warnings)
+        effects = [each.effect for each in checkup.findings if each.status == "problem"]
+        return f"{bad}: {'; '.join(effects) if all(effects) else 'DeepSpeed will fail here'}."
     if warnings:
         return f"No problem, {found}: DeepSpeed works, but slower or less reliably."
     if any(finding.what == NO_NVIDIA_GPU for finding in checkup.findings):
@@ -61,5 +62,7 @@ def _finding(finding: DoctorFinding, width: int) -> Iterator[doc.Block]:
     if finding.why:
         yield doc.Sentence(printable(finding.why), hang=column, mark=" " * column)
     if finding.fix:
-        fix = f"{' ' * column}fix: "
-        yield doc.Sentence(printable(finding.fix), hang=len(fix), mark=fix, mark_style="bold")
+        mark, (fix, *commands) = f"{' ' * column}fix: ", finding.fix.splitlines()
+        yield doc.Sentence(printable(fix), hang=len(mark), mark=mark, mark_style="bold")
+        if commands:
+            yield doc.Commands([*map(printable, commands)])

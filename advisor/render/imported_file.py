@@ -27,8 +27,16 @@ from ..importers.own_keys import report_in_file
 from ..importers.rewrite import changed_keys
 from ..question.question import Question
 from ..search.candidate import Candidate, fits_sentence
-from ..text.labels import batch_label, checkpointing_label, device_label, phase_title, plan_title
-from ..text.units import capitalised, counted_noun, ended, gib, printable, rate, rough_rates, times
+from ..text.labels import (
+    batch_factors,
+    batch_label,
+    checkpointing_label,
+    checkpointing_title,
+    device_label,
+    phase_title,
+    plan_title,
+)
+from ..text.units import capitalised, ended, gib, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures, finding_lines
@@ -42,9 +50,9 @@ _LONGEST_KEY = 300
 
 _STAGE_0 = "DeepSpeed, stage 0"
 
-_GIVE_WAY = ("configuration", "findings")
-"""Parts that are left out, in this order, if the answer exceeds `MOST_LINES`: the changed keys of the DeepSpeed
-configuration, and all of a lint finding that is no error but its place, its problem and its fix."""
+_GIVE_WAY = ("findings", "configuration")
+"""Parts that are shortened, in this order, if the answer exceeds `MOST_LINES`: a lint finding that is no error to its
+place, its problem and its fix, and the changed keys of the DeepSpeed configuration to a paragraph."""
 
 _IN_SCRIPT = (
     "per_device_train_batch_size",
@@ -163,6 +171,8 @@ def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
     as_is, better = figures.as_is, figures.recommended
     if better is not None and figures.is_better:
         title, text = _plan_title(better.plan), ""
+        if as_is is not None and title == _plan_title(as_is.plan):
+            title = f"{title} with {_shape(better.plan)}"
         if as_is is not None:
             ratio = times(better.tokens_per_s / as_is.tokens_per_s)
             text = (
@@ -178,6 +188,11 @@ def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
             yield doc.Sentence(figures.lacking)
         yield doc.Sentence("This command shows which changes help:")
         yield doc.Commands([figures.command])
+
+
+def _shape(plan: Plan) -> str:
+    """Return what tells a plan from another one of the same title."""
+    return f"{batch_factors(plan)} and {checkpointing_title(plan)}"
 
 
 def _sides(figures: ImportFigures) -> dict[str, tuple[Candidate, Question]]:
@@ -267,13 +282,13 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         yield doc.Heading(f"Change in {name}", "change")
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name), printable(str(file.new_path))
+        title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
+        keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
-            lines = counted_noun(len(file.new_text.splitlines()), "line")
-            yield doc.Sentence(f"DeepSpeed configuration: {new}, {lines} (--json has them).")
+            yield doc.Sentence(f"{title} {'; '.join(keys)}.", hang=2)
             continue
         if part == "configuration":
-            yield doc.Sentence(f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:")
-        keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
+            yield doc.Sentence(title)
         yield from (doc.Sentence(f"  {key}", hang=4) for key in keys[:_MOST_KEYS])
         if len(keys) > _MOST_KEYS:
             yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")

@@ -239,12 +239,10 @@ def finding_blocks(
     """
     counts = report.count("error"), report.count("warning"), report.count("advice")
     found = ", ".join(_counts(*counts)) or "nothing found"
-    reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version: str = report.facts.version
     if report.facts.origin == "bundled":
         version = f"{version} (not installed here: built-in facts)"
-    if report.framework_is_assumed:
-        reader = f"{reader} (assumed: {if_assumed})"
+    reader = f"{report.reader} (assumed: {if_assumed})" if report.framework_is_assumed else report.reader
     condition = _ram_condition(report.prediction)
     blocks: list[doc.Block] = [
         doc.Sentence(f"{printable(name)}: {found}{condition}.", "bold" if report.findings or condition else "good"),

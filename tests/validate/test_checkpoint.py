@@ -84,7 +84,6 @@ def _copy_rank_0(path: Path) -> None:
         ("trainer_state.json", _cut, "is not JSON", "is cut off after"),
         (MODEL, _cut, "is cut off", "is cut off after"),
         (MODEL, _flip, "", "has changed since it was saved"),
-        ("rng_state_1.pth", Path.unlink, "the random states of rank 1 are missing", "is missing"),
     ],
 )
 @pytest.mark.parametrize("summed", [False, True])
@@ -249,6 +248,16 @@ def test_lost_model_states_are_named(tmp_path: Path) -> None:
     assert read_contents(folder).stage == "none"
     (folder / "global_step3").mkdir()
     assert read_checkpoint(folder).problem == "latest names global_step3, which holds no states"
+
+
+def test_a_copied_file_is_no_further_rank(tmp_path: Path) -> None:
+    """The states say how many ranks saved them."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    states = folder / STATES
+    states.with_name(states.name.replace("rank_1", "rank_2")).write_bytes(states.read_bytes())
+    assert read_contents(folder).ranks == 2
+    (damaged,) = read_checkpoint(folder).damaged
+    assert "is a copy of bf16_zero_pp_rank_1_" in damaged.problem
 
 
 def test_a_file_of_the_fast_writer_is_whole(tmp_path: Path) -> None:

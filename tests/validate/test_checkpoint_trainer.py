@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from ds_advise.advisor.cli.main import run
-from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint
+from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
 from ds_advise.validate.checkpoint_trainer import missing_to_load
 from ds_advise.validate.checkpoint_weights import read_contents
 from safetensors.torch import load_file, save_file
@@ -84,7 +84,7 @@ def _write(folder: Path) -> Path:
         ("scheduler.pt", "scheduler.pt is missing"),
         ("trainer_state.json", "trainer_state.json is missing"),
         ("model.safetensors", "the weights are missing"),
-        ("rng_state_0.pth", "the random states of rank 0 are missing"),
+        ("rng_state_0.pth", ""),
         ("training_args.bin", ""),
         ("config.json", ""),
     ],
@@ -102,6 +102,22 @@ def test_what_the_trainer_needs_is_named(tmp_path: Path, lost: str, problem: str
             assert read_checkpoint(folder, by_deepspeed=False).problem == f"{lost} is cut off"
         path.unlink()
         assert read_checkpoint(folder, by_deepspeed=False).problem == problem
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_lost_random_states_are_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], *, summed: bool) -> None:
+    """The Trainer logs that they are missing and resumes."""
+    folder = _write(tmp_path / "checkpoint-8")
+    if summed:
+        write_checksums(folder)
+    (folder / "rng_state_0.pth").unlink()
+    name = "rng_state_0.pth" if summed else "the random states of rank 0"
+    found = read_checkpoint(folder, by_deepspeed=False)
+    assert found.is_usable and found.lost_random == (name,)
+    assert run(["checkpoint", str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Damaged" not in out and "Whole: every other file" in out
+    assert f"Missing: {name}. The Trainer resumes without, with other random numbers." in out
 
 
 def test_deepspeed_does_not_resume_from_a_checkpoint_without_its_states(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sysconfig
 import tempfile
 import time
@@ -227,19 +228,30 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
     found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
-    left = False
+    left: dict[Path, float] = {}  # lock -> minutes
     for lock in found:
         with suppress(OSError):
-            age, name = f"{max(0.0, time.time() - lock.stat().st_mtime) / 60:.0f} min", lock.parent.name
+            minutes, name = max(0.0, time.time() - lock.stat().st_mtime) / 60, lock.parent.name
             if process := extension_lock.builder(lock):
-                yield note(f"{name} is being compiled ({process}), {age}", "processes that need it wait until it ends")
-                continue
-            left = True
-            yield problem(
-                f"the op {name} has been locked for {age}, and no process here compiles it",
-                "a killed build leaves its lock, and every process that needs the op then waits forever, without a "
-                "message",
-                f"when no other machine compiles it: find {folder} -path '*{name}/lock' -delete",
-            )
+                running = f"{name} is being compiled ({process}), {minutes:.0f} min"
+                yield note(running, "processes that need it wait until it ends")
+            else:
+                left[lock] = minutes
+    if left:
+        names, shortest = list(dict.fromkeys(lock.parent.name for lock in left)), min(left.values())
+        ops, are, them = ("op", "is", "it") if len(names) == 1 else ("ops", "are", "them")
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        for_long = f"for {'' if len(left) == 1 else 'at least '}{shortest:.0f} min"
+        yield problem(
+            f"the {ops} {listed} {are} locked {for_long}, and no process here compiles {them}",
+            "a killed build leaves its lock, and every process that needs the op then waits forever, without a message",
+            "\n".join(
+                [
+                    f"when no other machine compiles {them}:",
+                    *(f"rm {shlex.quote(str(lock))}" for lock in left),
+                ]
+            ),
+            effect=f"trainings that need {listed.replace(' and ', ' or ')} will hang",
+        )
     if writable and not left:
         yield ok("the folder of compiled ops is writable")

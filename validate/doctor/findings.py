@@ -29,10 +29,12 @@ class DoctorFinding:
     why: str = ""
     """Why it matters to DeepSpeed; "" if the status is "ok"."""
     fix: str = ""
-    """The command or setting that corrects it; "" if there is none."""
+    """The command or setting that corrects it; "" if there is none. Further lines are commands, one each."""
     area: str = ""
     check: str = ""
     """The name of the check, the same on every machine (`cuda-toolkit`)."""
+    effect: str = ""
+    """Which trainings a problem stops, and how, as a clause; "" if DeepSpeed fails."""
 
 
 Findings = Iterator[DoctorFinding]

@@ -97,6 +97,11 @@ class LintReport:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
+    def reader(self) -> str:
+        """What reads the file, in words."""
+        return "the Trainer or accelerate" if self.framework == "hf" else "plain DeepSpeed"
+
+    @property
     def shown(self) -> tuple[LintFinding, ...]:
         """The findings that are listed."""
         return self.findings[:MAX_FINDINGS]

@@ -57,16 +57,17 @@ def test_the_exit_code_says_whether_all_requirements_are_met(
     assert files == [word for word in options if word.endswith(".json")]
     skipped = [line for line in requirements if line.startswith("skip")]
     assert skipped == ["skip  fits: not checked, lint failed"] * ("bad.json" in options and has_model)
-    assert [line.split()[1].rstrip(":") for line in requirements if line.startswith("FAIL")] == failed
+    refused = [line.split()[1].rstrip(":") for line in requirements if line.startswith("FAIL")]
+    assert refused == failed + ["lint"] * ("lint" in failed)  # a line with the counts, and one for the error
     total, *note = lines[len(requirements) + len(files) :]
-    met = len(requirements) - len(failed) - len(skipped)
+    met = len(requirements) - len(refused) - len(skipped)
     assert total.endswith(f": {met} met, {len(failed)} failed{', 1 skipped' * bool(skipped)}.")
     assert [line.startswith("Only lint was checked") for line in note] == [True] * (not has_model)
     assert code == bool(failed)
     assert run(["check", *options, "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in answer["requirements"] if each["met"] is False] == failed
-    assert answer["met"] is not bool(failed) and len(answer["requirements"]) == len(requirements)
+    assert answer["met"] is not bool(failed) and len(answer["requirements"]) == met + len(failed) + len(skipped)
     checked = [each for each in answer["requirements"] if each["met"] is not None]
     assert all((each["value"] == each["limit"]) <= each["met"] for each in checked)
 
@@ -257,6 +258,31 @@ def test_each_error_has_a_line_and_a_wrong_stage_only_one(capsys: pytest.Capture
     Path("bad.json").write_text(json.dumps({**BAD, "zero_optimization": zero}))
     assert run(["check", "bad.json"]) == 1
     _, *errors, total, _ = capsys.readouterr().out.splitlines()
-    assert [re.findall(r"DS\d+", line) for line in errors] == [["DS020"], ["DS010"]]
+    assert [re.findall(r"DS\d+", line) for line in errors] == [[], ["DS020"], ["DS010"]]
+    assert errors[0].startswith("FAIL  lint: 2 errors, 0 warnings, 1 piece of advice; read by plain DeepSpeed (")
     assert all(line.startswith("FAIL  lint: ") for line in errors)
     assert total == "1 requirement: 0 met, 1 failed."
+
+
+@pytest.mark.usefixtures("folder")
+def test_lint_is_for_the_reader_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only Python's json refuses a trailing comma: without an `auto` the reader cannot be seen in the file."""
+    Path("hjson.json").write_text(json.dumps(GOOD)[:-1] + ",}")
+    assert run(["check", "hjson.json"]) == 0
+    assert "; read by plain DeepSpeed (assumed: pass --framework)\n" in capsys.readouterr().out
+    for options in ([], ON):
+        assert run(["check", "hjson.json", "--framework", "hf", *options]) == 1
+        out = capsys.readouterr().out
+        assert "FAIL  lint: DS001 line 1" in out and "; read by the Trainer or accelerate\n" in out
+
+
+@pytest.mark.usefixtures("folder")
+def test_each_warning_has_a_line_and_fails_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.json").write_text(json.dumps(GOOD | {"zero_optimization": {"stage": "3"}}))
+    assert run(["check", "text.json", "--framework", "hf"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("ok    lint: no errors, 1 warning") and out[2].startswith("warn  lint: DS022 line 1, ")
+    assert out[3] == "1 requirement: 1 met, 0 failed."
+    assert run(["check", "text.json", "--framework", "hf", "--json"]) == 0
+    (lint,) = json.loads(capsys.readouterr().out)["requirements"]
+    assert [each.split()[0] for each in lint["warnings"]] == ["DS022"]

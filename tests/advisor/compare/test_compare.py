@@ -273,28 +273,23 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
 
 
 def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the option that fills `auto` with the same. The batch that follows from the other keys is no default."""
+    """`auto` is filled as in the other file. The batch that follows from the other keys is no default."""
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
     auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": True}}
     total = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
     for name, config in (("a", fixed), ("b", auto), ("c", total)):
         (tmp_path / f"{name}.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 2}}))
     where = ["--model", "gpt2", "--gpus", "8xA100-80GB", "--offline"]
-    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *where]) == 0
-    printed, said = capsys.readouterr()
-    words = " ".join(printed.split())
-    assert (
-        "They train differently: A takes 128 samples a step, B takes 32. --micro-batch 4 --accumulation 4 fills "
-        "`auto` as in A." in words
-    )
-    assert "Gradient checkpointing: A on, B off; --gradient-checkpointing on or off sets both." in words
-    assert said == ""
-    wider = [*where, "--micro-batch", "4", "--accumulation", "4"]
-    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), *wider]) == 0
-    printed, said = capsys.readouterr()
-    assert "train differently" not in printed and said == ""
+    for first, second, letter in (("a", "b", "B"), ("b", "a", "A")):
+        assert run_here(["compare", str(tmp_path / f"{first}.json"), str(tmp_path / f"{second}.json"), *where]) == 0
+        printed, said = capsys.readouterr()
+        words = " ".join(printed.split())
+        other = "`auto` filled as in the other file, for one script: micro batch 4, accumulation 4."
+        assert f"{letter}: {other}" in words and said == ""
+        assert "train differently" not in words and "Gradient checkpointing: A" not in words
     assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"), *where]) == 0
     words = " ".join(capsys.readouterr().out.split())
+    assert "They train differently: A takes 128 samples a step, B takes 32." in words
     assert "train_batch_size 128 32" in words and "128 *" not in words
 
 
@@ -376,3 +371,16 @@ def test_plans_that_do_not_fit_have_no_time(capsys: pytest.CaptureFixture[str]) 
         out = capsys.readouterr().out
         assert [text in out for text in ("tokens/s", "Time, ms", "hours of the job")] == [has_time] * 3
         assert "Memory per GPU, GiB" in out
+
+
+def test_every_error_of_a_refused_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As by `check`; where figures are asked for, in the one line of the refusal."""
+    refused = {"zero_optimization": {"stage": 7}, "bf16": {"enabled": True}, "fp16": {"enabled": True}}
+    (tmp_path / "bad.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **refused}))
+    (tmp_path / "good.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1}))
+    names = [str(tmp_path / "bad.json"), str(tmp_path / "good.json")]
+    assert run_here(["compare", *names]) == 0
+    assert re.findall(r"DS\d+", capsys.readouterr().out) == ["DS020", "DS201"]
+    assert run_here(["compare", *names, "--model", "gpt2", "--gpus", "1x24GB", "--offline"]) == 2
+    err = capsys.readouterr().err
+    assert re.findall(r"DS\d+", err) == ["DS020", "DS201"] and "ds-advise lint" in err

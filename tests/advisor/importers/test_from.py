@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -849,3 +850,48 @@ def test_an_unknown_key_that_stays_in_the_changed_file_is_named(capsys: pytest.C
     printed = " ".join(capsys.readouterr().out.split())
     assert "The changed file keeps num_train_epoch (did you mean num_train_epochs?): correct it by hand." in printed
     assert "num_train_epoch" in json.loads(Path("b.json").read_text())
+
+
+def test_a_plan_that_cannot_run_names_the_key_that_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the file that has it; another optimizer also ends it."""
+    monkeypatch.chdir(tmp_path)
+    zero = {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}
+    Path("zero2.json").write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
+    keys = {"base_model": "Qwen/Qwen2.5-1.5B", "datasets": [{"path": "a", "type": "alpaca"}], "deepspeed": "zero2.json"}
+    Path("a.yml").write_text(json.dumps({**keys, "optimizer": "adamw_bnb_8bit", "micro_batch_size": 1, "bf16": True}))
+    assert run(["from", "a.yml", "--format", "axolotl", "--gpus", "4xA100-80GB", "--offline", "--no-run"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "it cannot run, because adamw_8bit does not run on the host; it can without "
+        "zero_optimization.offload_optimizer of zero2.json or with adamw as the optimizer." in out
+    )
+
+
+def test_a_better_plan_of_the_same_kind_says_what_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And frozen weights that are loaded in fp32 have their cost."""
+    monkeypatch.chdir(tmp_path)
+    keys = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "a", "use_peft": True, "bf16": True}
+    batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_length": 2048}
+    Path("a.yaml").write_text(json.dumps({**keys, **batch}))
+    assert run(["from", "a.yaml", "--format", "trl", "--gpus", "1xA100-80GB", "--offline", "--no-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Better: Plain PyTorch with micro batch \d.* and no gradient checkpointing fits\. It is", out)
+    assert (
+        "in which dtype: bfloat16 loads them; without dtype in the file TRL loads them in fp32, which takes 14." in out
+    )
+
+
+def test_the_command_for_a_script_keeps_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a command that sets variables of its own is started by env."""
+    monkeypatch.chdir(tmp_path)
+    Path("swift.sh").write_text("#!/bin/sh\nNPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B\n")
+    machine = ["--gpus", "4xA100-80GB", "--ram", "512GB", "--nvme", "/nvme:4TB"]
+    assert run(["from", "swift.sh", *machine, "--offline"]) == 2
+    error = capsys.readouterr().err
+    assert "ds-advise --gpus 4xA100-80GB --ram 512GB --nvme /nvme:4TB --offline -- env NPROC_PER_NODE=4 swift" in error

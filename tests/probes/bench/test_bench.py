@@ -105,6 +105,35 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 
 
+def test_each_group_says_when_it_ends_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is that of its processes."""
+    titles, limits = list[str](), list[float]()
+    monkeypatch.setattr(bench_run, "_run", lambda task, _: limits.append(bench_run._limit_s(task)) or ((), "late"))
+    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=print)
+    said = [f"at most {limit / 60:.0f} min)" for limit in limits]
+    assert len(titles) == 4 and all(title.endswith(text) for title, text in zip(titles, said, strict=True))
+
+
+def test_an_interrupt_shows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of a benchmark is not stored: answers would use it in place of a complete one."""
+    spread = {"median": 1e10, "lowest": 9e9, "highest": 1.1e10, "repeats": 3}
+    measured_one = BenchFigure(kind="host_memory", how="", size=2**20, unit="B/s", **spread)
+
+    def measured(task: Task, _: object) -> tuple[list[BenchFigure], None]:
+        if task.group == "collectives":
+            raise KeyboardInterrupt
+        return [measured_one] * (task.group == "host_memory"), None
+
+    monkeypatch.setattr(bench_run, "_run", measured)
+    assert run(["bench", "--device", "cpu", "--ranks", "2"]) == 130
+    out, error = capsys.readouterr()
+    assert "10 GB/s" in out and "interrupted" in error
+    assert "Not measured: collectives: interrupted." in out and "Not measured: DeepSpeedCPUAdam: interrupted." in out
+    assert "Kept as number" not in out
+
+
 def test_a_group_that_fails_has_a_reason() -> None:
     """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
     all."""
@@ -127,6 +156,24 @@ def test_a_group_that_is_late_has_its_limit_and_a_remedy(monkeypatch: pytest.Mon
     assert reason.endswith("; measure again when nothing else runs")
 
 
+def test_a_lock_that_nobody_holds_is_named_at_once_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed build leaves it. The group ends long before its limit, and the others keep their figures."""
+    monkeypatch.setattr("ds_advise.probes.real_run.ranks._STUCK_S", 5.0)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    heard: list[str] = []
+    task = Task(group="cpu_adam", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**20)
+    figures, reason = bench_run._run(task, heard.append)
+    waits = "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
+    remedy = f"rm {lock}, unless another machine builds it"
+    assert figures == () and reason == f"{waits}; {remedy}"
+    assert f"{waits}: {remedy}" in heard
+
+
 @pytest.mark.slow
 def test_nvme_is_measured_through_deepspeeds_own_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]
@@ -145,7 +192,7 @@ def test_nvme_is_measured_through_deepspeeds_own_code(
     assert {each.kind for each in result.figures} >= {"nvme_read", "nvme_write"}
     assert result.nvme_mount == mount_point(drive)
     assert list(drive.iterdir()) == []
-    assert "one rank" in skipped["collectives"] and titles == ["benchmark: NVMe (1 of 1)"]
+    assert "one rank" in skipped["collectives"] and titles[0].startswith("benchmark: NVMe (1 of 1; ")
 
 
 def _no_gpu() -> list[Gpu]:

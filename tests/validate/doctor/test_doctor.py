@@ -40,7 +40,8 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     assert {"versions", "building ops", "memory", "processor", "swap folder", "environment"} <= {
         finding["area"] for finding in answer["findings"]
     }
-    assert all({"area", "check", "status", "what", "why", "fix"} == finding.keys() for finding in answer["findings"])
+    keys = {"area", "check", "status", "what", "why", "fix", "effect"}
+    assert all(keys == finding.keys() for finding in answer["findings"])
     assert sum(answer["counts"].values()) == len(answer["findings"]) and answer["worst"] in STATUSES
     found = {finding["check"]: finding for finding in answer["findings"]}
     assert found["torch"]["status"] == "ok" and found["deepspeed"]["status"] == "ok"

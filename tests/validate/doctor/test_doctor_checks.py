@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,9 +323,9 @@ def test_a_fault_is_found_and_printed(
     assert broken.worst == min((finding.status for finding in broken.findings), key=STATUSES.index)
     printed = printed_document(doctor_document(broken))
     lines = printed.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []  # a path stays whole
     assert sum(STATUS.match(line) is not None for line in lines) == len(broken.findings)
-    unwrapped = "".join(printed.split())
+    unwrapped = "".join(printed.replace("\\\n", "").split())
     for finding in broken.findings:
         assert finding.what and not finding.what.endswith(".")
         assert finding.status not in ("warning", "problem") or (finding.why and finding.fix), finding
@@ -496,7 +497,23 @@ def test_a_running_build_is_no_fault(command: Sequence[str], checkup: Callable[.
         ("note", f"cpu_adam is being compiled (pid {process.pid}), 0 min"),
         ("ok", "the folder of compiled ops is writable"),
     }
-    assert found() == {("problem", "the op cpu_adam has been locked for 0 min, and no process here compiles it")}
+    assert found() == {("problem", "the op cpu_adam is locked for 0 min, and no process here compiles it")}
+
+
+def test_stale_locks_are_one_problem_that_hangs_some_trainings(checkup: Callable[..., Checkup], tmp_path: Path) -> None:
+    """Each lock has a command of its own, which stays in one line."""
+    for op in ("cpu_adam", "fused_adam"):
+        (tmp_path / "own" / op).mkdir(parents=True)
+        (tmp_path / "own" / op / "lock").touch()
+    found = checkup(environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")})
+    (locked,) = (each for each in found.findings if each.check == "ops-folder" and each.status == "problem")
+    assert locked.effect == "trainings that need cpu_adam or fused_adam will hang"
+    removals = [f"rm {tmp_path / 'own' / op / 'lock'}" for op in ("cpu_adam", "fused_adam")]
+    assert locked.fix.splitlines()[1:] == removals
+    only = replace(found, findings=(locked,), counts=found.counts | {"problem": 1, "warning": 0})
+    printed = printed_document(doctor_document(only), width=200)
+    assert printed.startswith(" 1 problem: trainings that need cpu_adam or fused_adam will hang.")
+    assert all(f"  {removal}\n" in printed for removal in removals)
 
 
 def test_a_port_is_in_use_where_a_process_listens() -> None:
