@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ...estimators.plan import PLANS, PlainPyTorch, Plan, Strategy
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...probes.run import Run
-from ...validate.lint import load_facts
+from ...validate.lint import LintFinding, LintReport, load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ...validate.lint.key_effects import unpredicted
 from ..question.file_question import FileQuestion, read_file_question, split_batch
@@ -30,6 +31,7 @@ from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from ..text.labels import checkpointing_label, method_title
+from ..text.units import counted_noun
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 from .dry_run_answer import DryRunAnswer
@@ -198,6 +200,22 @@ def _name(side: str | FileQuestion) -> str:
     return side if isinstance(side, str) else side.name
 
 
+def _problem(error: LintFinding) -> str:
+    return f"line {error.line}: {error.what} ({error.code})"
+
+
+def _refuse(side: FileQuestion, report: LintReport) -> None:
+    """Raise ConfigFileError for the first error of a file, with the command that shows the others."""
+    first, *others = [each for each in report.findings if each.severity == "error"] or [None]
+    if first is None:
+        return
+    known = {"--model": side.model, "--gpus": side.asked.get("gpus")}
+    options = [str(word) for pair in known.items() if pair[1] is not None for word in pair]
+    command = shlex.join(["ds-advise", "lint", side.name, *options])
+    more = f"; `{command}` shows {counted_noun(len(others), 'more error')}" if others else ""
+    raise ConfigFileError(f"{side.name}, {_problem(first)}", why=first.why, fix=first.fix + more)
+
+
 def build_side(
     side: str | FileQuestion, context: ComparisonContext | None, facts: DeepSpeedFacts | None = None
 ) -> Side:
@@ -214,12 +232,11 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    refusal = next((each for each in lint_question(side, facts).findings if each.severity == "error"), None)
-    problem = "" if refusal is None else f"line {refusal.line}: {refusal.what} ({refusal.code})"
+    report = lint_question(side, facts)
     if context is None:
-        return Side(name=name, settings=ConfigSettings(config, facts), refused=problem)
-    if refusal is not None:
-        raise ConfigFileError(f"{name}, {problem}", why=refusal.why, fix=refusal.fix)
+        refused = next((_problem(each) for each in report.findings if each.severity == "error"), "")
+        return Side(name=name, settings=ConfigSettings(config, facts), refused=refused)
+    _refuse(side, report)
     model, cluster = context.question.model, context.question.cluster
     is_recorded = side.recorded is not None
     options, batch = split_batch(side.options if is_recorded else context.options)
@@ -250,7 +267,8 @@ def build_side(
         )
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
-        raise UnsupportedPlanError(f"{name} cannot run", why=obstacle, fix="compare it without --model")
+        _refuse(side, lint_question(side, facts, model))  # an error that depends on the model has its fix
+        raise UnsupportedPlanError(f"{name} cannot run", why=obstacle)
     features, candidate, ran = (
         tuple(unpredicted(config, facts, plan, model)),
         predict(model, workload, cluster, plan),

@@ -167,13 +167,13 @@ def lint_files(paths: Sequence[Path], **options: Any) -> tuple[LintAnswer | Unre
     return tuple(map(lint_one, paths))
 
 
-def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
-    """Lint a configuration for its machines, without its model: what DeepSpeed, the Trainer and accelerate refuse does
-    not depend on it."""
+def lint_question(file: FileQuestion, facts: DeepSpeedFacts, model: ModelShape | None = None) -> LintReport:
+    """Lint a configuration for its machines. Without a model: hardly anything that DeepSpeed, the Trainer and
+    accelerate refuse depends on it."""
     options = file.asked
     framework = options.get("framework") if options.get("framework") == "deepspeed" else None
     placed = {name: options[name] for name in ("gpus", "device", "ranks") if name in options}
-    return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, **placed))
+    return lint(file.document, facts=facts, **lint_settings(file.config, framework=framework, model=model, **placed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...estimators.errors import UnknownModelError
+from ...estimators.errors import ConfigFileError, UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
 from ..text.units import alternatives
 from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
+from .typed_line import GPUS, line, typed_words, value_of
 
 if TYPE_CHECKING:
     from ..answer.comparison import Side
@@ -105,7 +106,7 @@ def explain(
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
     ds-advise explain Qwen2.5-14B --gpus 2x32GB "optimizer states"
     ds-advise explain Qwen2.5-14B --gpus 2x32GB time
-    ds-advise explain ds_config.json
+    ds-advise explain ds_config.json --model Qwen2.5-14B --gpus 2x32GB
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --strategy fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
@@ -151,7 +152,7 @@ def explain(
         if not near:
             refuse_other_name(title)
     if found is None:
-        raise click.UsageError(f"{model} records no model; name it with --model")
+        raise ConfigFileError(f"{model} records no model", fix=f"write {_with_model(model, part)}")
     if part:
         blocks = [*part_blocks(found, title, listing=typed_command(without=part))]
     else:
@@ -166,6 +167,11 @@ def _is_file(name: str, *, has_model: bool) -> bool:
     from ..question.file_question import is_ds_config
 
     return is_ds_config(Path(name)) or (has_model and Path(name).suffix.lower() == ".json")
+
+
+def _with_model(file: str, part: tuple[str, ...]) -> str:
+    """Return the line that explains a file for a model."""
+    return line(["explain", file, *part, "--model", "MODEL", "--gpus", value_of("--gpus", typed_words()) or GPUS])
 
 
 def _refuse_unknown(name: str) -> None:
@@ -229,8 +235,8 @@ def _of_question(
     kept, keys = split_settings(named_settings(settings or ""))
     changed = strategy or shown_candidate(answer_question(built)).plan.strategy
     candidate = strategy_candidate(built, changed, kept)
-    for line in without_costs(keys, candidate.plan):
-        output.say(line)
+    for words in without_costs(keys, candidate.plan):
+        output.say(words)
     return explain_plan(candidate, built)
 
 
