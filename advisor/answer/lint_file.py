@@ -60,7 +60,7 @@ def lint_settings(
         words = question_words(model if isinstance(model, str) else shape.name, options)
         asked = {"model": shape, "workload": workload, "cluster": cluster, "free_loss": options.get("loss") is None}
         known["fill"] = _fill(shape, workload, cluster, batch)
-        known["what_fits"] = cache(lambda: _what_fits(asked, f"ds-advise {words}"))
+        known["what_fits"] = cache(lambda: what_fits(lambda: Question(**asked), f"ds-advise {words}"))
     return known
 
 
@@ -77,16 +77,16 @@ def _fill(model: ModelShape, workload: Workload, cluster: Cluster, given: Mappin
     return lambda config: fill_text(json.dumps(config))
 
 
-def _what_fits(asked: Mapping[str, Any], command: str) -> str:
+def what_fits(ask: Callable[[], Question], command: str) -> str:
     """The plan that fits the model and the machines of a question, and the command that writes it; without one, the
-    first changes of the question with which a plan fits. asked: the fields of the question."""
+    first changes of the question with which a plan fits. ask: returns the question."""
     from ..search.candidate import ram_condition  # imported here: only a configuration that does not fit needs it
     from ..search.choice import fastest_that_fits
     from ..search.search import predict_all
     from .what_if import changes
 
     try:
-        question = Question(**asked)
+        question = ask()
         if question.workload.global_batch_size is None:
             question = question.with_default_batch()
         question = question.offered_loss_question or question

@@ -16,7 +16,7 @@ from ..question.options import OPTIONS
 from ..text.output import Output
 from ..text.units import alternatives
 from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
-from .typed_line import GPUS, line, typed_words, value_of
+from .typed_line import GPUS, line, question_for, typed_words, value_of
 
 if TYPE_CHECKING:
     from ..answer.comparison import Side
@@ -157,7 +157,10 @@ def explain(
         blocks = [*part_blocks(found, title, listing=typed_command(without=part))]
     else:
         largest = component_title(found.sections[0].parts()[0].name)
-        blocks = [*explanation_blocks(found, example=typed_command(largest), details=details)]
+        example = typed_command(largest)
+        blocks = [
+            *explanation_blocks(found, example=example, details=details, way_out="" if is_file else _way_out(found))
+        ]
     output.show(found.figures, lambda console: print_blocks(blocks, console))
     return 0
 
@@ -167,6 +170,18 @@ def _is_file(name: str, *, has_model: bool) -> bool:
     from ..question.file_question import is_ds_config
 
     return is_ds_config(Path(name)) or (has_model and Path(name).suffix.lower() == ".json")
+
+
+def _way_out(found: Explanation) -> str:
+    """Return what fits in place of the plan of a question that does not; "" if it fits."""
+    from ..answer.lint_file import what_fits
+    from .commands import command_named
+
+    question = found.question
+    if question is None or found.candidate.fit.verdict != "does not fit":
+        return ""
+    words = question_for(command_named("advise"), typed_words(), command_named("explain"))
+    return what_fits(lambda: question, line(words))
 
 
 def _with_model(file: str, part: tuple[str, ...]) -> str:
