@@ -139,7 +139,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("zero_optimization.leaf_module", "modules that are gathered whole", stages=(3,)),
     _key(
         "zero_optimization.cpu_offload_use_pin_memory",
-        "pin_memory in offload_optimizer and offload_param pins their memory in its place",
+        "no effect: pin_memory in offload_optimizer and offload_param pins their memory in its place",
         stages=(),
     ),
     _key("zero_optimization.use_multi_rank_bucket_allreduce", stages=(1, 2)),

@@ -31,6 +31,12 @@ from .key_example import as_written, example_of, key_type, refusal, remarks, val
 
 _MOST_PLACES = 6
 
+DEPRECATED_NAME = "the deprecated name of "
+"""Start of the meaning of a key that has a successor."""
+
+NOT_LISTED = "Its keys are not listed here; DeepSpeed documents its configuration at https://www.deepspeed.ai/docs/config-json/."
+"""The sentence on a block whose keys no class of DeepSpeed has."""
+
 AUTO = '"auto": '
 """Start of the sentence on the value for `auto`."""
 
@@ -241,7 +247,7 @@ def explain_key(
     def described(path: str) -> str:
         known, now = facts.find_field(path), successor_path(path, facts).rpartition(".")[2]
         of_class = known.description if known is not None else ""
-        return meaning(path) or (f"the deprecated name of {now}" if now else of_class)
+        return meaning(path) or (f"{DEPRECATED_NAME}{now}" if now else of_class)
 
     return KeyExplanation(
         schema_version=SCHEMA_VERSION,
@@ -377,7 +383,7 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     if cases := [check.what for check in REFUSED if path in check.paths and check.what]:
         yield f"DeepSpeed refuses it if {'; if '.join(cases)}."
     if path in NOT_READ_HERE:
-        yield "Its keys are not listed here: DeepSpeed's documentation has them."
+        yield NOT_LISTED
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
     if known is None or not known.fill:

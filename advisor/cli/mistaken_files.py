@@ -43,7 +43,8 @@ def other_command(name: str, gpus: str = "") -> str:
         # Without a model only lint has an answer.
         return line(["lint", name]) if model == "MODEL" else line(["explain", name, "--model", model, "--gpus", gpus])
     if path.suffix.lower() == ".py":
-        return f"ds-advise --gpus {gpus} -- torchrun {name}"
+        printed = f", or, if it prints the configuration, python {name} | ds-advise lint -" * (typed[:1] == ["lint"])
+        return f"ds-advise --gpus {gpus} -- torchrun {name}{printed}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     if (run := _run_of_tool(path)) is not None:

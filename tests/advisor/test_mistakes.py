@@ -508,3 +508,9 @@ def test_a_file_of_another_tool_is_named(command: str, kind: str, capsys: pytest
     assert run([command, "run.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"run.yaml is an accelerate configuration, not {kind}; write ds-advise from run.yaml" in said
+
+
+def test_a_script_given_to_lint_may_print_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("make.py").write_text("print({})\n")
+    assert run(["lint", "make.py"]) == 2
+    assert "if it prints the configuration, python make.py | ds-advise lint -" in capsys.readouterr().err

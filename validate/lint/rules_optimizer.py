@@ -135,7 +135,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         if pair:
             first, second = pair
             both = [params[name] for name in pair]
-            what = f"{config.text('optimizer.type')} takes {first} and {second} as one list, betas"
+            what = f"{_class_name(config, block)} takes {first} and {second} as one list, betas"
             merged = ("optimizer", "params", "betas")
             edits = (
                 Rename((*merged[:-1], first), "betas"),
@@ -147,7 +147,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         for name in params if taken is not None else ():
             # DS503 reports max_grad_norm.
             if name not in (*names, *pair) and (block, name) != ("optimizer", "max_grad_norm"):
-                what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
+                what = f"{_class_name(config, block)} has no argument {name[:40]!r}"
                 fix = "remove it, or correct its name"
                 yield unknown_name(config, (block, "params", name), what, names, fix=fix, is_safe=True)
         if block == "scheduler" and taken is not None:
@@ -155,6 +155,12 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
             elif missing := _missing(config, taken):
                 yield violation(path, f"{kind} needs {missing}", fix=f"add {missing}{_filled(config)}")
+
+
+def _class_name(config: LintedConfig, block: str) -> str:
+    """The type of a block as its class is written, for `adamw` AdamW."""
+    spec = config.optimizer_spec if block == "optimizer" else None
+    return (spec.block_type if spec is not None else "") or config.text(f"{block}.type")
 
 
 def _separate_betas(config: LintedConfig, known: Sequence[str]) -> tuple[str, ...]:
@@ -263,7 +269,7 @@ OPTIMIZER_RULES = section(
         at(
             "optimizer.type",
             when.stages(1, 2, 3) & when.known_optimizer & ~_tested & ~_allowed,
-            lambda config, path: f"{config.text(path)} is untested with ZeRO",
+            lambda config, _: f"{_class_name(config, 'optimizer')} is untested with ZeRO",
         ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
         fix='add "zero_allow_untested_optimizer": true',

@@ -242,6 +242,7 @@ ZERO_RULES = section(
         "DS302 a setting of another stage",
         _other_stage,
         why="only the code of stage 3, the optimizer of stages 1 and 2, or both use it",
+        fix="remove it, or use that stage",
         source="runtime/engine.py _configure_zero_optimizer, save_16bit_model",
     ),
     error_rule(

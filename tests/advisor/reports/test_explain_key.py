@@ -734,3 +734,17 @@ def test_the_rules_whose_fix_names_a_key_are_first(path: str, codes: tuple[str, 
     rules = explain_key(path, facts=facts()).rules[:4]
     assert {*codes} <= {each.split()[0] for each in rules}
     assert not any(each.startswith("DS203") for each in explain_key("flops_profiler.enabled", facts=facts()).rules)
+
+
+def test_a_block_has_its_deprecated_keys_last_and_one_kind_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "zero_optimization"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Deprecated: cpu_offload_param (now offload_param), cpu_offload (now offload_optimizer), " in out
+    assert "cpu_offload_use_pin_memory No effect: pin_memory in offload_optimizer" in out
+    assert "overlap_comm Communication overlaps" in out and "the deprecated name of" not in out
+
+
+def test_a_block_without_a_class_names_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "data_efficiency"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "keys not listed here; DeepSpeed documents" in out and "config-json" in out and "condition" not in out
