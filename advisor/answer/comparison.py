@@ -206,9 +206,10 @@ def _problem(error: LintFinding) -> str:
 
 def _refuse(side: FileQuestion, report: LintReport) -> None:
     """Raise ConfigFileError for the first error of a file, with the command that shows the others."""
-    first, *others = [each for each in report.findings if each.severity == "error"] or [None]
-    if first is None:
+    errors = [each for each in report.findings if each.severity == "error"]
+    if not errors:
         return
+    first, *others = errors
     known = {"--model": side.model, "--gpus": side.asked.get("gpus")}
     options = [str(word) for pair in known.items() if pair[1] is not None for word in pair]
     command = shlex.join(["ds-advise", "lint", side.name, *options])

@@ -34,7 +34,9 @@ _MOST_PLACES = 6
 DEPRECATED_NAME = "the deprecated name of "
 """Start of the meaning of a key that has a successor."""
 
-NOT_LISTED = "Its keys are not listed here; DeepSpeed documents its configuration at https://www.deepspeed.ai/docs/config-json/."
+NOT_LISTED = (
+    "Its keys are not listed here; DeepSpeed documents its configuration at https://www.deepspeed.ai/docs/config-json/."
+)
 """The sentence on a block whose keys no class of DeepSpeed has."""
 
 AUTO = '"auto": '

@@ -58,7 +58,12 @@ def lint_settings(
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
         words = question_words(model if isinstance(model, str) else shape.name, options)
-        asked = {"model": shape, "workload": workload, "cluster": cluster, "free_loss": options.get("loss") is None}
+        asked: dict[str, Any] = {
+            "model": shape,
+            "workload": workload,
+            "cluster": cluster,
+            "free_loss": options.get("loss") is None,
+        }
         known["fill"] = _fill(shape, workload, cluster, batch)
         known["what_fits"] = cache(lambda: what_fits(lambda: Question(**asked), f"ds-advise {words}"))
     return known

@@ -693,3 +693,17 @@ def test_a_plan_that_does_not_fit_names_one_that_does_and_no_speed(capsys: pytes
 def test_a_part_of_no_size_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "Qwen2.5-7B", "--gpus", "4xA100-80GB", "--offline", "--details"]) == 0
     assert not re.search(r"  0 (ms|s) +<1 %", capsys.readouterr().out)
+
+
+def test_each_tensor_of_the_loss_is_named_in_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x80GB", "--offline", "--loss", "standard", "--details"]
+    assert run(asked) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for name in ("log-softmax", "gradient of log-softmax", "gradient of logits"):
+        assert f"bytes per element of the {name} x" in out
+
+
+def test_the_name_of_the_optimizer_proposes_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("adam", "AdamW"):
+        assert run(["explain", "Qwen2.5-0.5B", "--gpus", "2x80GB", "--offline", name]) == 2
+        assert "did you mean optimizer states or optimizer?" in capsys.readouterr().err
