@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, get_args
 
 from ..estimators.errors import DsAdviseError, WorkloadError
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
-from ..estimators.plan import Plan
+from ..estimators.plan import PLAN_FIELDS, PlainPyTorch, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
@@ -295,6 +295,7 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     plan = known_plan(strategy)
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
+    _refuse_other_keys(strategy, chosen)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         # A shape that is given completely is one plan, so the search must not add a dimension.
@@ -304,6 +305,17 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     if best is None:
         raise WorkloadError(f"{strategy} cannot run here", why=obstacle, fix="pass another --strategy")
     return best
+
+
+def _refuse_other_keys(strategy: str, settings: Mapping[str, Any]) -> None:
+    """Raise WorkloadError for plain PyTorch with a setting that is a key of DeepSpeed."""
+    keys = [name for name in settings if PLAN_FIELDS[name].path]
+    if strategy in get_args(PlainPyTorch) and keys:
+        has = "is a key of DeepSpeed's configuration" if len(keys) == 1 else "are keys of DeepSpeed's configuration"
+        raise WorkloadError(
+            f"{strategy} cannot run so: {', '.join(keys)} {has}",
+            fix=f"leave {'it' if len(keys) == 1 else 'them'} out of --set, or name a --strategy of ZeRO",
+        )
 
 
 def plain_pytorch(question: Question) -> Candidate:

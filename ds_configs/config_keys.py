@@ -46,7 +46,11 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         filled_with="fp16 or fp16_full_eval of TrainingArguments",
         option="precision",
     ),
-    _key("fp16.loss_scale", "0: dynamic loss scaling"),
+    # examples: the documentation of Apex's amp (loss_scale=128.0); BLOOM's configuration (initial_scale_power 12)
+    _key("fp16.loss_scale", "0: dynamic loss scaling; else the constant scale of the loss", example=128),
+    _key("fp16.initial_scale_power", "dynamic loss scaling begins at 2 to this power", example=12),
+    # runtime/fp16/loss_scaler.py DynamicLossScaler.update_scale (0.19.8) counts down to 1, and lowers the scale there
+    _key("fp16.hysteresis", "which overflow lowers the dynamic scale of the loss: 2: the second one"),
     _key(
         "optimizer.type",
         "determines the states per parameter, and whether they can be in host RAM",
@@ -58,6 +62,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         "decay rates of the averages of gradients and of squared gradients",
         fill="match",
         filled_with="[adam_beta1, adam_beta2] of TrainingArguments",
+        example=[0.9, 0.95],
     ),
     _key("optimizer.params.eps", "added to the denominator of the update", fill="match", argument="adam_epsilon"),
     _key(
@@ -134,7 +139,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     _key("zero_optimization.leaf_module", "modules that are gathered whole", stages=(3,)),
     _key(
         "zero_optimization.cpu_offload_use_pin_memory",
-        "pin_memory in offload_optimizer and offload_param pins their memory in its place",
+        "no effect: pin_memory in offload_optimizer and offload_param pins their memory in its place",
         stages=(),
     ),
     _key("zero_optimization.use_multi_rank_bucket_allreduce", stages=(1, 2)),
@@ -147,7 +152,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
         "saves a whole model, not only shards; rank 0 gathers it",
     ),
-    _key("zero_optimization.stage3_model_persistence_threshold"),
+    _key("zero_optimization.stage3_model_persistence_threshold", example=100_000_000),
     _key("zero_optimization.stage3_module_granularity_threshold"),
     _key("zero_optimization.stage3_use_all_reduce_for_fetch_params"),
     _key("zero_optimization.stage3_allgather_sequential"),

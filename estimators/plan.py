@@ -59,6 +59,8 @@ class ConfigKey:
     """The field of TrainingArguments that a number must equal."""
     option: str = ""
     """The option of a question that a key outside the plan follows, and with it memory and time; "" for other keys."""
+    example: Any = None
+    """A usual value other than the default, where half or twice the default is not one; None for other keys."""
 
     @property
     def filled(self) -> bool:

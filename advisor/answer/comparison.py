@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from ...estimators.plan import PLANS, PlainPyTorch, Plan, Strategy
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...probes.run import Run
-from ...validate.lint import load_facts
+from ...validate.lint import LintFinding, LintReport, load_facts
 from ...validate.lint.facts import DeepSpeedFacts
 from ...validate.lint.key_effects import unpredicted
 from ..question.file_question import FILLED, FileQuestion, read_file_question, split_batch
@@ -32,6 +32,7 @@ from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from ..text.labels import checkpointing_label, method_title
+from ..text.units import counted_noun
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 from .dry_run_answer import DryRunAnswer
@@ -227,6 +228,26 @@ def _filled_from(script: Mapping[str, Any], side: FileQuestion, options: Mapping
     }
 
 
+def _problem(error: LintFinding) -> str:
+    return f"line {error.line}: {error.what} ({error.code})"
+
+
+def _refuse(side: FileQuestion, errors: Sequence[LintFinding]) -> None:
+    """Raise ConfigFileError for the errors of a file: the first one, with the command that shows the others."""
+    if not errors:
+        return
+    first, *others = errors
+    known = {"--model": side.model, "--gpus": side.asked.get("gpus")}
+    options = [str(word) for pair in known.items() if pair[1] is not None for word in pair]
+    command = shlex.join(["ds-advise", "lint", side.name, *options])
+    more = f"; `{command}` shows {counted_noun(len(others), 'more error')}" if others else ""
+    raise ConfigFileError(f"{side.name}, {_problem(first)}", why=first.why, fix=first.fix + more)
+
+
+def _errors_of(report: LintReport) -> list[LintFinding]:
+    return [each for each in report.findings if each.severity == "error"]
+
+
 def build_side(
     side: str | FileQuestion,
     context: ComparisonContext | None,
@@ -248,14 +269,10 @@ def build_side(
                 fix="pass --model and --gpus, or a ds_config.json instead",
             )
     name, config = side.name, side.config
-    errors = [each for each in lint_question(side, facts).findings if each.severity == "error"]
-    problem = "; ".join(f"line {each.line}: {each.what} ({each.code})" for each in errors)
+    errors = _errors_of(lint_question(side, facts))
     if context is None:
-        return Side(name=name, settings=ConfigSettings(config, facts), refused=problem)
-    if errors:
-        first = errors[0]
-        fix = first.fix if len(errors) == 1 else f"`ds-advise lint {shlex.quote(name)}` has the fix of each"
-        raise ConfigFileError(f"{name}, {problem}", why=first.why if len(errors) == 1 else "", fix=fix)
+        return Side(name=name, settings=ConfigSettings(config, facts), refused="; ".join(map(_problem, errors)))
+    _refuse(side, errors)
     model, cluster = context.question.model, context.question.cluster
     is_recorded = side.recorded is not None
     options, batch = split_batch(side.options if is_recorded else context.options)
@@ -288,7 +305,8 @@ def build_side(
         )
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
-        raise UnsupportedPlanError(f"{name} cannot run", why=obstacle, fix="compare it without --model")
+        _refuse(side, _errors_of(lint_question(side, facts, model)))  # an error that depends on the model has its fix
+        raise UnsupportedPlanError(f"{name} cannot run", why=obstacle)
     is_chosen = bool(filled.words) or "gradient_checkpointing" in from_other
     features, candidate, ran = (
         tuple(unpredicted(config, facts, plan, model)),

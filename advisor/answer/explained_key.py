@@ -31,6 +31,14 @@ from .key_example import as_written, example_of, key_type, refusal, remarks, val
 
 _MOST_PLACES = 6
 
+DEPRECATED_NAME = "the deprecated name of "
+"""Start of the meaning of a key that has a successor."""
+
+NOT_LISTED = (
+    "Its keys are not listed here; DeepSpeed documents its configuration at https://www.deepspeed.ai/docs/config-json/."
+)
+"""The sentence on a block whose keys no class of DeepSpeed has."""
+
 AUTO = '"auto": '
 """Start of the sentence on the value for `auto`."""
 
@@ -241,7 +249,7 @@ def explain_key(
     def described(path: str) -> str:
         known, now = facts.find_field(path), successor_path(path, facts).rpartition(".")[2]
         of_class = known.description if known is not None else ""
-        return meaning(path) or (f"the deprecated name of {now}" if now else of_class)
+        return meaning(path) or (f"{DEPRECATED_NAME}{now}" if now else of_class)
 
     return KeyExplanation(
         schema_version=SCHEMA_VERSION,
@@ -319,7 +327,7 @@ def _names_batch(path: str, side: Side) -> bool:
 def _rules(path: str, facts: DeepSpeedFacts) -> Iterator[str]:
     """Yield the rules on a key: first those whose fix names it, then those whose example is corrected at it."""
     (block, _, key), field, found = path.rpartition("."), facts.find_field(path), list[Rule]()
-    named = rf'"{key}": |\buse (?:that )?{key}\b'
+    named = rf'"{key}": ' + rf"|\buse (?:that )?{key}\b" * (facts.block(path) is None)  # a block in place of another
     if len(facts.owners(key)) > 1:
         named = rf'"{block.rpartition(".")[2]}": {{"{key}": '
     if field is not None and field.deprecated:
@@ -329,7 +337,7 @@ def _rules(path: str, facts: DeepSpeedFacts) -> Iterator[str]:
     for rule in rules:
         bad, good, _ = rule.example
         mistake, mended = value_at(path, bad), value_at(path, good)
-        if mistake != mended and (mistake is not None or len(_leaves(good) - _leaves(bad)) <= _FEW):
+        if mistake != mended and (mistake is not None or _is_what_is_added(path, bad, good)):
             found.append(rule)
     yield from dict.fromkeys(f"{rule.code} {rule.title}" for rule in found)
 
@@ -338,11 +346,29 @@ _FEW = 2
 """Keys that the correction of a mistake adds, if the mistake is that they are missing."""
 
 
-def _leaves(config: Any) -> set[str]:
-    """Return every value with its path."""
+def _is_what_is_added(path: str, bad: Any, good: Any) -> bool:
+    """Return whether a mistake is that the key is missing: its correction adds few keys, replaces none of another
+    block, and adds no block of which the key is only a part."""
+    before, after = _leaves(bad), _leaves(good)
+    new = {each for each in after if after[each] != before.get(each)}
+    replaced = {each.rpartition(".")[0] for each in {*before} - {*after}}
+    whole = next(each for each in _blocks(path) if value_at(each, bad) is None)
+    others = {each for each in new if each.startswith(f"{whole}.") and not f"{each}.".startswith(f"{path}.")}
+    return len(new) <= _FEW and replaced <= {path.rpartition(".")[0]} and not others
+
+
+def _blocks(path: str) -> Iterator[str]:
+    """Yield the blocks around a key, the outermost first, and the key."""
+    names = path.split(".")
+    yield from (".".join(names[:count]) for count in range(1, len(names) + 1))
+
+
+def _leaves(config: Any, above: str = "") -> dict[str, Any]:
+    """Return every value that is no object by its path."""
     if not isinstance(config, dict):
-        return {f"={config!r}"}
-    return {f"{key}.{leaf}" for key, value in config.items() for leaf in _leaves(value)}
+        return {above: config}
+    parts = (_leaves(value, f"{above}.{key}".lstrip(".")) for key, value in config.items())
+    return {path: value for part in parts for path, value in part.items()}
 
 
 def _default(path: str, facts: DeepSpeedFacts) -> str:
@@ -359,7 +385,7 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
     if cases := [check.what for check in REFUSED if path in check.paths and check.what]:
         yield f"DeepSpeed refuses it if {'; if '.join(cases)}."
     if path in NOT_READ_HERE:
-        yield "Its keys are not listed here: DeepSpeed's documentation has them."
+        yield NOT_LISTED
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
     if known is None or not known.fill:

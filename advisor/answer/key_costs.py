@@ -134,6 +134,12 @@ def follows_option(path: str) -> str:
     return "" if known is None else known.option
 
 
+def may_cost(path: str) -> bool:
+    """Return whether there are figures by value for some plan."""
+    known = CONFIG_KEYS.get(path)
+    return known is not None and bool(known.stages and (known.field or known.option))
+
+
 def without_costs(paths: Iterable[str], plan: Plan) -> Iterator[str]:
     """Yield a line for each key on which the figures of a plan do not depend, or that an option sets."""
     for path in paths:
@@ -207,7 +213,16 @@ def _variants(known: ConfigKey, context: KeyContext) -> Iterator[tuple[Any, Work
         default = ConfigSettings(zero, load_facts()).default(known.path).value
         for value in _values(known.field, getattr(plan, known.field), known.lowest, default):
             other = plan.replace_fields(**{known.field: value})
+            if known.field == "micro_batch_size":
+                other = _at_own_batch(other, plan)
             yield value, workload, _at_own_stage(other) if known.field == "zero_stage" else other
+
+
+def _at_own_batch(other: Plan, plan: Plan) -> Plan:
+    """Return a plan of another micro batch with the global batch of the plan, or the nearest above, by accumulation: a
+    larger global batch is faster by itself."""
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps
+    return other.replace_fields(gradient_accumulation_steps=-(-samples // other.micro_batch_size))
 
 
 def _at_own_stage(plan: Plan) -> Plan:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...ds_configs.config_keys import CONFIG_KEYS, stages_of
+from ...ds_configs.config_keys import CONFIG_KEYS
 from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document, rules_types
 from ...validate.lint.rules_batch import MICRO, TOTAL
 from ...validate.lint.values import FieldType, find_problem, json_text
-from .config_settings import ConfigSettings
+from .config_settings import ConfigSettings, Setting
 from .key_costs import KeyContext, with_value
 
 
@@ -23,12 +23,14 @@ def key_type(path: str, facts: DeepSpeedFacts) -> FieldType | None:
 
 
 def example_of(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
-    """Return the smallest configuration with a key and a value that lint does not refuse: one that lint's examples
-    have, else the other truth value or another choice, else half or twice the default; the default if a key takes
-    no other value, {} for none.
+    """Return the smallest configuration with a key and a value that has an effect, and of which lint does not warn: the
+    key's own example, else one that lint's examples have, the other truth value or another choice, half or twice the
+    default; {} for none.
     """
     good = [rule.example.good for rule in RULES if isinstance(rule.example.good, dict)]
-    around = [{}, *sorted(good, key=lambda config: len(json.dumps(config)))]
+    around = sorted(({}, *good), key=lambda config: len(json.dumps(config)))
+    if switch := _switch(path, facts):
+        around = [each for config in around for each in (config, with_value(config, switch.split("."), True))]
     for value in _values(path, good, facts):
         for config in around:
             whole = with_value(config, path.split("."), as_written(path, value, facts))
@@ -39,23 +41,38 @@ def example_of(path: str, facts: DeepSpeedFacts) -> dict[str, Any]:
 
 def _values(path: str, good: Sequence[Mapping[str, Any]], facts: DeepSpeedFacts) -> Iterator[Any]:
     """Yield the values that an example can have: other ones than the default if there are any."""
-    default, kind = ConfigSettings({}, facts).default(path).value, key_type(path, facts)
+    default, kind, known = facts.default(path), key_type(path, facts), CONFIG_KEYS.get(path)
     values = [value_at(path, config) for config in good]
-    fitting = [
-        value
-        for value in (*values, *_other_values(default, kind), default)
-        if value not in (None, "auto", "none") and (kind is None or find_problem(kind, value) is None)
-    ]
-    yield from [value for value in fitting if value != default] or fitting[:1]
+    own = () if known is None or known.example is None else (known.example,)
+    for value in own or (*values, *_other_values(default, kind)):
+        if value not in (None, "auto", "none") and (kind is None or find_problem(kind, value) is None):
+            yield value
+
+
+def _switch(path: str, facts: DeepSpeedFacts) -> str:
+    """Return the path of the key that enables the key's block; "" for none, and for that key itself."""
+    owner = path.rpartition(".")[0]
+    switch = f"{owner}.enabled"
+    return switch if owner and path != switch and facts.find_field(switch) is not None else ""
 
 
 def _is_refused(config: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> bool:
-    """Return whether lint has an error, or DeepSpeed refuses the key at the stage, in words that need no rule."""
+    """Return whether lint has an error or a warning, or the key has no effect: it is off, not used at the stage, or has
+    its default."""
     known, batch = CONFIG_KEYS.get(path), {} if TOTAL in config else {MICRO: 1}
-    stage = value_at("zero_optimization.stage", config) or 0
-    if stage not in stages_of(path) or (known is not None and not known.stages):  # without effect it is no example
+    settings, (block, _, _) = ConfigSettings(config, facts), path.rpartition(".")
+    own = Setting(value=value_at(path, config), origin="file")
+    if not (settings.acts(path) and settings.active(path)) or own.same_as(settings.default(path)):
         return True
-    return any(each.severity == "error" for each in _findings({**batch, **config}, facts=facts, framework="deepspeed"))
+    if known is not None and known.nvme_only and settings.get(f"{block}.device").value != "nvme":
+        return True
+    whole = {**batch, **config}
+    found = _findings(whole, facts=facts, framework="deepspeed", ignored=_OF_THIS_MACHINE)
+    return any(each.severity != "advice" for each in found)
+
+
+_OF_THIS_MACHINE = ("DS858",)
+"""Codes of the rules that look for packages."""
 
 
 def _findings(config: Mapping[str, Any], **options: Any) -> Sequence[LintFinding]:

@@ -58,9 +58,14 @@ def lint_settings(
     known: dict[str, Any] = {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
     if shape is not None and workload is not None and cluster is not None:
         words = question_words(model if isinstance(model, str) else shape.name, options)
-        asked = {"model": shape, "workload": workload, "cluster": cluster, "free_loss": options.get("loss") is None}
+        asked: dict[str, Any] = {
+            "model": shape,
+            "workload": workload,
+            "cluster": cluster,
+            "free_loss": options.get("loss") is None,
+        }
         known["fill"] = _fill(shape, workload, cluster, batch)
-        known["what_fits"] = cache(lambda: _what_fits(asked, f"ds-advise {words}"))
+        known["what_fits"] = cache(lambda: what_fits(lambda: Question(**asked), f"ds-advise {words}"))
     return known
 
 
@@ -77,16 +82,16 @@ def _fill(model: ModelShape, workload: Workload, cluster: Cluster, given: Mappin
     return lambda config: fill_text(json.dumps(config))
 
 
-def _what_fits(asked: Mapping[str, Any], command: str) -> str:
+def what_fits(ask: Callable[[], Question], command: str) -> str:
     """The plan that fits the model and the machines of a question, and the command that writes it; without one, the
-    first changes of the question with which a plan fits. asked: the fields of the question."""
+    first changes of the question with which a plan fits. ask: returns the question."""
     from ..search.candidate import ram_condition  # imported here: only a configuration that does not fit needs it
     from ..search.choice import fastest_that_fits
     from ..search.search import predict_all
     from .what_if import changes
 
     try:
-        question = Question(**asked)
+        question = ask()
         if question.workload.global_batch_size is None:
             question = question.with_default_batch()
         question = question.offered_loss_question or question
@@ -167,12 +172,12 @@ def lint_files(paths: Sequence[Path], **options: Any) -> tuple[LintAnswer | Unre
     return tuple(map(lint_one, paths))
 
 
-def lint_question(file: FileQuestion, facts: DeepSpeedFacts) -> LintReport:
-    """Lint a configuration for its machines, without its model: what DeepSpeed, the Trainer and accelerate refuse does
-    not depend on it."""
+def lint_question(file: FileQuestion, facts: DeepSpeedFacts, model: ModelShape | None = None) -> LintReport:
+    """Lint a configuration for its machines. Without a model: hardly anything that DeepSpeed, the Trainer and
+    accelerate refuse depends on it."""
     options = file.asked
-    known = {name: options[name] for name in ("framework", "gpus", "device", "ranks") if name in options}
-    return lint(file.document, facts=facts, **lint_settings(file.config, **known))
+    placed = {name: options[name] for name in ("framework", "gpus", "device", "ranks") if name in options}
+    return lint(file.document, facts=facts, **lint_settings(file.config, model=model, **placed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ...estimators.errors import UnknownModelError
+from ...estimators.errors import ConfigFileError, UnknownModelError
 from ...estimators.plan import PlainPyTorch
 from ..question.options import OPTIONS
 from ..text.output import Output
 from ..text.units import alternatives
 from .options import MODEL_ARGUMENT, CommandWithItsWords, output_options, question_options, typed_command
+from .typed_line import GPUS, line, question_for, typed_words, value_of
 
 if TYPE_CHECKING:
     from ..answer.comparison import Side
@@ -105,7 +106,7 @@ def explain(
     ds-advise explain Qwen2.5-14B --gpus 2x32GB
     ds-advise explain Qwen2.5-14B --gpus 2x32GB "optimizer states"
     ds-advise explain Qwen2.5-14B --gpus 2x32GB time
-    ds-advise explain ds_config.json
+    ds-advise explain ds_config.json --model Qwen2.5-14B --gpus 2x32GB
     ds-advise explain Qwen2.5-14B --gpus 2x80GB --strategy fsdp --micro-batch 1
     ds-advise explain overlap_comm --model Qwen2.5-14B --gpus 2x80GB
 
@@ -151,12 +152,15 @@ def explain(
         if not near:
             refuse_other_name(title)
     if found is None:
-        raise click.UsageError(f"{model} records no model; name it with --model")
+        raise ConfigFileError(f"{model} records no model", fix=f"write {_with_model(model, part)}")
     if part:
         blocks = [*part_blocks(found, title, listing=typed_command(without=part))]
     else:
         largest = component_title(found.sections[0].parts()[0].name)
-        blocks = [*explanation_blocks(found, example=typed_command(largest), details=details)]
+        example = typed_command(largest)
+        blocks = [
+            *explanation_blocks(found, example=example, details=details, way_out="" if is_file else _way_out(found))
+        ]
     output.show(found.figures, lambda console: print_blocks(blocks, console))
     return 0
 
@@ -166,6 +170,23 @@ def _is_file(name: str, *, has_model: bool) -> bool:
     from ..question.file_question import is_ds_config
 
     return is_ds_config(Path(name)) or (has_model and Path(name).suffix.lower() == ".json")
+
+
+def _way_out(found: Explanation) -> str:
+    """Return what fits in place of the plan of a question that does not; "" if it fits."""
+    from ..answer.lint_file import what_fits
+    from .commands import command_named
+
+    question = found.question
+    if question is None or found.candidate.fit.verdict != "does not fit":
+        return ""
+    words = question_for(command_named("advise"), typed_words(), command_named("explain"))
+    return what_fits(lambda: question, line(words))
+
+
+def _with_model(file: str, part: tuple[str, ...]) -> str:
+    """Return the line that explains a file for a model."""
+    return line(["explain", file, *part, "--model", "MODEL", "--gpus", value_of("--gpus", typed_words()) or GPUS])
 
 
 def _refuse_unknown(name: str) -> None:
@@ -229,8 +250,8 @@ def _of_question(
     kept, keys = split_settings(named_settings(settings or ""))
     changed = strategy or shown_candidate(answer_question(built)).plan.strategy
     candidate = strategy_candidate(built, changed, kept)
-    for line in without_costs(keys, candidate.plan):
-        output.say(line)
+    for words in without_costs(keys, candidate.plan):
+        output.say(words)
     return explain_plan(candidate, built)
 
 

@@ -20,6 +20,8 @@ from .typed_line import GPUS, STARTERS, divided_words, gpus_in_front, line, ques
 
 if TYPE_CHECKING:
     from ..importers.imported_run import ImportedRun
+    from ..importers.source import Source
+    from ..importers.tool_format import Format
 
 
 def other_command(name: str, gpus: str = "") -> str:
@@ -41,10 +43,11 @@ def other_command(name: str, gpus: str = "") -> str:
         # Without a model only lint has an answer.
         return line(["lint", name]) if model == "MODEL" else line(["explain", name, "--model", model, "--gpus", gpus])
     if path.suffix.lower() == ".py":
-        return f"ds-advise --gpus {gpus} -- torchrun {name}"
+        printed = f", or, if it prints the configuration, python {name} | ds-advise lint -" * (typed[:1] == ["lint"])
+        return f"ds-advise --gpus {gpus} -- torchrun {name}{printed}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
-    if path.suffix.lower() in _OF_TOOLS and (run := _run_of_tool(path)) is not None:
+    if (run := _run_of_tool(path)) is not None:
         if not known:
             nodes = f"{run.nodes}x" if (run.nodes or 1) > 1 else ""
             gpus = f"{nodes}{run.gpus_per_node or COUNT}x{SIZE}"
@@ -53,13 +56,29 @@ def other_command(name: str, gpus: str = "") -> str:
 
 
 def _run_of_tool(path: Path) -> ImportedRun | None:
-    """Return the training in a file of a training tool; None if it is not understood."""
-    from ..importers.answer import detect_format  # imported here: it is slow
-
+    """Return the training in a file of a training tool; None if it is not understood. Raises YamlConfigError."""
+    found = _in_form(path)
     with suppress(DsAdviseError):
-        source, form = detect_format(path)
-        return form.read(source)
+        return None if found is None else found[1].read(found[0])
     return None
+
+
+def _in_form(path: Path) -> tuple[Source, Format] | None:
+    """Return a file of a training tool with its format; None for any other file. Raises YamlConfigError."""
+    from ..importers.answer import YamlConfigError, detect_format  # imported here: it is slow
+
+    try:
+        return detect_format(path) if path.suffix.lower() in _OF_TOOLS and is_there(path) else None
+    except YamlConfigError:
+        raise
+    except DsAdviseError:
+        return None
+
+
+def _is_not(name: str, kind: str) -> str:
+    """Return what a file of another kind is: `run.yaml is an accelerate configuration, not a model`."""
+    found = _in_form(Path(name))
+    return f"{name[:80]} is not {kind}" if found is None else f"{name[:80]} is {found[1].title}, not {kind}"
 
 
 _OF_TOOLS = (".yaml", ".yml", ".toml")
@@ -109,8 +128,10 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
     is_script, is_missing = args[:1] and args[0] in _RUNNING and name.endswith(".py"), found and found[2] != "not JSON"
     if is_missing and Path(name).suffix and not is_script:  # else it may be the name of a rule
         return None
-    command = other_command(name) if name else ""
-    what = f"{name[:80]} is not a DeepSpeed configuration"
+    try:
+        command, what = other_command(name) if name else "", _is_not(name, "a DeepSpeed configuration")
+    except ConfigFileError as in_yaml:
+        return in_yaml.what, in_yaml.fix
     if is_script:
         near = (nearest_file(Path(name)) if is_missing else "") or name
         what = f"{name[:80]}: no such file" if is_missing else what
@@ -118,7 +139,7 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
         starter = "" if users.split()[0] in STARTERS else "torchrun "
         return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
-    run = _run_of_tool(Path(name)) if command and Path(name).suffix.lower() in _OF_TOOLS else None
+    run = _run_of_tool(Path(name)) if command else None
     if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
         part = str(run.deepspeed.path)
         same = line([part if word == name else word for word in args])
@@ -153,7 +174,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
 
     path = Path(name)
     if command := "" if is_user_module(name) else other_command(name):
-        raise UnknownModelError(f"{name[:80]} is not a model", fix=f"write {command}")
+        raise UnknownModelError(_is_not(name, "a model"), fix=f"write {command}")
     if path.suffix.lower() in (".json", *_READERS) and not is_there(path):
         near = nearest_file(path)
         fix = f"write {near}" if near else "name a model, such as Qwen2.5-14B, or its folder"

@@ -4,6 +4,7 @@ format."""
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,18 +40,30 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL
 NAMES = tuple(form.name for form in FORMATS)
 
 
+class YamlConfigError(ConfigFileError):
+    """A DeepSpeed configuration in YAML, which no command reads."""
+
+
 def detect_format(
     path: Path, name: str | None = None, gpus: str | None = None, *, further: Sequence[str] = ()
 ) -> tuple[Source, Format]:
     """The file and its format, which is the named one or is recognised by content. gpus, further: see `read_source`.
 
-    Raises ConfigFileError for a file that cannot be read or has none of the formats.
+    Raises ConfigFileError for a file that cannot be read or has none of the formats, YamlConfigError for a DeepSpeed
+    configuration in YAML.
     """
     source = read_source(path, gpus, further=further)
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
     if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
+        if source.kind == "yaml":
+            code = "import json, sys, yaml; print(json.dumps(yaml.safe_load(sys.stdin), indent=2))"
+            written = shlex.quote(str(path.with_suffix(".json")))
+            raise YamlConfigError(
+                f"{path} is a DeepSpeed configuration in YAML, and DeepSpeed reads JSON",
+                fix=f"convert it: python -c '{code}' < {shlex.quote(str(path))} > {written}",
+            )
         raise ConfigFileError(
             f"{path} is a DeepSpeed configuration, not a file of a tool that names a model",
             fix="pass it to ds-advise check, lint, compare or dry-run, the figures with --model",

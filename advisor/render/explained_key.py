@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from ...estimators.optimizers import OPTIMIZERS
+from ...validate.lint.rules_batch import MICRO
 from ...validate.lint.values import json_text
-from ..answer.explained_key import AUTO, KeyExplanation
-from ..answer.key_costs import KeyCost
+from ..answer.explained_key import AUTO, DEPRECATED_NAME, NOT_LISTED, KeyExplanation
+from ..answer.key_costs import KeyCost, may_cost
 from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Snippet, Table
 from ..search.choice import SAME_SPEED
 from ..text.labels import phase_title
@@ -38,7 +39,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         "type": key.type,
         "default": re.sub(r"\b\d{4,}\b", lambda found: f"{int(found[0]):,}", key.default),
         "ZeRO stage": _stages(key),
-        "condition": " ".join(each for each in key.acts if not each.startswith(AUTO)),
+        "condition": " ".join(each for each in key.acts if not each.startswith(AUTO) and each != NOT_LISTED),
+        "keys": NOT_LISTED.removeprefix("Its keys are ") * (NOT_LISTED in key.acts),
         AUTO.rstrip(": "): " ".join(capitalised(each.removeprefix(AUTO)) for each in key.acts if each.startswith(AUTO)),
         "lint": "; ".join(key.rules[:_MOST_RULES]),
         whose: json.dumps(value) if value else _without_value(key),
@@ -47,8 +49,13 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if rows:
         yield from (Gap(), Table(["", ""], rows))
     if key.keys:
-        rows = [Row([Snippet(name), _first_sentence(words)]) for name, words in key.keys.items()]
+        old = {name: words for name, words in key.keys.items() if words.startswith(DEPRECATED_NAME)}
+        live = {name: words for name, words in key.keys.items() if name not in old}
+        rows = [Row([Snippet(name), capitalised(_first_sentence(words))]) for name, words in live.items()]
         yield from (Gap(), Table(["", ""], rows))
+        if old:
+            names = (f"{name} (now {words.removeprefix(DEPRECATED_NAME)})" for name, words in old.items())
+            yield from (Gap(), Sentence(f"Deprecated: {', '.join(names)}.", "dim"))
     yield Gap()
     if key.plan:
         flag = f"--{key.option.replace('_', '-')}"
@@ -56,6 +63,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         by = flag if key.option else "value"
         figures = f"the same predicted figures for every {by}" if same else f"predicted figures by {by}"
         figures += ", which sets it" * bool(key.option)
+        keeps_batch = key.path == MICRO and len({cost.samples_per_step for cost in key.costs}) == 1
+        figures += ", each with the accumulation that keeps the global batch" * keeps_batch
         plan = f"{key.file}: {key.plan}" if key.file else key.plan
         title = f"{plan}: {key.no_cost or figures}"
         yield Sentence(ended(title) if key.no_cost else title, "bold")
@@ -72,10 +81,8 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
         if key.assumed:
             yield Sentence(assumed_line(key.assumed), "dim")
     else:
-        cost = "a key's cost is shown for the key alone" if key.keys else "and what it costs"
-        yield Sentence(
-            f"--model MODEL --gpus SPEC adds the value for a training{';' if key.keys else ','} {cost}.", "dim"
-        )
+        cost = "; a key's cost is shown for the key alone" if key.keys else ", and what it costs" * may_cost(key.path)
+        yield Sentence(f"--model MODEL --gpus SPEC adds the value for a training{cost}.", "dim")
     yield Sentence(f"Read in the sources of DeepSpeed {key.deepspeed}.", "dim")
 
 

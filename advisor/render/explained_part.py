@@ -91,6 +91,7 @@ _LOSS_PARTS = ("logits", "log softmax", "gradient of logits")
 _OTHER_PARTS = {
     "fragmentation": ("allocator overhead",),
     "communication": ("weight gathering", "gradient reduction", "all-to-all of tokens", "updated weights gathered"),
+    **dict.fromkeys(("adam", "adamw", "moments of adam"), ("optimizer states", "optimizer")),
     **dict.fromkeys(("matmul", "matmuls", "gemm", "gemms", "flops", "mfu"), ("matrix products",)),
 }
 """Other words for parts, of which a plan may have some."""

@@ -53,6 +53,7 @@ from ..text.units import (
     amount,
     capitalised,
     counted_noun,
+    ended,
     fine_seconds,
     gib,
     rate,
@@ -65,17 +66,21 @@ SMALL = 0.01
 """Share of a section below which its parts are one row of the summary."""
 
 
-def explanation_blocks(explanation: Explanation, *, example: str, details: bool) -> Iterator[Block]:
+def explanation_blocks(explanation: Explanation, *, example: str, details: bool, way_out: str = "") -> Iterator[Block]:
     """Yield the parts of every section as bars, and the command that shows the formula of a part. details: the rates of
-    the formulas, the moments of a step, and every formula, instead of the command."""
+    the formulas, the moments of a step, and every formula, instead of the command. way_out: what fits in place of a
+    plan that does not."""
     candidate = explanation.candidate
     memory, question = candidate.memory, explanation.question
     device = "GPU" if question is None else device_label(question.cluster)
     yield Sentence(plan_line(explanation), "bold")
     yield from lacks_of(explanation)
+    if way_out:
+        yield Sentence(ended(capitalised(way_out)))
     speed = f"{seconds(candidate.time.step_s)} for a step ({rate(candidate.tokens_per_s)} tokens/s)"
     need = f"{gib(memory.device_bytes_per_gpu)} GiB per {device}, {gib(memory.host_bytes_per_node)} GiB of RAM per node"
-    yield Sentence(f"{need}, {speed}.")
+    runs = candidate.fit.verdict != "does not fit"
+    yield Sentence(f"{need}, {speed}." if runs else f"{gib(memory.host_bytes_per_node)} GiB of RAM per node.")
     for feature in explanation.unpredicted:
         yield Sentence(f"Left out: {feature.name}; {feature.predicted}.", "yellow")
     likely = chance(candidate.fit.probability)
@@ -176,7 +181,7 @@ def _summary(section: Section, *, details: bool) -> Table:
     parts = section.parts()
     shares, rest = shares_of(section), [] if details else _small(section)
     large, rows = parts[: len(parts) - len(rest)], []
-    for part in large:
+    for part in filter(lambda part: part.size, large):
         family = time_family(part.name) if is_time else memory_family(part.name)
         cells: list[Cell] = [component_title(part.name), figure(part.size, is_time), shares[part.name]]
         rows.append(Row([*cells, *[resource_of(part)] * is_time, Meter(part.size / parts[0].size, ink=family)]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -485,3 +487,30 @@ def test_a_command_in_an_error_stays_on_one_line(columns: int) -> None:
 def test_a_word_with_a_space_stays_one_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch", "my train.py"]) == 2
     assert "write ds-advise launch -- 'my train.py'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["lint", "explain", "check", "from", ""])
+def test_a_deepspeed_configuration_in_yaml_is_converted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command reads one, so none is named: the message has the line that writes JSON."""
+    Path("ds.yaml").write_text("train_micro_batch_size_per_gpu: 1\nzero_optimization:\n  stage: 2\n")
+    assert run([*filter(None, [command]), "ds.yaml", *["--gpus", "2x24GB"] * (command in ("", "check"))]) == 2
+    said = capsys.readouterr().err
+    assert "ds.yaml is a DeepSpeed configuration in YAML, and DeepSpeed reads JSON; convert it: python -c" in said
+    assert said.endswith(" < ds.yaml > ds.json\n")
+    converted = said.partition("convert it: ")[2].strip().replace("python", sys.executable, 1)
+    subprocess.run(["sh", "-c", converted], check=True)
+    assert run(["lint", "ds.json"]) == 0
+
+
+@pytest.mark.parametrize(("command", "kind"), [("lint", "a DeepSpeed configuration"), ("explain", "a model")])
+def test_a_file_of_another_tool_is_named(command: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n")
+    assert run([command, "run.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"run.yaml is an accelerate configuration, not {kind}; write ds-advise from run.yaml" in said
+
+
+def test_a_script_given_to_lint_may_print_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("make.py").write_text("print({})\n")
+    assert run(["lint", "make.py"]) == 2
+    assert "if it prints the configuration, python make.py | ds-advise lint -" in capsys.readouterr().err

@@ -151,6 +151,7 @@ REFUSED = (
         f"{_ZENFLOW}.offload",
         when.on & when.stages(1, 2, 3) & _never_overlaps,
         "zenflow offloads its own optimizer without overlap_comm",
+        why="ZenFlow's optimizer asserts overlap_comm if it is offloaded",
         fix='set "overlap_comm": true, or remove offload from zenflow',
     ),
     at(
@@ -182,6 +183,7 @@ REFUSED = (
         _LOSS_SCALE,
         _is_lamb & when.number(lambda scale: scale > 0),
         "the optimizer is LAMB, and the loss scale is constant",
+        why="the engine asserts that LAMB has dynamic loss scaling",
         fix="remove loss_scale, or write 0: dynamic loss scaling",
     ),
     at(
@@ -195,6 +197,7 @@ REFUSED = (
         f"{_ZERO}allgather_bucket_size",
         when.stages(1, 2) & when.number(lambda size: size % 2 == 1),
         lambda config, path: f"allgather_bucket_size is {config.number(path)}, which is odd",
+        why="stages 1 and 2 assert that it is a multiple of 2",
         fix="remove allgather_bucket_size",
     ),
     at(
@@ -229,7 +232,7 @@ COMBINATION_RULES = section(
         "DS360 a value that DeepSpeed refuses at this stage or beside another key",
         _at_another_stage,
         *REFUSED,
-        why="DeepSpeed asserts that they are not used so, when the file is read or the engine is built",
+        why="DeepSpeed raises an error in this case, when the file is read or the engine is built",
         source="runtime/zero/config.py (model_validator); runtime/config.py _do_error_check; runtime/engine.py "
         "_do_sanity_check, _assert_valid_mixed_precision_config, _configure_zero_optimizer; "
         f"{STAGE_12} __init__; {STAGE_3} __init__; runtime/zenflow/zenflow_stage_1_and_2.py, "

@@ -14,6 +14,7 @@ from .document import KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
 from .rule import LONGEST_NAME, Violation, advice_rule, error_rule, section, violation, warning_rule
+from .rules_batch import MICRO, TOTAL
 from .rules_types import key_type, successors_value
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import MOST_TO_WRITE, find_problem, json_text
@@ -38,19 +39,27 @@ def with_right_names(config: LintedConfig) -> LintedConfig:
 
 
 def _without_wrapper(config: LintedConfig) -> LintedConfig:
-    """The configuration with the keys of an unknown block, all of them keys of the top level, in its place, if the top
+    """The configuration with the keys of an unknown block, most of them keys of the top level, in its place, if the top
     level itself has none."""
     for path, block, _ in _unknown(config):
-        inner = config.block(path[0]) if not block.path else {}
+        inner = config.block(path[0])
         rest = {name: value for name, value in config.values.items() if name != path[0]}
-        known = {*block.names()}
-        if inner and inner.keys() <= known and not rest.keys() & known:
+        if _is_wrapper(config, path, block) and not rest.keys() & {*block.names()}:
             member = config.document.member(path)
             assert member is not None, "the file has the key"
             wrong = Misspelled(path, (), (member.start, member.end))
             document = config.document.moved(path, ())
             return replace(config, values=rest | inner, document=document, misspelled=(wrong,), written=config)
     return config
+
+
+def _is_wrapper(config: LintedConfig, path: KeyPath, block: ConfigBlock) -> bool:
+    """Whether an unknown key is a block around a configuration: most of its keys are keys of the top level, which has
+    none itself, or lacks the batch size that the block has."""
+    inner, known = config.block(path[0]) if len(path) == 1 and not block.path else {}, {*block.names()}
+    sizes = {MICRO, TOTAL}
+    is_needed = inner.keys() & sizes and not config.values.keys() & sizes
+    return 2 * len(inner.keys() & known) > len(inner) and bool(is_needed or not config.values.keys() & known)
 
 
 def _block_at(values: Any, path: KeyPath) -> Any:
@@ -108,6 +117,7 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
     for path, block, place in _unknown(config):
         if not block.strict and not place:
             what, fix = _no_such_key(path, block), "remove it, unless the training script reads it"
+            fix = _MOVE_KEYS if _is_wrapper(config, path, block) else fix
             if new := OLD_NAMES.get(".".join(path)):
                 what += f", which is now {new}"
             yield unknown_name(config, path, what, names_of(block), fix=fix)
@@ -133,12 +143,15 @@ def _ignored(config: LintedConfig) -> Iterator[Violation]:
         )
 
 
+_MOVE_KEYS = "move its keys to the top level, unless the training script passes this block to DeepSpeed"
+
+
 def _wrapper(wrong: Misspelled, what: str) -> Violation:
     return Violation(
         path=wrong.path,
         what=f"{what}: the whole block is ignored, so DeepSpeed finds no batch size, and raises an error",
         why="DeepSpeed reads all its keys from the top level, and has no message for another one",
-        fix="move its keys to the top level, unless the training script passes this block to DeepSpeed",
+        fix=_MOVE_KEYS,
         judged="the moved keys",
         severity="error",
         span=wrong.span,
@@ -283,10 +296,17 @@ def _unread(config: LintedConfig) -> Iterator[Violation]:
         # ZenFlow's optimizer takes it (0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py)
         is_read |= known.path.endswith(".allgather_bucket_size") and config.has("zero_optimization.zenflow")
         if not is_read and config.has(known.path):
-            yield violation(known.path, f"{known.path.rpartition('.')[2]} has no effect")
+            why = _ONLY_CHECKED.get(known.path, "")
+            yield violation(known.path, f"{known.path.rpartition('.')[2]} has no effect", why=why)
     if config.has(_OLD_SIZE) and not isinstance(config.get("zero_optimization"), bool):
         yield violation(_OLD_SIZE, f"{_OLD_SIZE} has no effect", why='only "zero_optimization": true reads it')
 
+
+_ONLY_CHECKED = {
+    "zero_optimization.allgather_bucket_size": "current torch gathers whole buffers; stages 1 and 2 only assert that "
+    "it is even"
+}
+"""Path of a key that code reads without using it -> what is done with it (runtime/zero/stage_1_and_2.py __init__)."""
 
 _OLD_SIZE = "allgather_size"
 """Key beside the old form of zero_optimization."""
@@ -340,7 +360,8 @@ KEY_RULES = section(
     advice_rule(
         "DS019 a key that nothing reads",
         _unread,
-        why="DeepSpeed accepts it, and no code uses its value at any ZeRO stage",
+        why="DeepSpeed accepts it, and no code uses its value at any ZeRO stage, beyond an assertion that "
+        "allgather_bucket_size is even",
         fix="remove it",
         source="runtime/utils.py all_gather_dp_groups; runtime/engine.py zero_allgather_partitions; runtime/config.py "
         "get_disable_allgather; runtime/zero/config.py read_zero_config_deprecated",

@@ -135,7 +135,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         if pair:
             first, second = pair
             both = [params[name] for name in pair]
-            what = f"{config.text('optimizer.type')} takes {first} and {second} as one list, betas"
+            what = f"{_class_name(config, block)} takes {first} and {second} as one list, betas"
             merged = ("optimizer", "params", "betas")
             edits = (
                 Rename((*merged[:-1], first), "betas"),
@@ -147,7 +147,7 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
         for name in params if taken is not None else ():
             # DS503 reports max_grad_norm.
             if name not in (*names, *pair) and (block, name) != ("optimizer", "max_grad_norm"):
-                what = f"{config.text(f'{block}.type')} has no argument {name[:40]!r}"
+                what = f"{_class_name(config, block)} has no argument {name[:40]!r}"
                 fix = "remove it, or correct its name"
                 yield unknown_name(config, (block, "params", name), what, names, fix=fix, is_safe=True)
         if block == "scheduler" and taken is not None:
@@ -155,6 +155,12 @@ def _arguments(config: LintedConfig) -> Iterator[Violation]:
                 yield violation(path, "the scheduler has no params", fix='add "params": {} with its arguments')
             elif missing := _missing(config, taken):
                 yield violation(path, f"{kind} needs {missing}", fix=f"add {missing}{_filled(config)}")
+
+
+def _class_name(config: LintedConfig, block: str) -> str:
+    """The type of a block as its class is written, for `adamw` AdamW."""
+    spec = config.optimizer_spec if block == "optimizer" else None
+    return (spec.block_type if spec is not None else "") or config.text(f"{block}.type")
 
 
 def _separate_betas(config: LintedConfig, known: Sequence[str]) -> tuple[str, ...]:
@@ -198,6 +204,35 @@ def _clips_twice(config: LintedConfig) -> Iterator[Violation]:
     yield violation(path, f"max_grad_norm is {json_text(value)}", fix=fix, edits=edits)
 
 
+_WARM_UP_END, _WARM_UP_STEPS = "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"
+_TOTAL_STEPS, _DEFAULT_STEPS = "scheduler.params.total_num_steps", 1000
+"""The default of warmup_num_steps."""
+_other_lr = that(lambda config: bool(config.number("optimizer.params.lr"))) & when.Condition(
+    lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
+)
+_ends = that(lambda config: config.scheduler in ("WarmupDecayLR", "WarmupCosineLR"))
+
+
+def _two_rates(config: LintedConfig, path: str) -> str:
+    lr = config.number("optimizer.params.lr")
+    return f"the optimizer's lr is {lr:g}, but warmup_max_lr is {config.number(path):g}"
+
+
+def _warm_up_steps(config: LintedConfig) -> float | None:
+    """The steps of the warm-up; None if they are not known."""
+    return config.number(_WARM_UP_STEPS) if config.has(_WARM_UP_STEPS) else _DEFAULT_STEPS
+
+
+def _outlasts(config: LintedConfig) -> bool:
+    steps, total = _warm_up_steps(config), config.number(_TOTAL_STEPS)
+    return steps is not None and total is not None and total < steps
+
+
+def _falls(config: LintedConfig) -> bool:
+    first, last = config.number("scheduler.params.warmup_min_lr"), config.number(_WARM_UP_END)
+    return first is not None and last is not None and first > last
+
+
 _tested = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
 _allowed = that(lambda config: bool(config.get("zero_allow_untested_optimizer")))
 _old_muon = when.per_matrix & that(lambda config: not config.facts.at_least("0.19.7"))
@@ -234,7 +269,7 @@ OPTIMIZER_RULES = section(
         at(
             "optimizer.type",
             when.stages(1, 2, 3) & when.known_optimizer & ~_tested & ~_allowed,
-            lambda config, path: f"{config.text(path)} is untested with ZeRO",
+            lambda config, _: f"{_class_name(config, 'optimizer')} is untested with ZeRO",
         ),
         why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; others need zero_allow_untested_optimizer",
         fix='add "zero_allow_untested_optimizer": true',
@@ -277,19 +312,14 @@ OPTIMIZER_RULES = section(
     warning_rule(
         "DS608 a scheduler that overrides the learning rate",
         at(
-            "scheduler.params.warmup_max_lr",
-            that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR"))
-            & that(lambda config: bool(config.number("optimizer.params.lr")))
-            & when.Condition(
-                lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
-            ),
-            lambda config, path: (
-                f"the optimizer's lr is {config.number('optimizer.params.lr'):g}, but warmup_max_lr is "
-                f"{config.number(path):g}"
-            ),
+            _WARM_UP_END,
+            that(lambda config: config.scheduler == "WarmupLR") & _other_lr,
+            _two_rates,
+            fix="write the same number in both, or leave warmup_max_lr out",
         ),
+        at(_WARM_UP_END, that(lambda config: config.scheduler == "WarmupDecayLR") & _other_lr, _two_rates),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
-        fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
+        fix="write the same number in both",
         source=_SCHEDULES,
     ),
     error_rule(
@@ -315,5 +345,30 @@ OPTIMIZER_RULES = section(
         why="DeepSpeed has the forms log and linear, and takes log for any other, with a warning in the log",
         fix='write "linear" or "log"',
         source=_SCHEDULES + " (_initialize, WarmupCosineLR.__init__)",
+    ),
+    warning_rule(
+        "DS611 a warm-up longer than the schedule, or with a falling rate",
+        at(
+            _TOTAL_STEPS,
+            _ends & that(_outlasts),
+            lambda config, path: (
+                f"total_num_steps is {config.number(path):g}, below the {_warm_up_steps(config):g} of "
+                f"warmup_num_steps{'' if config.has(_WARM_UP_STEPS) else ' (the default)'}"
+            ),
+            why="a training of total_num_steps ends inside the warm-up, below the full learning rate; DeepSpeed only "
+            "warns in the log",
+            fix="write fewer warmup_num_steps than total_num_steps",
+        ),
+        at(
+            "scheduler.params.warmup_min_lr",
+            that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR")) & that(_falls),
+            lambda config, path: (
+                f"warmup_min_lr is {config.number(path):g}, above the {config.number(_WARM_UP_END):g} of warmup_max_lr"
+            ),
+            why="the learning rate then falls to warmup_max_lr during the warm-up, without a message",
+            fix="write a warmup_min_lr below warmup_max_lr, such as 0",
+        ),
+        why="the learning rate then never reaches its full value, or falls during the warm-up",
+        source=_SCHEDULES + " WarmupDecayLR.__init__, WarmupCosineLR.__init__, WarmupLR.get_lr",
     ),
 )

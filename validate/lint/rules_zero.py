@@ -21,7 +21,7 @@ from .rules_types import scatters_means
 def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     if config.existing_stage is None:
         return
-    unused = list[tuple[str, bool, str]]()  # (path, whether the value is the default, who uses it)
+    unused = list[tuple[str, bool, tuple[int, ...], str]]()  # (path, whether it has the default, its stages, its user)
     for known in CONFIG_KEYS.values():
         if not known.stages or config.stage in known.stages or known.refused_elsewhere:
             continue
@@ -33,20 +33,26 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
         field = config.facts.find_field(path)
         if config.has(path) and not config.is_auto(path) and not (field and field.deprecated):
             why = _TO_SAVE if path in _GATHERS else _OF_STAGES[known.stages]
-            unused.append((path, config.get(path) == config.facts.default(path), why))
+            unused.append((path, config.get(path) == config.facts.default(path), known.stages, why))
     block = "zero_optimization.offload_param"
     if config.stage < 3 and config.offload("param") != "none" and config.has(block):
-        unused.append((block, False, _OFFLOADS_SHARDS))
+        unused.append((block, False, (3,), _OFFLOADS_SHARDS))
     if config.stage_is_missing and unused:
-        are_defaults = all(is_default for _, is_default, _ in unused)
+        are_defaults = all(is_default for _, is_default, *_ in unused)
         yield replace(
             _without_stage(config, [path for path, *_ in unused]), severity="advice" if are_defaults else None
         )
         return
-    for path, is_default, why in unused:
+    for path, is_default, stages, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        yield violation(path, what, why=why, edits=(Remove(tuple(path.split("."))),), severity=severity)
+        fix = f"remove it, or use stage {_any_of(stages)}"
+        yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
+
+
+def _any_of(stages: Sequence[int]) -> str:
+    *first, last = map(str, stages)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _offloads_without(config: LintedConfig, known: ConfigKey) -> bool:
@@ -159,7 +165,11 @@ def _large_buckets(config: LintedConfig) -> Iterator[Violation]:
         whose = "the largest GPU" if config.cluster is None else "the GPU"
         why = _WHOLE if buckets == 1 else ""
         yield violation(path, f"{what}; {whose} has {gib(available)} GiB", why=why, severity="error")
-    elif buckets == 2 and elements >= 2e8 and _saves_memory(config, reduce_bucket_size=_USUAL_BUCKET):
+    elif (
+        buckets == 2
+        and elements >= (config.facts.default(path) if config.situation is None else 2e8)
+        and _saves_memory(config, reduce_bucket_size=_USUAL_BUCKET)
+    ):
         yield violation(path, what)
 
 

@@ -62,7 +62,7 @@ LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of c
 _SYMBOLS = {**MEMORY_SYMBOLS, "k": "bytes per element at this moment"}
 _PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
-    Formula(name, "c B S V", LOSS_SOURCE, _PER_LOGIT)
+    Formula(name, "c B S V", LOSS_SOURCE, {**MEMORY_SYMBOLS, "c": f"bytes per element of the {name}"})
     for name in ("log-softmax", "gradient of log-softmax", "gradient of logits")
 )
 _SOFT_CAP = Formula("soft cap of logits", "w B S V", LOSS_SOURCE)

@@ -95,3 +95,26 @@ def test_a_file_with_warnings_alone_is_compared(tmp_path: Path) -> None:
     report = lint(read_config_file(file).document, facts=load_facts(), cluster=known.question.cluster)
     assert report.count("error") == 0 < len(report.findings)
     assert all(side.candidate is not None for side in compare(str(file), "zero3", known).sides)
+
+
+def test_further_errors_are_counted_with_the_command_that_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "several.json"
+    file.write_text(json.dumps(BATCH | {"gradient_clipping": "a", "zero_optimization": {"stage": 7, "foo": 1}}))
+    question = ["--model", "gpt2", "--gpus", GPUS, "--offline"]
+    for asked in (["explain", str(file)], ["compare", str(file), "zero3"]):
+        assert run([*asked, *question]) == 2
+        command = f"ds-advise lint {file} --model gpt2 --gpus {GPUS}"
+        assert capsys.readouterr().err.endswith(f"; `{command}` shows 2 more errors\n")
+
+
+def test_an_error_that_depends_on_the_model_has_lints_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DS404: a buffer that is smaller than the shard of the model's largest parameter."""
+    on_drive = {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 1000}
+    file = tmp_path / "nvme.json"
+    file.write_text(json.dumps(BF16 | {"zero_optimization": {"stage": 3, "offload_param": on_drive}}))
+    question = ["--model", "gpt2", "--gpus", GPUS, "--ram", "256GB", "--nvme", "/nvme:1TB", "--offline"]
+    assert run(["explain", str(file), *question]) == 2
+    said = capsys.readouterr().err
+    assert "(DS404)" in said and 'write "buffer_size": ' in said and "without --model" not in said

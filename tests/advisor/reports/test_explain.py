@@ -670,3 +670,40 @@ def test_the_list_subtracts_what_is_overlapped(capsys: pytest.CaptureFixture[str
     assert run(asked) == 0
     part = capsys.readouterr().out.partition(" launch overhead ")[2].partition("source:")[0]
     assert re.search(r"s - .*s \(overlapped\) = \d+ ms$", part, re.MULTILINE)
+
+
+def test_a_key_of_deepspeed_is_no_setting_of_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--offline", "--strategy", "fsdp", "--set"]
+    assert run([*asked, "reduce_bucket_size=2e8"]) == 2
+    assert "reduce_bucket_size is a key of DeepSpeed's configuration; leave it out" in capsys.readouterr().err
+    assert run([*asked, "hybrid_shard_size=1"]) == 0
+
+
+def test_a_plan_that_does_not_fit_names_one_that_does_and_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--ram", "256GB", "--offline"]
+    assert run([*asked, "--strategy", "zero1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "`ds-advise Qwen2.5-7B --gpus 2x24GB --ram 256GB --offline` writes a plan that fits: zero" in out
+    assert "tokens/s" not in out and out.count("86.6 GiB") == 1 + out.count("86.6 GiB of each GPU's memory")
+    assert run(asked) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "writes a plan that fits" not in out and "tokens/s" in out
+
+
+def test_a_part_of_no_size_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "Qwen2.5-7B", "--gpus", "4xA100-80GB", "--offline", "--details"]) == 0
+    assert not re.search(r"  0 (ms|s) +<1 %", capsys.readouterr().out)
+
+
+def test_each_tensor_of_the_loss_is_named_in_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x80GB", "--offline", "--loss", "standard", "--details"]
+    assert run(asked) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for name in ("log-softmax", "gradient of log-softmax", "gradient of logits"):
+        assert f"bytes per element of the {name} x" in out
+
+
+def test_the_name_of_the_optimizer_proposes_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("adam", "AdamW"):
+        assert run(["explain", "Qwen2.5-0.5B", "--gpus", "2x80GB", "--offline", name]) == 2
+        assert "did you mean optimizer states or optimizer?" in capsys.readouterr().err

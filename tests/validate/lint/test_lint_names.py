@@ -178,3 +178,9 @@ def test_the_proposed_name_is_whole() -> None:
 def test_a_key_of_another_stage_is_found(stage: int, keys: dict[str, Any]) -> None:
     report = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage, **keys}})
     assert codes(report) == {"DS302"}
+
+
+def test_the_name_of_an_optimizer_is_that_of_its_class() -> None:
+    """DeepSpeed reads `adamw` as AdamW; at the start of a sentence it would be Adamw."""
+    report = judged({"train_batch_size": 8, "optimizer": {"type": "adamw", "params": {"lr": 1e-5, "other": 1}}})
+    assert "AdamW has no argument 'other'" in [each.sentence for each in report.findings]

@@ -243,6 +243,58 @@ def test_a_setting_of_another_stage_says_what_reads_it(stage: int, key: str, val
     assert why in finding.why
 
 
+@pytest.mark.parametrize(
+    ("stage", "key", "value", "stages"),
+    [
+        (1, "offload_param", {"device": "cpu"}, "3"),
+        (2, "offload_optimizer", {"device": "cpu", "super_offload": True}, "3"),
+        (3, "round_robin_gradients", True, "1 or 2"),
+        (0, "contiguous_gradients", True, "1, 2 or 3"),
+    ],
+)
+def test_a_setting_of_another_stage_names_the_stages(stage: int, key: str, value: Any, stages: str) -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": stage, key: value}}
+    (finding,) = [each for each in judged(config).findings if each.code == "DS302"]
+    assert finding.fix == f"remove it, or use stage {stages}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "what"),
+    [
+        ("WarmupDecayLR", {"warmup_num_steps": 100, "total_num_steps": 50}, "below the 100 of warmup_num_steps"),
+        ("WarmupDecayLR", {"total_num_steps": 500}, "below the 1000 of warmup_num_steps (the default)"),
+        ("WarmupCosineLR", {"warmup_num_steps": 100, "total_num_steps": 50}, "total_num_steps is 50"),
+        ("WarmupLR", {"warmup_min_lr": 1e-3, "warmup_max_lr": 1e-4}, "warmup_min_lr is 0.001, above the 0.0001"),
+        ("WarmupDecayLR", {"warmup_num_steps": 50, "total_num_steps": 50}, ""),
+        ("WarmupDecayLR", {"warmup_num_steps": "auto", "total_num_steps": 50}, ""),
+        ("WarmupLR", {"warmup_min_lr": 0, "warmup_max_lr": 1e-4}, ""),
+    ],
+)
+def test_a_warm_up_ends_within_the_schedule_and_rises(kind: str, params: dict[str, Any], what: str) -> None:
+    report = judged({"train_batch_size": 8, "scheduler": {"type": kind, "params": params}})
+    found = [each.what for each in report.findings if each.code == "DS611"]
+    assert len(found) == bool(what) and all(what in each for each in found)
+
+
+@pytest.mark.parametrize(("kind", "may_leave_out"), [("WarmupLR", True), ("WarmupDecayLR", False)])
+def test_only_the_warm_up_alone_takes_the_optimizers_rate(kind: str, may_leave_out: bool) -> None:
+    """Without warmup_max_lr WarmupDecayLR has 0.001."""
+    scheduler = {"type": kind, "params": {"warmup_max_lr": 1e-4, "warmup_num_steps": 5, "total_num_steps": 50}}
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-5}}
+    report = judged({"train_batch_size": 8, "optimizer": optimizer, "scheduler": scheduler})
+    (found,) = [each for each in report.findings if each.code == "DS608"]
+    assert found.fix == "write the same number in both" + ", or leave warmup_max_lr out" * may_leave_out
+
+
+def test_a_bucket_below_the_default_is_large_only_on_known_gpus() -> None:
+    def advised(elements: float) -> bool:
+        zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": elements}
+        report = judged({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero})
+        return "DS314" in {each.code for each in report.findings}
+
+    assert advised(5e8) and not advised(2e8)
+
+
 @pytest.mark.parametrize("value", [True, False, "true", "False", 1, 0, None, "on"])
 @pytest.mark.parametrize(
     "old",
@@ -351,6 +403,7 @@ def test_a_key_that_nothing_reads_is_one_advice_at_every_stage(stage: int, path:
     config = {"train_batch_size": 8, "zero_optimization": zero, **({} if block else {name: 2})}
     (found,) = [each for each in judged(config).findings if each.path[-1] == name]
     assert (found.code, found.severity) == ("DS019", "advice") and name not in json.dumps(_corrected(config))
+    assert ("stages 1 and 2 only assert that it is even" in found.why) == (name == "allgather_bucket_size")
 
 
 def test_the_old_form_of_zero_takes_its_bucket_along() -> None:

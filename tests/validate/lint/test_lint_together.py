@@ -265,6 +265,8 @@ def test_the_findings_of_a_block_around_the_whole_are_those_of_its_keys() -> Non
     assert not any(each.edits for each in found)
     (scripts,) = [each for each in judged(whole | {"mine": {"seed": 1, "wandb": {}}}).findings if each.code == "DS011"]
     assert scripts.fix == "remove it, unless the training script reads it"
+    rest = judged({"ds_config": whole | {"other": 1}, "gradient_clipping": 1.0}).findings
+    assert found[0].fix in {each.fix for each in rest}, "the file has no batch size without the block"
     partly = judged(whole | {"log": {"steps_per_print": 5}}).findings
     assert {(each.severity, each.fix) for each in partly if each.code == "DS011"} == {("warning", scripts.fix)}
 
