@@ -10,9 +10,11 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ..text.output import Output, ignore_closed_pipe
+from .commands import command_named
 from .config_files import file_options
 from .help import GroupedCommand
 from .options import ACCUMULATION, complete_file, model_option, output_options
+from .typed_line import typed_words, with_file, words_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +84,10 @@ def lint(
     if listed or explained:
         return _show_rules(explained, output)
     if not config_files:
+        if model := question.get("model"):
+            rest = words_for(command_named("lint"), typed_words(), command_named("lint"))
+            fix = f"write {with_file('lint', rest)}"
+            raise click.UsageError(f"lint checks a file, and {str(model)[:80]} is a model; {fix}")
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..answer.lint_file import LintAnswer, lint_file, lint_files
     from ..render.deliver import show_document

@@ -195,6 +195,8 @@ def _not_a_config(asked: Path, found: Diagnosis) -> ConfigFileError | None:
     if named:
         return ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
     reader = other_command(str(asked), logged_machines(found))
+    if reader.startswith("ds-advise why "):  # a second log
+        return ConfigFileError(what, why="it is read as a log", fix="name the training's JSON, such as ds_config.json")
     return ConfigFileError(what, fix=f"write {reader}") if reader else None
 
 

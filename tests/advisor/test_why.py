@@ -1412,6 +1412,12 @@ def test_a_configuration_of_another_zero_stage_than_the_log_is_not_predicted(
     assert code == 0 and "is predicted to need" in text and "ZeRO stage is" not in text
 
 
+def test_a_second_log_as_the_configuration_is_refused_with_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.log").write_text(FRAMES + FULL)
+    code, error = _why(capsys, "train.log", "--config", "other.log", *QUESTION)
+    assert code == 2 and "it is read as a log; name the training's JSON, such as ds_config.json" in error
+
+
 def test_a_change_that_contains_another_one_comes_behind_it() -> None:
     """Whatever memory the rest saves, and however fast it is."""
     made = {
