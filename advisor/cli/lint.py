@@ -85,9 +85,10 @@ def lint(
         return _show_rules(explained, output)
     if not config_files:
         if model := question.get("model"):
-            rest = words_for(command_named("lint"), typed_words(), command_named("lint"))
-            fix = f"write {with_file('lint', rest)}"
-            raise click.UsageError(f"lint checks a file, and {str(model)[:80]} is a model; {fix}")
+            own = command_named("lint")
+            written = with_file("lint", words_for(own, typed_words(), own))
+            what = f"lint checks a file, and {str(model)[:80]} is a model"
+            raise click.UsageError(f"{what}; write {written}")
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..answer.lint_file import LintAnswer, lint_file, lint_files
     from ..render.deliver import show_document

@@ -101,8 +101,8 @@ class Finding:
     def is_quoted(self) -> bool:
         """Whether the message stands in quotes behind other words. In a record of JSON every message does."""
         head = self.error.head
-        found = self.message and self.message.pattern.search(head)
-        return bool(found) and not head.startswith("{") and head[: found.start()].count('"') % 2 == 1
+        found = None if self.message is None else self.message.pattern.search(head)
+        return found is not None and not head.startswith("{") and head[: found.start()].count('"') % 2 == 1
 
     @property
     def rank(self) -> int | None:

@@ -84,6 +84,14 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "ERROR:api:failed (exitcode: -6) local_rank: 2 (pid: 94)",
             "Local rank 2 aborted with SIGABRT (exit code -6): its error is not in the log.",
         ),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it.",
+            "The NVIDIA driver is too old: it is for CUDA 11.4.",
+        ),
+        (
+            "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
+            "RuntimeError: CUDA driver version is insufficient for CUDA runtime version.",
+        ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
             "[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9",

@@ -162,6 +162,7 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
         "probe",
         "failed",
         "failed after steps",
+        "failed by an exception",
         "stopped",
         "too large",
         "only a step time",
