@@ -233,15 +233,16 @@ def _problem(error: LintFinding) -> str:
 
 
 def _refuse(side: FileQuestion, errors: Sequence[LintFinding]) -> None:
-    """Raise ConfigFileError for the errors of a file: the first one, with the command that shows the others."""
+    """Raise ConfigFileError for the errors of a file, with the fix of one, or the command that has the fix of each."""
     if not errors:
         return
-    first, *others = errors
     known = {"--model": side.model, "--gpus": side.asked.get("gpus")}
     options = [str(word) for pair in known.items() if pair[1] is not None for word in pair]
     command = shlex.join(["ds-advise", "lint", side.name, *options])
-    more = f"; `{command}` shows {counted_noun(len(others), 'more error')}" if others else ""
-    raise ConfigFileError(f"{side.name}, {_problem(first)}", why=first.why, fix=first.fix + more)
+    problems = f"{side.name}, {'; '.join(map(_problem, errors))}"
+    if len(errors) > 1:
+        raise ConfigFileError(problems, fix=f"`{command}` has the fix of each")
+    raise ConfigFileError(problems, why=errors[0].why, fix=errors[0].fix)
 
 
 def _errors_of(report: LintReport) -> list[LintFinding]:

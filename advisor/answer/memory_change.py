@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -112,7 +112,8 @@ class MemoryForecast:
     fits_ram: bool | None
     """Null if the RAM is not known."""
     changes: tuple[MemoryChange, ...]
-    """At most three. First the one that saves the most memory where it ran out for the speed that it costs."""
+    """At most three. First the one that saves the most memory where it ran out for the speed that it costs; one that
+    contains another one comes behind it."""
     insufficient: dict[str, int]
     """Changes that need clearly less of the memory that ran out, but do not fit safely, each with its bytes per
     GPU, or per node if RAM ran out. At most three, the least need first."""
@@ -164,7 +165,7 @@ def memory_forecast(
         is_below_log=lacks == "gpu" and _is_enough(needed_bytes or cluster.gpu.memory_bytes, candidate, cluster),
         fits_gpu=candidate.fit.gpu_suffices,
         fits_ram=None if have is None else ram_to_fit <= have,
-        changes=tuple(change for _, change in sorted(found, key=lambda each: -each[0])[:MOST_CHANGES]),
+        changes=_best_first(found)[:MOST_CHANGES],
         insufficient={
             tried.what: tried.candidate.device_bytes if lacks == "gpu" else tried.candidate.memory.host_bytes_per_node
             for tried in insufficient[:MOST_CHANGES]
@@ -215,6 +216,16 @@ class _Tried(NamedTuple):
         return self.candidate.fit.probability >= LEAST["safe"]
 
 
+class _Fitting(NamedTuple):
+    """A change that fits."""
+
+    change: MemoryChange
+    parts: frozenset[tuple[str, str]]
+    """What it sets, each with its value."""
+    worth: float
+    """The bytes that it saves over the share of the speed that it costs."""
+
+
 def _helping(
     failed: Candidate, model: ModelShape, workload: Workload, cluster: Cluster, need: Callable[[Candidate], int]
 ) -> Iterator[_Tried]:
@@ -235,9 +246,8 @@ def _fitting(
     cluster: Cluster,
     need: Callable[[Candidate], int],
     file: Mapping[str, Any],
-) -> Iterator[tuple[float, MemoryChange]]:
-    """Yield the changes that fit, each with the memory that it saves for the share of the speed that it costs. file:
-    the configuration that they change."""
+) -> Iterator[_Fitting]:
+    """Yield the changes that fit. file: the configuration that they change."""
     for what, plan, changed, found, now in (tried for tried in helping if tried.fits):
         try:
             configs = [
@@ -262,7 +272,23 @@ def _fitting(
             tokens_per_second=found.tokens_per_s,
             speed=speed,
         )
-        yield (need(failed) - now) / max(1 - speed, _LEAST_LOSS), change
+        parts = _parts(plan, changed) - _parts(failed.plan, workload)
+        yield _Fitting(change, parts, (need(failed) - now) / max(1 - speed, _LEAST_LOSS))
+
+
+def _parts(plan: Plan, workload: Workload) -> frozenset[tuple[str, str]]:
+    """What a change may set, each with its value."""
+    return frozenset((name, str(value)) for name, value in (*asdict(plan).items(), ("loss", workload.loss)))
+
+
+def _best_first(found: Sequence[_Fitting]) -> tuple[MemoryChange, ...]:
+    """The changes, the one of the most worth first. One that contains another one comes behind it, which suffices: it
+    is worth no more, whatever memory the rest saves."""
+
+    def order(each: _Fitting) -> tuple[float, int]:
+        return -min(other.worth for other in found if other.parts <= each.parts), len(each.parts)
+
+    return tuple(each.change for each in sorted(found, key=order))
 
 
 def _changes(

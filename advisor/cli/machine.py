@@ -144,7 +144,7 @@ def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> i
         if not found:
             what = f"no record has {' and '.join(repr(word[:40]) for word in words)}"
             raise DsAdviseError(
-                what, why="in its model, script, kind, GPUs or failure", fix="`ds-advise history` lists them"
+                f"{what} in its model, script, kind, GPUs or failure", fix="`ds-advise history` lists them"
             )
     older = 0 if most is None else max(0, len(found) - most)
 
@@ -214,7 +214,8 @@ def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
     found = store.find(ids=numbers)
     if missing := sorted(set(numbers) - {record.id for record in found}):
         others = [record.id for record in store.find() if record.id is not None]
-        kept = f"the records are {min(others)} to {max(others)}" if others else "nothing was measured yet"
+        kept = f"the records are {min(others)} to {max(others)}" if others[1:] else "nothing was measured yet"
+        kept = f"the only record is {others[0]}" if len(others) == 1 else kept
         fix = "`ds-advise history` lists them" if others else "use ds-advise bench, or ds-advise probe"
         raise DsAdviseError(f"there is no record {', '.join(map(str, missing))}", why=kept, fix=fix)
     return found

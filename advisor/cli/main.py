@@ -79,6 +79,8 @@ class AdviseByDefault(click.Group):
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:
             args = ["advise", "--help"]
+        elif args[:1] in (["--help"], ["-h"]) and args[1:2] and args[1] in COMMANDS:
+            args = [args[1], "--help"]
         elif args[:1] == ["help"] and not Path("help").exists():
             args = [*(name for name in args[1:2] if name in COMMANDS), "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
@@ -216,6 +218,7 @@ def run(args: list[str]) -> int:
 
         what, fix = other_reader(error, args) or (error.what, _pasted_line(args) or error.fix)
         why = error.why if what == error.what else ""
+        fix = "" if fix.removeprefix("write ") in args else fix  # such as the other side of a comparison
         if raised := getattr(error, "script_traceback", ""):
             from ..render.script_error import fix_of, print_script_error  # as above
 

@@ -14,7 +14,7 @@ from .commands import COMMANDS, command_named
 from .mistakes import accepts, config_file, instead_of, needed_method
 from .model_argument import is_model, positional_places
 from .options import CommandWithUsersCommand
-from .typed_line import divided_words, line, named_options, question_for, value_of, words_for
+from .typed_line import divided_words, line, named_options, question_for, value_of, with_file, words_for
 
 
 def divided_command(args: Sequence[str], command: click.Command) -> str:
@@ -46,7 +46,7 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return f"write {before} without {word}"
     if own == args and (named := next((each for each in typed if each in COMMANDS), "")):  # behind its options
         rest = words_for(command_named(named), args, command)
-        return f"write {line([named, *(each for each in rest if each != named)])}"
+        return f"write {with_file(named, [each for each in rest if each != named])}"
     if joined := _joined(words, args, command):
         return joined
     if f"-{before}" in known:  # `-output FILE`, of which Click makes `-o utput`

@@ -414,8 +414,13 @@ def near_choice(error: click.BadParameter, args: Sequence[str], command: click.C
     if choices:
         return f"write {name} {alternatives(choices)}"
     number = _number(option, value)
+    if value in _NO_NUMBER and accepts(option, "1"):
+        number = _default(option) or "1"
     return f"write {name} {number}" if number else no_option_value(name, command)
 
+
+_NO_NUMBER = ("0", "-1")
+"""Values by which other tools mean none, all, or their own choice."""
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _POWER = re.compile(r"(\d{1,2})(?:\^|\*\*)(\d{1,2})", re.ASCII)
@@ -445,8 +450,11 @@ def _number(option: click.Option, value: str) -> str:
         texts = (f"{number:.12g}", f"{int(number)}")  # of a count the whole samples or tokens
         if text := next((each for each in texts if float(each) and accepts(option, each)), ""):
             return text
-    if re.search(r"\d", value):
-        return ""  # a default would take the place of what was typed
+    return "" if re.search(r"\d", value) else _default(option)  # it would take the place of what was typed
+
+
+def _default(option: click.Option) -> str:
+    """Return the number that an option has by default; "" without one."""
     found = re.search(
         r"\[default: (?:about )?(\d[\d.]*(?:e-?\d+)?)", f"{getattr(option, 'help', '')} [default: {option.default}]"
     )

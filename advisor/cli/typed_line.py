@@ -8,10 +8,12 @@ from collections.abc import Container, Sequence
 
 import click
 
+from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.launch_commands import COUNTS, PROGRAMS, Launcher
 from ...probes.command.words import is_training
 from ...probes.command_line import command_line
 from ..question.gpu_text import meant_gpus
+from .commands import command_named
 from .model_argument import is_model, positional_places
 
 STARTERS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "bash")
@@ -137,6 +139,19 @@ def words_for(command: click.Command, args: Sequence[str], typed: click.Command)
     own = own[1:] if own[:1] == [typed.name] else own
     known = {name for each in command.params for name in each.opts}
     return without({word.partition("=")[0] for word in own if word.startswith("-")} - known, own, typed)
+
+
+def with_file(name: str, words: Sequence[str]) -> str:
+    """Return the line of a command that reads a file, with a usual name in its place if the words have none but a
+    model."""
+    command = command_named(name)
+    places = [*positional_places(command, words)]
+    models = [at for at in places if is_model(words[at])]
+    takes_file = "--model" in named_options(command) and any(each.name == "config_files" for each in command.params)
+    if not takes_file or len(models) != len(places):
+        return line([name, *words])
+    others = [word for at, word in enumerate(words) if at not in models]
+    return line([name, CONFIG_NAME, *(part for at in models for part in ("--model", words[at])), *others])
 
 
 def question_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

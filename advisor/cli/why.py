@@ -18,6 +18,7 @@ from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, U
 from ...probes.failures.log_folder import rank_logs, rank_of
 from ..question.options import MachineOptions, names_in
 from ..text.output import Output
+from ..text.units import alternatives
 from .config_files import file_options
 from .mistaken_files import is_there, other_command
 from .options import (
@@ -104,10 +105,12 @@ def why(
         near = _named_config(found) or nearest_file(config)
         fix = f"write --config {near}" if near else "name the training's configuration"
         raise ConfigFileError(f"{str(config)[:200]} cannot be read", why="there is no such file", fix=fix)
-    found = _with_given(found, words, config)
+    other = "" if config is None else _other_stage(config, found)
+    found = _with_given(found, words, None if other else config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
-    note, problem = "", None
+    note, problem = other, None
+    config = None if other else config  # nor does it belong into the next command
     try:
         if found.ran_out_of_memory and words:
             advice, problem = _command_advice(words, config, found, question, output, force=force)
@@ -115,9 +118,9 @@ def why(
             forecast = _forecast(config, found, question, output)
             lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
             note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
-        elif found.message is not None and found.message.is_lack and question:
+        elif not other and found.message is not None and found.message.is_lack and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
-        elif not found.ran_out_of_memory and (given := _given(config, words, question)):
+        elif not other and not found.ran_out_of_memory and (given := _given(config, words, question)):
             effect = "have" if len(given) > 1 else "has"
             note = f"{' and '.join(given)} {effect} no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
@@ -192,6 +195,8 @@ def _not_a_config(asked: Path, found: Diagnosis) -> ConfigFileError | None:
     if named:
         return ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
     reader = other_command(str(asked), logged_machines(found))
+    if reader.startswith("ds-advise why "):  # a second log
+        return ConfigFileError(what, why="it is read as a log", fix="name the training's JSON, such as ds_config.json")
     return ConfigFileError(what, fix=f"write {reader}") if reader else None
 
 
@@ -238,6 +243,27 @@ def _diagnosed(files: Sequence[str]) -> Diagnosis:
         return diagnose_logs(opened())
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _unreadable(last, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _other_stage(config: Path, found: Diagnosis) -> str:
+    """What contradicts that a training ran with a configuration: the ZeRO stage that its log shows; "" if nothing does.
+    A configuration that cannot be read is refused after the cause."""
+    from ...ds_configs.read import zero_stage_in
+    from ..question.run import read_ds_config
+
+    stages = {"zero3": (3,), "zero12": (1, 2)}
+    shown = next((sign for sign in stages if sign in found.signs), None)
+    stage = None
+    with suppress(DsAdviseError):
+        stage = zero_stage_in(read_ds_config(config))
+    if shown is None or stage is None or stage in stages[shown]:
+        return ""
+    named = _named_config(found)
+    example = f", such as {named}" if named and Path(named) != config else ""
+    return (
+        f"{config} is not the configuration of this training: its ZeRO stage is {stage}, and the log shows "
+        f"{alternatives([*map(str, stages[shown])])}. Pass the one of the training{example}."
+    )
 
 
 def _with_given(found: Diagnosis, words: Sequence[str], config: Path | None) -> Diagnosis:

@@ -192,13 +192,14 @@ _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "
 
 
 def _meant_size(text: str, least: int, most: int) -> str:
-    """The size of memory that a text in another form means: `256GB` for `256`, `256GBs` and `256 gigabytes`; "" for a
-    size out of range, and for any other text."""
+    """The size of memory that a text in another form means: `256GB` for `256`, `256GBs` and `256 gigabytes`, and for
+    `256MB` where that is out of range; "" for any other text."""
     found = re.match(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmgtp]?)", text.strip().replace(",", ""), re.IGNORECASE | re.ASCII)
     if found is None:
         return ""
-    unit = f"{found[2] or 'g'}b".lower()
-    return f"{found[1]}{unit.upper()}" if least <= float(found[1]) * _MEMORY_UNITS[unit] <= most else ""
+    units = (f"{found[2] or 'g'}b".lower(), "gb")
+    sizes = {unit: float(found[1]) * _MEMORY_UNITS[unit] for unit in units}
+    return next((f"{found[1]}{unit.upper()}" for unit, size in sizes.items() if least <= size <= most), "")
 
 
 def _in_units(size: int, scales: Mapping[str, int]) -> str:

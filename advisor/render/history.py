@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -28,6 +29,7 @@ from .record import (
     length_of,
     machine_title,
     made,
+    message_of,
     plan_of,
     record_document,
     repeat,
@@ -78,7 +80,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     if not records:
         verdict = (
             f"Nothing was measured yet ({path}). ds-advise bench measures this machine, ds-advise probe a "
-            "configuration."
+            "configuration; ds-advise dry-run, launch and train are recorded, too."
         )
         return _document([doc.Sentence(verdict)], data)
     rows, here = list[Row](), this_machine().key
@@ -94,6 +96,9 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     length, plan, gpu, ram = map(titles.index, ("length", "plan", "GPU GiB", "RAM GiB"))
     has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
     is_cpu = has_ram and not has_gpu  # no record has GPU memory, and none has other memory than RAM
+    # RAM is the only memory of a run on the CPU, and a length that all runs have tells none apart.
+    has_cpu = any(_has_figure([row], ram) and not _has_figure([row], gpu) for row in rows)
+    is_ram_first = has_cpu and (is_cpu or len({length_of(record) for record in records if record.kind != "bench"}) == 1)
     simulated = any(record.kind == "dry-run" for record in records)
     trained = any(record.kind != "bench" for record in records)
     meanings = {
@@ -106,7 +111,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
     }
     notes = [(title, f"{title}: {text}") for title, text in meanings.items() if text]
     # What tells runs apart stays longest: when it was, and its GPUs.
-    optional = (*((length, ram) if is_cpu else (ram, length)), gpu, plan, titles.index("when"))
+    optional = (*((length, ram) if is_ram_first else (ram, length)), gpu, plan, titles.index("when"))
     table = Table(titles, rows, gap=1, optional=optional, notes=notes, hidden=HIDDEN)
     blocks: list[doc.Block] = [
         table.without({gpu} if is_cpu else ()),
@@ -159,9 +164,16 @@ _SHORT = {
 """Failures as they stand in the column of speeds; others as their records have them."""
 
 
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w{0,24}(?:Error|Exception|Interrupt))\b")
+
+
 def _lack(record: Record) -> str:
-    """Return what stands in the column of speeds for a run that failed or a plan that does not fit; "" for others."""
+    """Return what stands in the column of speeds for a run that failed or a plan that does not fit; "" for others. Of a
+    script that failed it is the type of the exception."""
     failure = failure_of(record)
+    raised = _EXCEPTION.match(message_of(record.result["failure"])) if failure == "crash" else None
+    if raised is not None:
+        return raised[1]
     return _SHORT.get(failure, failure) or "too large" * does_not_fit(record)
 
 

@@ -170,7 +170,7 @@ def record_document(record: Record, data: Any) -> doc.Document:
     tone: doc.Tone = "bad" if failure else "good"
     if failure:
         rank = "" if failure.get("rank") is None else f" on rank {failure['rank']}"
-        verdict = ended(f"It failed{rank}: {_message_of(failure) or failure_of(record)}")
+        verdict = ended(f"It failed{rank}: {message_of(failure) or failure_of(record)}")
     elif record.kind == "dry-run":
         need, have = figures.needed_bytes, record.result.get("gpu_memory_bytes")
         tone = "bad" if does_not_fit(record) else "good"
@@ -204,7 +204,7 @@ def record_document(record: Record, data: Any) -> doc.Document:
     return doc.Document(subject=title, verdict=verdict, tone=tone, blocks=blocks, data=data)
 
 
-def _message_of(failure: Mapping[str, Any]) -> str:
+def message_of(failure: Mapping[str, Any]) -> str:
     """Return the error of a run that failed, as one line; "" if it is not stored."""
     return printable(str(failure.get("message") or ""))
 

@@ -152,6 +152,8 @@ def _ranked(name: str) -> list[tuple[float, str]]:
         for known in _names():
             likeness, (own, own_size) = SequenceMatcher(None, wanted, known.key).ratio(), _family_and_size(known.pieces)
             distance = abs(log(size / own_size)) if own == family and size and own_size else inf
+            if distance == inf and size and own_size == size and family and family in own:  # `llama-8b`
+                distance = _OTHER_FAMILY
             beginning = len([*takewhile(lambda pair: pair[0] == pair[1], zip(wanted, known.key, strict=False))])
             found.append((distance, -likeness, -beginning, _entries()[known.entry]["id"]))
     return [(-likeness, hub_id) for _, likeness, _, hub_id in sorted(found)]
@@ -170,6 +172,9 @@ _NEAR_BEGINNING = 0.9
 _OTHER_SIZE = 1.25
 """Ratio of the sizes of two models from which one is no misspelling of the other. Sizes of usual names are rounded:
 14B and 14.8B."""
+
+_OTHER_FAMILY = 0.05
+"""What the words that a name lacks count beside the logarithm of the ratio of sizes: less than another size does."""
 
 
 def _meant(name: str) -> str:

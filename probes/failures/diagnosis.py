@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -176,6 +176,8 @@ def diagnose_logs(logs: Iterable[LogOfRank]) -> Diagnosis:
     - Of a chain of exceptions, each raised while the one before was handled, the first known one counts.
     - An exception in a process that then trains on, ends normally, or raises another one, has been handled.
     - A warning is no error, except of a launcher on a signal.
+    - A message in the words of a line, such as a sample of the data, is no error if its process later raises one: it is
+      quoted, or steps follow it.
     - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
     - Among what remains, the first cause counts. A lost process counts if no exception came before it; a timeout if no
       other rank raised an exception.
@@ -192,14 +194,15 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     found = joined(scans)
     sorted_out = [_survivors(each) for each in scans]
     survived, failed = ([each for part in parts for each in part] for parts in zip(*sorted_out, strict=True))
-    findings = [*_findings(found, failed)]
+    errors = [*_findings(found, failed)]
+    findings = [each for each in errors if not _is_mentioned(each, errors)]
     chosen = _choose(findings) or next(filter(None, map(_waiting, scans)), None)
     timeouts = [*filter(_is_timeout, findings)]
     waits = _waits(timeouts)
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     if chosen is not None and len(found.roots) == 1:
-        chosen = _of_root(chosen, next(iter(found.roots)), findings)
+        chosen = _of_root(chosen, next(iter(found.roots)), findings, found.failure_times)
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
@@ -243,13 +246,30 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
     return found.signs | signs_in(" ".join(found.command)) | signs_of(frames)
 
 
-def _of_root(chosen: Finding, root: int, findings: Sequence[Finding]) -> Finding:
+def _of_root(chosen: Finding, root: int, findings: Sequence[Finding], times: Mapping[int, str]) -> Finding:
     """The error of the rank that torchrun saw fail first, if it is of the kind of the chosen one, whose time the log
-    does not show."""
-    if chosen.rank in (None, root) or _clock(chosen):
+    does not show; also an exception that is not known, if `times` has an earlier time for it: of equal ones torchrun
+    names any rank."""
+    if chosen.rank is None or chosen.rank == root or _clock(chosen):
         return chosen
-    own = (each for each in findings if each.rank == root and each.role == chosen.role)
-    return next(own, chosen)
+    is_earlier = root in times and times[root] < times.get(chosen.rank, "")
+    roles = {chosen.role, "unknown"} if is_earlier else {chosen.role}
+    return next((each for each in findings if each.rank == root and each.role in roles), chosen)
+
+
+def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether a line only has the words of a message, such as a sample of the data: it belongs to no traceback, its
+    process later raised another error, and the words are quoted, or a step was logged in between."""
+    error = finding.error
+    if error.is_exception or error.frames or finding.role != "cause":
+        return False
+    raised = (
+        each.error
+        for each in findings
+        if each.error.is_exception and each.error.has_place and each.role in ("cause", "unknown")
+    )
+    own = [each for each in raised if (each.log, each.process) == (error.log, error.process) and each.line > error.line]
+    return bool(own) and (finding.is_quoted or own[0].steps > error.until)
 
 
 def _has_first_clock(chosen: Finding, findings: Sequence[Finding]) -> bool:
@@ -319,7 +339,8 @@ def _is_survived(finding: Finding, found: Scan, known: Sequence[Finding]) -> boo
     all that follows the end is that a launcher reports a failure."""
     error = finding.error
     after = {each.role for each in known if each.error.line > found.ended}
-    goes_on = error.line < found.ended and not finding.is_step and after != {"effect"}
+    is_over = not finding.is_step or found.steps > error.until  # a loss that is not a number stays so
+    goes_on = error.line < found.ended and is_over and after != {"effect"}
     return goes_on or found.steps - error.until >= GAP
 
 

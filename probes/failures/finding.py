@@ -22,7 +22,7 @@ _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
 _FAILED = re.compile(
-    r"exitcode ?: (?P<of_rank>\d+)\)? local_rank: (?P<local>\d+)|"
+    r"exitcode ?: (?P<of_rank>-?\d+)\)? local_rank: (?P<local>\d+)|"
     r"srun: error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): Exited with exit code (?P<of_task>\d+)"
 )
 """The word of the elastic agent on a rank, and that of Slurm on a task."""
@@ -98,6 +98,13 @@ class Finding:
         return not self.error.is_exception and self.role == "cause" and bool(_WARNING.match(self.error.head))
 
     @property
+    def is_quoted(self) -> bool:
+        """Whether the message stands in quotes behind other words. In a record of JSON every message does."""
+        head = self.error.head
+        found = None if self.message is None else self.message.pattern.search(head)
+        return found is not None and not head.startswith("{") and head[: found.start()].count('"') % 2 == 1
+
+    @property
     def rank(self) -> int | None:
         """The rank: by what the launcher wrote in front of the line, or by the message."""
         if _OF_SLURM.match(self.error.head):
@@ -116,7 +123,9 @@ class Finding:
         lines = self.error.lines
         ends = accumulate(len(line.text.strip()) + 1 for line in lines)
         text = " ".join(line.text.strip() for line in lines)
-        found = self._victim or (self.message and self.message.pattern.search(text))
+        pattern = self.message and self.message.pattern
+        # The pattern may read on in the next line, which may begin with any words.
+        found = self._victim or (pattern and (pattern.search(lines[0].text.strip()) or pattern.search(text)))
         numbered = zip(lines, ends, strict=True)
         return next((line.number for line, end in numbered if found and found.end() <= end), self.error.line)
 
@@ -157,8 +166,7 @@ class Finding:
             if killed := _KILLED.search(text):
                 number = int(killed[1] or killed[2])
                 place = self._place if self.rank is None else f"rank {self.rank}"
-                name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
-                return f"{place} was killed by {name} (exit code -{number})"
+                return f"{place} was killed by {_signal(number)} (exit code -{number})"
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
@@ -190,9 +198,21 @@ class Finding:
         if found is None:
             return ""
         if found["local"] is not None:
-            return f"{self._place} ended with exit code {found['of_rank']}"
+            return f"{self._place} {_end(int(found['of_rank']))}"
         verb = "each ended" if found["task"].startswith("tasks") else "ended"
         return f"{found['task']} on {found['node']} {verb} with exit code {found['of_task']}"
+
+
+def _signal(number: int) -> str:
+    return next((each.name for each in signal.Signals if each == number), f"signal {number}")
+
+
+def _end(exit_code: int) -> str:
+    """How a process ended, by its exit code: that of a signal is negative."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    verb = "aborted with" if exit_code == -signal.SIGABRT else "was ended by"
+    return f"{verb} {_signal(-exit_code)} (exit code {exit_code})"
 
 
 def _says(text: str, title: str) -> bool:

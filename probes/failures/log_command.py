@@ -89,9 +89,10 @@ def ranks_in(text: str) -> Ranks:
 
 
 def seen_ranks(numbers: Sequence[int]) -> Ranks:
-    """The number of ranks by those that wrote lines, if they are all from 0 on, or end with a usual node's last."""
-    last = max(numbers, default=0)
-    is_whole = last > 0 and (len({*numbers}) == last + 1 or last + 1 in (2, 4, MOST_ON_A_NODE))
+    """The number of ranks by those that wrote lines, if they are all from 0 on, or end with a usual node's last. One
+    alone may be one of more, except the last of a node that has as many as nodes have."""
+    last, seen = max(numbers, default=0), len({*numbers})
+    is_whole = (seen > 1 and (seen == last + 1 or last + 1 == 4)) or last + 1 == MOST_ON_A_NODE
     return Ranks(total=last + 1) if is_whole else _NONE
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from .log_command import COMMAND_WORDS
 from .logged_steps import count_steps, first_step
@@ -17,6 +17,9 @@ _CHUNK = 1 << 18
 
 _LONGEST = 4_000
 """Longest part of a line that is kept; messages of errors are shorter."""
+
+_LONGEST_RECORD, _LONGEST_FRONT = 200_000, 200
+"""Longest record of JSON that is read, which may hold a traceback, and longest text in front of one."""
 
 _TAIL, _KEPT = 4_096, 32
 """Bytes of a skipped chunk, and lines, that are kept as the lines before an error."""
@@ -153,19 +156,51 @@ class LogReader:
 def _cleaned(number: int, line: bytes) -> Iterator[LogLine]:
     """The parts of a line between carriage returns: the last states of a progress bar, and what follows it."""
     for part in line.split(b"\r")[-4:]:
-        text = part[:_LONGEST].decode("utf-8", "replace")
+        longest = _LONGEST_RECORD if b'{"' in part[:_LONGEST_FRONT] else _LONGEST
+        text = part[:longest].decode("utf-8", "replace")
         text = _ESCAPE.sub("", text).rstrip() if "\x1b" in text else text.rstrip()
-        if text.startswith('{"log":"'):  # a file of docker's json-file driver
-            text = _logged(text)
         if text or not line:
-            yield _attributed(number, text)
+            yield from _logged(_attributed(number, text))
 
 
-def _logged(text: str) -> str:
+_MESSAGES = ("log", "message", "msg", "event")
+"""Keys of the message in a record of JSON: of docker's json-file driver, of most loggers, and of structlog."""
+
+_TRACEBACKS = ("exc_info", "exception", "traceback", "stack_trace")
+"""Keys of the traceback, where it is not in the message."""
+
+_OF_RECORDS = {"log", "time", "timestamp", "@timestamp", "ts", "asctime", "level", "levelname", "severity"}
+"""Keys that tell a logger's record from data in JSON."""
+
+
+def _logged(line: LogLine) -> Iterator[LogLine]:
+    """The lines in a record of a logger in JSON, each with what launchers put in front of it; any other line as it is.
+    All have the number of the record."""
+    record = _record(line.text)
+    said = next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), None)
+    if said is None or record.keys().isdisjoint(_OF_RECORDS):
+        yield line._replace(text=line.text[:_LONGEST])
+        return
+    rank = record.get("rank")
+    if isinstance(rank, int) and line.rank is None:
+        line = line._replace(rank=rank, process=f"{line.process}rank {rank}")
+    level = str(record.get("level") or record.get("levelname") or record.get("severity"))
+    front = "WARNING: " * level.upper().startswith("WARN")
+    parts = [said, *(record[key] for key in _TRACEBACKS if isinstance(record.get(key), str))]
+    for text in "\n".join(part.rstrip() for part in parts).split("\n"):
+        inner = _attributed(line.number, front + text.rstrip())
+        rank = line.rank if inner.rank is None else inner.rank
+        yield from _logged(inner._replace(process=line.process + inner.process, rank=rank))
+
+
+def _record(text: str) -> dict[str, Any]:
+    """The record of JSON that a text is; none for any other text, and for one that was too long."""
+    if not text.startswith('{"'):
+        return {}
     try:
-        return str(json.loads(text)["log"]).rstrip()
-    except (ValueError, KeyError, TypeError):  # the line was too long
-        return text
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return {}
 
 
 def _attributed(number: int, text: str) -> LogLine:

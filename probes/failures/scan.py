@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import BinaryIO
@@ -60,8 +60,10 @@ _ENDED = (_TRAINED, "exits successfully")
 """In that line, and in that of DeepSpeed's launcher on a process with exit code 0 (0.19.8 launcher/launch.py)."""
 
 _ROOT = "Root Cause (first observed failure)"
-_RANK_OF_ROOT = re.compile(r"\s*rank\s*: (\d+) \(local_rank")
-"""In torchrun's table of failures, and its line of the rank (torch 2.13 distributed/elastic/multiprocessing/errors)."""
+_RANK_OF_FAILURE = re.compile(r"\s*rank\s*: (\d+) \(local_rank")
+_TIME_OF_FAILURE = re.compile(r"\s*time\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)$")
+"""In torchrun's table of failures, and its lines of each rank (torch 2.13 distributed/elastic/multiprocessing/errors).
+"""
 
 GAP = 3
 """Training steps after an error that show that the training survived it. The other ranks may report a step that was
@@ -134,6 +136,8 @@ class Scan:
     """What its lines show of the training."""
     roots: frozenset[int] = frozenset()
     """The ranks whose failure torchrun observed first, one for each of its agents."""
+    failure_times: Mapping[int, str] = field(default_factory=dict)
+    """The time of each rank's failure in torchrun's tables, as text that has the order of time."""
     earlier: Sequence[Scan] = ()
     """The trainings before it in the log."""
 
@@ -158,6 +162,7 @@ def joined(scans: Sequence[Scan]) -> Scan:
         started=reduce(Ranks.joined, (each.started for each in scans)),
         signs=frozenset[Sign]().union(*(each.signs for each in scans)),
         roots=frozenset().union(*(each.roots for each in scans)),
+        failure_times={rank: time for each in scans for rank, time in each.failure_times.items()},
     )
 
 
@@ -197,6 +202,7 @@ class _Scanner:
         self._signs = frozenset[Sign]()
         self._ended = self._trained = 0
         self._roots, self._is_root = set[int](), False
+        self._failure_times, self._failure_time = dict[int, str](), ""
         self._not_finite: LogError | None = None
         """The first step of the last ones that are not finite."""
 
@@ -224,14 +230,24 @@ class _Scanner:
         self._ended = line.number if any(word in line.text for word in _ENDED) else self._ended
         self._trained = line.number if _TRAINED in line.text else self._trained
         self._is_root = self._is_root or _ROOT in line.text
-        if self._is_root and (found := _RANK_OF_ROOT.match(line.text)):
-            self._roots.add(int(found[1]))
-            self._is_root = False
+        self._read_table(line.text)
         self._read(line, process)
         process.above = code_above(line, process.above) if line.text[:1] in (" ", "\t", "") else None
         process.last.append(line.text)
         self._recent.append(line.text)
         self._reader.wants_all = process.frames is not None or bool(process.open)
+
+    def _read_table(self, text: str) -> None:
+        """Read a line of torchrun's table of failures."""
+        if found := _TIME_OF_FAILURE.match(text):
+            self._failure_time = found[1]
+        elif found := _RANK_OF_FAILURE.match(text):
+            rank = int(found[1])
+            if self._failure_time:
+                self._failure_times[rank] = self._failure_time
+            if self._is_root:
+                self._roots.add(rank)
+            self._is_root, self._failure_time = False, ""
 
     def result(self) -> Scan:
         for name, process in self._processes.items():
@@ -252,6 +268,7 @@ class _Scanner:
             started=self._started,
             signs=self._signs,
             roots=frozenset(self._roots),
+            failure_times=self._failure_times,
         )
 
     def _joined(self, line: LogLine) -> LogLine:

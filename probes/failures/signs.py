@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, get_args
 
-Sign = Literal["deepspeed", "zero3", "fsdp", "outside_fp16", "prediction_loop"]
-"""zero3: DeepSpeed's ZeRO stage 3. outside_fp16: it computes in bf16 or fp32. prediction_loop: that of transformers 3,
-which joins the logits on the GPU and has no argument against it."""
+Sign = Literal["deepspeed", "zero12", "zero3", "fsdp", "outside_fp16", "prediction_loop"]
+"""zero12, zero3: DeepSpeed's ZeRO stage 1 or 2, and 3. outside_fp16: it computes in bf16 or fp32. prediction_loop: that
+of transformers 3, which joins the logits on the GPU and has no argument against it."""
 
 SIGNS: tuple[Sign, ...] = get_args(Sign)
 """Texts of a later one replace those of an earlier one."""
@@ -22,6 +22,7 @@ _FORMS: dict[Sign, re.Pattern[str]] = {
         r"--(?:use_)?deepspeed(?:_config\w*)?\b(?![ =](?:None|[Ff]alse|\"\"))|^deepspeed .*\.py\b|\] \[deepspeed\] |"
         r"\bdeepspeed\.initialize\(|\[(?:launch|runner|engine|stage_1_and_2)\.py:\d+:\w+\]"
     ),
+    "zero12": re.compile(r"deepspeed/runtime/zero/stage_1_and_2\.py|\[stage_1_and_2\.py:\d+:\w+\]"),
     "zero3": re.compile(
         r"deepspeed/runtime/zero/(?:stage3|partition_parameters|parameter_offload|partitioned_param\w+)\.py|"
         r"_zero3_consolidated_16bit_state_dict|\[stage3\.py:\d+:\w+\]|--zero_?stage[ =]3\b|\bzero_?stage['\"]?: ?3\b|"
@@ -72,7 +73,7 @@ def signs_in(text: str) -> frozenset[Sign]:
 def _searched(text: str) -> frozenset[Sign]:
     """Frames that ranks and errors repeat are searched once."""
     found = {sign for sign, form in _FORMS.items() if form.search(text)}
-    return frozenset(found | ({"deepspeed"} if "zero3" in found else set()))
+    return frozenset(found | ({"deepspeed"} if found & {"zero12", "zero3"} else set()))
 
 
 def signs_of(texts: Iterable[str]) -> frozenset[Sign]:

@@ -174,7 +174,14 @@ LINES = {
     "explain time gpt2 --gpus 24GB": "write ds-advise explain gpt2 --gpus 24GB time\n",
     "explain optimizer-states --gpus 24GB --model gpt2": "write ds-advise explain gpt2 --gpus 24GB optimizer-states\n",
     "gpt2 --gpus 24GB --ram 256GBs": "write it as --ram 256GB\n",
-    "gpt2 --gpus 24GB --ram 1MB": "write it as --ram 200GiB\n",
+    "gpt2 --gpus 24GB --ram 1MB": "write it as --ram 1GB\n",
+    "gpt2 --gpus 24GB --ram 256MB": "write it as --ram 256GB\n",
+    "gpt2 --gpus 24GB --micro-batch 0": "write --micro-batch 1\n",
+    "gpt2 --gpus 24GB --global-batch -1": "write --global-batch 32\n",
+    "history --limit 0": "write --limit 20\n",
+    "lint Qwen2.5-7B": "Qwen2.5-7B is a model; write ds-advise lint ds_config.json --model Qwen2.5-7B\n",
+    "--gpus 8xH100 Qwen2.5-7B lint": "write ds-advise lint ds_config.json --model Qwen2.5-7B --gpus 8xH100\n",
+    "llama-8b --gpus 24GB": "nearest names: meta-llama/Meta-Llama-3-8B, meta-llama/Llama-3.1-8B, huggyllama/llama-7b",
     "gpt2 --gpus 8xH100 --global-batch 12 --micro-batch 8": "pass --global-batch 64\n",
     "gpt2 --gpus 8xH100 --global-batch 96 --micro-batch 8": "pass --micro-batch 6, or --global-batch 128 or 64\n",
     "checkpoint ds.json": "write ds-advise lint ds.json\n",
@@ -514,3 +521,19 @@ def test_a_script_given_to_lint_may_print_the_configuration(capsys: pytest.Captu
     Path("make.py").write_text("print({})\n")
     assert run(["lint", "make.py"]) == 2
     assert "if it prints the configuration, python make.py | ds-advise lint -" in capsys.readouterr().err
+
+
+def test_no_name_is_proposed_that_stands_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file compared with itself answers nothing."""
+    Path("ds_z3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    assert run(["compare", "ds_z3.json", "ds_z4.json"]) == 2
+    error = capsys.readouterr().err
+    assert "ds_z4.json: no such file" in error and "ds_z3.json" not in error
+    assert run(["lint", "ds_z4.json"]) == 2
+    assert "write ds_z3.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_in_front_of_a_command_is_that_of_the_command(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([option, "why"]) == 0
+    assert "Usage: ds-advise why " in capsys.readouterr().out

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.advisor.answer.memory_change import _best_first, _Fitting
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.text.units import gib
 
@@ -78,6 +79,18 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         (
             WATCHDOG.replace("8841", "2").removeprefix("[rank0]:"),
             "Watchdog caught collective operation timeout (SeqNum=2).",
+        ),
+        (
+            "ERROR:api:failed (exitcode: -6) local_rank: 2 (pid: 94)",
+            "Local rank 2 aborted with SIGABRT (exit code -6): its error is not in the log.",
+        ),
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it.",
+            "The NVIDIA driver is too old: it is for CUDA 11.4.",
+        ),
+        (
+            "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
+            "RuntimeError: CUDA driver version is insufficient for CUDA runtime version.",
         ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
@@ -715,8 +728,10 @@ def test_the_change_follows_the_phase_of_the_log(log: Path, capsys: pytest.Captu
         "--offline",
         "--json",
     ]
-    first, *others = json.loads(_why(capsys, "train.log", *smaller)[1])["forecast"]["changes"]
-    assert max(each["speed"] for each in others) > first["speed"], "the fastest saves less of the optimizer's states"
+    changes = json.loads(_why(capsys, "train.log", *smaller)[1])["forecast"]["changes"]
+    names = [each["what"] for each in changes]
+    assert names == ["the optimizer in host RAM", "ZeRO stage 3 with the optimizer in host RAM"]
+    assert changes[0]["device_bytes_per_gpu"] > changes[1]["device_bytes_per_gpu"], "the second one contains the first"
 
 
 @pytest.mark.parametrize(
@@ -1384,3 +1399,41 @@ def test_gpus_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     """They would stand in the next command."""
     code, text = _why(capsys, "train.log", "--gpus", "4xA10O")
     assert code == 2 and "no GPU called 'A10O' is known" in text
+
+
+def test_a_configuration_of_another_zero_stage_than_the_log_is_not_predicted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor is it in the next command, which has the one that the log names."""
+    frame = '  File "/opt/site-packages/deepspeed/runtime/zero/stage_1_and_2.py", line 9, in step\n    self._step()\n'
+    command = "$ deepspeed --num_gpus 4 train.py --deepspeed ds.json\n"
+    Path("train.log").write_text(command + "Traceback (most recent call last):\n" + frame + FULL)
+    Path("z3.json").write_text(json.dumps(CONFIG | {"zero_optimization": {"stage": 3}}))
+    code, text = _why(capsys, "train.log", "--config", "z3.json", *QUESTION)
+    words = " ".join(text.split())
+    assert (
+        code == 0
+        and "its ZeRO stage is 3, and the log shows 1 or 2. Pass the one of the training, such as ds.json" in words
+    )
+    assert "is predicted to need" not in words and "--config" not in words
+    code, text = _why(capsys, "train.log", "--config", "ds.json", *QUESTION)
+    assert code == 0 and "is predicted to need" in text and "ZeRO stage is" not in text
+
+
+def test_a_second_log_as_the_configuration_is_refused_with_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.log").write_text(FRAMES + FULL)
+    code, error = _why(capsys, "train.log", "--config", "other.log", *QUESTION)
+    assert code == 2 and "it is read as a log; name the training's JSON, such as ds_config.json" in error
+
+
+def test_a_change_that_contains_another_one_comes_behind_it() -> None:
+    """Whatever memory the rest saves, and however fast it is."""
+    made = {
+        name: _Fitting(name, frozenset(parts), worth)  # type: ignore[arg-type]  # only the order is tested
+        for name, parts, worth in (
+            ("both", {("offload_optimizer", "cpu"), ("offload_param", "cpu")}, 9.0),
+            ("optimizer", {("offload_optimizer", "cpu")}, 5.0),
+            ("batch", {("micro_batch_size", "1")}, 7.0),
+        )
+    }
+    assert _best_first([*made.values()]) == ("batch", "optimizer", "both")

@@ -106,7 +106,7 @@ def test_an_empty_history_creates_no_file(own_store: Path, capsys: pytest.Captur
     assert run(["history"]) == 0
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert "Nothing was measured yet" in shown
-    assert "ds-advise bench" in shown
+    assert "ds-advise bench" in shown and "dry-run, launch and train are recorded" in shown
     assert run(["history", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schema_version": 2, "records": []}
     assert not own_store.parent.exists()
@@ -133,6 +133,12 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
             "2xL4",
             ["a-model-with-~", "128", "zero2-offload", "4x2", "crash", "3.0", "8.0"],
         ),
+        (
+            "training",
+            {"failure": {"kind": "crash", "rank": 0, "message": "ValueError: no row"}, "peaks": PEAKS},
+            "2xL4",
+            ["a-model-with-~", "128", "zero2-offload", "4x2", "ValueError", "3.0", "8.0"],
+        ),
         ("training", {"step_s": 0.011, "peaks": PEAKS}, "2xL4", ["11", "ms/step", "3.0", "8.0"]),
         (
             "training",
@@ -156,6 +162,7 @@ NEED = {"required_device_bytes_per_gpu": 6 * 2**30, "required_host_bytes_per_nod
         "probe",
         "failed",
         "failed after steps",
+        "failed by an exception",
         "stopped",
         "too large",
         "only a step time",
@@ -483,7 +490,7 @@ def test_words_choose_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["history", "memory", "--json"]) == 0
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [3]
     assert run(["history", "llama"]) == 2
-    assert "no record has 'llama'" in capsys.readouterr().err
+    assert "no record has 'llama' in its model, script, kind, GPUs or failure" in capsys.readouterr().err
 
 
 def test_a_failure_is_chosen_by_its_words_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -623,3 +630,21 @@ def test_the_folder_matters_only_for_its_files(line: str, title: str, capsys: py
     Store().add(replace(PROBE, workload={**PROBE.workload, "command_line": f"ds-advise {line}"}))
     run(["history", "1"])
     assert f" {title}\n" in capsys.readouterr().out
+
+
+def test_the_memory_of_a_run_on_the_cpu_stays_beside_runs_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the length, which is the same for all."""
+    Store().add(TRAINING)
+    Store().add(replace(PROBE, result=ON_CPU.to_json()))
+    monkeypatch.setenv("COLUMNS", "90")
+    run(["history"])
+    shown = capsys.readouterr().out
+    assert "RAM GiB" in shown.splitlines()[0] and "length" not in shown.splitlines()[0]
+
+
+def test_a_store_of_one_record_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    Store().add(PROBE)
+    assert run(["history", "99"]) == 2
+    assert "there is no record 99: the only record is 1" in capsys.readouterr().err

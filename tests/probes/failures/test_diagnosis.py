@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tracemalloc
 from collections.abc import Iterator
@@ -1068,6 +1069,53 @@ def test_the_rank_that_torchrun_saw_fail_first_counts_before_the_order_of_lines(
     full = "".join(f"[rank1]: {line}\n" for line in (FRAMES + FULL).splitlines())
     known = diagnose_text(full + "".join(line for line in lines if line.startswith("[rank2]")) + FAILURES)
     assert known.first is not None and known.first.rank == 1 and known.message is not None
+    later = FAILURES.replace("10:11:12", "10:11:13", 1)
+    timed = diagnose_text(full + "".join(line for line in lines if line.startswith("[rank2]")) + later)
+    assert timed.first is not None and timed.first.rank == 2 and timed.is_first and timed.followers == (1,)
+
+
+def test_a_message_in_the_words_of_a_line_loses_to_a_traceback() -> None:
+    """It is quoted, or steps were logged after it: a sample of the data, or an error that a script had handled."""
+    quoted = 'INFO root: sample 0: "RuntimeError: CUDA out of memory. How do I fix this?"\n'
+    plain = "input: torch.OutOfMemoryError: CUDA out of memory\n"
+    end = FRAMES + "ZeroDivisionError: division by zero\n"
+    for log in (quoted + LOSS + end, quoted + end, plain + LOSS + end):
+        diagnosis = diagnose_text(log)
+        assert diagnosis.first is not None and diagnosis.first.headline == "ZeroDivisionError: division by zero", log
+    for log in (plain + end, plain + LOSS, quoted, f"ERROR trainer: {FULL}{end}"):
+        assert found(log) == "gpu-memory", log
+
+
+def test_a_normal_end_after_finite_steps_shows_that_a_gradient_of_inf_was_survived() -> None:
+    inf = LOSS.replace("0.8", "inf")
+    diagnosis = diagnose_text(LOSS * 4 + inf + LOSS * 2 + ENDED)
+    assert diagnosis.first is None and diagnosis.ended
+    assert [each.headline for each in diagnosis.survived] == ["the norm of the gradient became inf"]
+    assert found(LOSS * 4 + inf + ENDED) == found(LOSS * 4 + inf + LOSS * 2) == "nan-gradient"
+
+
+def test_the_deciding_line_is_the_one_that_has_the_message() -> None:
+    """The pattern may read on in the next line."""
+    warn = "node1:1:2 [3] misc/socket.cc:5 NCCL WARN socketStartConnect: Connect to 172.17.0.1<4> failed : No route\n"
+    first = diagnose_text(warn + "node1:1:2 [3] NCCL INFO misc/socket.cc:567 -> 2\n").first
+    assert first is not None and first.deciding == 1
+
+
+@pytest.mark.parametrize("key", ["message", "msg", "event"])
+def test_a_record_of_json_is_read_as_its_lines(key: str) -> None:
+    """With a traceback in one record, or in one per line; data in JSON stays as it is."""
+    text = (FRAMES + FULL).rstrip()
+    one = json.dumps({"ts": "2026-11-29", "level": "error", "rank": 3, key: text})
+    long = json.dumps({"ts": "2026-11-29", "level": "error", "rank": 3, key: "x" * 3_000 + "\n" + text})
+    beside = json.dumps({"ts": "2026-11-29", "level": "error", "rank": 3, key: "failed", "exc_info": text})
+    each = "\n".join(json.dumps({"level": "error", "rank": 3, key: line}) for line in text.split("\n"))
+    for log in (one, long, beside, each, f"2026-11-29T10:11:12Z stdout F {one}"):
+        diagnosis = diagnose_text(LOSS + log + "\n")
+        assert diagnosis.phase is not None and diagnosis.phase.name == "backward"
+        assert diagnosis.first is not None and diagnosis.first.rank == 3 and len(diagnosis.first.error.frames) == 3
+    warned = json.dumps({"level": "warning", "msg": LIBAIO.partition("] ")[2].strip()})
+    assert diagnose_text(f"{warned}\n{LOSS}").first is None
+    assert diagnose_text(json.dumps({key: "sample", "text": text}) + "\n" + LOSS).phase is None
 
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -1109,6 +1157,7 @@ SIGNS: dict[Sign, list[str]] = {
         *("deepspeed train.py", "[INFO] [deepspeed] ", "deepspeed.initialize(", "[launch.py:1:main]"),
         *("[runner.py:1:main]", "[engine.py:1:init]", "[stage_1_and_2.py:1:step]"),
     ],
+    "zero12": ["deepspeed/runtime/zero/stage_1_and_2.py", "[stage_1_and_2.py:1:step]"],
     "zero3": [
         *("deepspeed/runtime/zero/stage3.py", "in _zero3_consolidated_16bit_state_dict", "[stage3.py:1:step]"),
         *("--zero_stage 3", "zero_stage: 3", "--config_file z3.yaml"),
