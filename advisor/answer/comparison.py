@@ -32,7 +32,6 @@ from ..search.choice import best_of_strategy
 from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from ..text.labels import checkpointing_label, method_title
-from ..text.units import counted_noun
 from .advice import PlanFigures, job_figures, plan_figures
 from .config_settings import ConfigSettings, Setting
 from .dry_run_answer import DryRunAnswer

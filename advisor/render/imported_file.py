@@ -285,7 +285,7 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
         keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
-            yield doc.Sentence(f"{title} {'; '.join(keys)}.", hang=2)
+            yield doc.Sentence(f"{title} {_in_blocks(keys)}.", hang=2)
             continue
         if part == "configuration":
             yield doc.Sentence(title)
@@ -300,6 +300,19 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     elif answer.files:
         yield doc.Sentence("Write it (-o FILE --force replaces an existing file):")
         yield doc.Commands([command])
+
+
+def _in_blocks(keys: Sequence[str]) -> str:
+    """The keys of `changed_keys` as one text, in which each block is named once."""
+    found = list[str]()
+    of = ""
+    for key in keys:
+        name = key.removeprefix("no ").partition(":")[0]
+        block = name.rpartition(".")[0]
+        text = key.replace(f"{block}.", "", 1) if block else key
+        found.append(f"in {block}: {text}" if block not in ("", of) else text)
+        of = block
+    return "; ".join(found)
 
 
 def _beside_the_file(answer: ImportAnswer) -> Iterator[doc.Block]:
