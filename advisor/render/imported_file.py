@@ -285,7 +285,7 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
         keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
-            yield doc.Sentence(f"{title} {_in_blocks(keys)}.", hang=2)
+            yield doc.Sentence(f"{title} {in_blocks(keys)}.", hang=2)
             continue
         if part == "configuration":
             yield doc.Sentence(title)
@@ -302,7 +302,7 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         yield doc.Commands([command])
 
 
-def _in_blocks(keys: Sequence[str]) -> str:
+def in_blocks(keys: Sequence[str]) -> str:
     """The keys of `changed_keys` as one text, in which each block is named once."""
     found = list[str]()
     of = ""
@@ -310,7 +310,7 @@ def _in_blocks(keys: Sequence[str]) -> str:
         name = key.removeprefix("no ").partition(":")[0]
         block = name.rpartition(".")[0]
         text = key.replace(f"{block}.", "", 1) if block else key
-        found.append(f"in {block}: {text}" if block not in ("", of) else text)
+        found.append(text if block == of else f"in {block}: {text}" if block else f"at the top: {text}")
         of = block
     return "; ".join(found)
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.answer import import_file
+from ds_advise.advisor.render.imported_file import in_blocks
 
 GPUS = "4xA100-40GB"
 OFFLOADED: dict[str, Any] = {
@@ -108,3 +109,9 @@ def test_weights_are_fp32_where_no_engine_casts_them(what: str) -> None:
     assert parts["parameters"] == pytest.approx(width * parameters, rel=0.01)
     states = 8 if what == "DeepSpeed" else 2 * width
     assert parts["optimizer_states"] == pytest.approx(states * parameters, rel=0.01)
+
+
+def test_each_block_of_changed_keys_is_named_once() -> None:
+    keys = ["steps: 5", "zero.stage: 3", "zero.overlap_comm: true", "no zero.offload.device", "clipping: 1"]
+    said = "steps: 5; in zero: stage: 3; overlap_comm: true; in zero.offload: no device; at the top: clipping: 1"
+    assert in_blocks(keys) == said
