@@ -261,7 +261,8 @@ def _deprecated(config: LintedConfig) -> Iterator[Violation]:
 def _deprecated_key(config: LintedConfig, path: str, block: ConfigBlock, field: ConfigField) -> Violation:
     known, key = CONFIG_KEYS.get(path), tuple(path.split("."))
     if known is not None and not known.stages:
-        fix, unread = f"remove it; {known.meaning}", "no code of DeepSpeed reads it, and it will be removed"
+        meaning = known.meaning.removeprefix("no effect: ")
+        fix, unread = f"remove it; {meaning}", "no code of DeepSpeed reads it, and it will be removed"
         return violation(path, f"{field.name} has no effect", why=unread, fix=fix, edits=(Remove(key),))
     successor, name = block.field(field.successor), block.successor_name(field)
     what = f"{field.name} is deprecated" + f"; its successor is {name}" * bool(name)
