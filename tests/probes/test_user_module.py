@@ -362,7 +362,19 @@ def test_the_printed_loop_trains_the_documented_batches(
 @pytest.mark.parametrize(
     ("module", "lines"),
     [
-        (UserModule("", loss="unknown"), ["output = engine(*batch)", "loss = ...  # your own, of output and batch"]),
+        (
+            UserModule("", loss="unknown", floats="all"),  # a loader of images and labels, which stay integers
+            [
+                "*inputs, target = [item.to(engine.device) for item in batch]",
+                "inputs = [item.to(torch.float16) for item in inputs]",
+                "output = engine(*inputs)",
+                "loss = ...  # your own, of output and target",
+            ],
+        ),
+        (
+            UserModule("", loss="unknown", batch="dict"),
+            ["output = engine(**batch)", "loss = ...  # your own, of output and batch"],
+        ),
         (UserModule("", batch="dict", loss=".loss"), ["loss = engine(**batch).loss"]),
         (UserModule("", floats="none", loss="[0]"), ["batch = [item.to(engine.device) for item in batch]"]),
         (UserModule("", floats="all"), ["batch = [item.to(engine.device, torch.float16) for item in batch]"]),
