@@ -112,6 +112,12 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_the_closest_plan_names_ram_above_that_of_usual_nodes() -> None:
+    """Whether it has been asked about or not."""
+    text = " ".join(" ".join(_answer("Llama-3.1-405B --gpus 8xA100-80GB")).split())
+    assert re.search(r"The closest plan, zero3-nvme, needs .* [\d,]+ GiB of RAM per node \(--ram\) and [\d,]+ GiB of N", text)
+
+
 def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised() -> None:
     text = " ".join(" ".join(_answer("Qwen2.5-7B --gpus 1x24GB --ram 32GB")).split())
     assert re.search(r"\([\d.]+ available\), [\d.]+ GiB of RAM .* available\) and [\d.]+ GiB of NVMe", text)
