@@ -260,7 +260,10 @@ def test_a_file_that_is_not_written_is_said_to_be_missing(tmp_path: Path, monkey
     """The commands name it. An older file of this name is another's."""
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text("{}", encoding="utf-8")
-    assert " ds_config.json is not written. In the script, create " in "\n".join(_answer("gpt2 --gpus L4"))
+    answered = " ".join(" ".join(_answer("gpt2 --gpus L4")).split())
+    assert "ds_config.json is not written. The commands below need it. In the script, create " in answered
+    both = " ".join(" ".join(_answer("Qwen2.5-14B --gpus 2x32GB --ram 180GB --method lora --seq-len 51")).split())
+    assert "ds_config.json is not written. The commands below need it and ds_config_try_first.json. Try first" in both
     assert "ds_config.json is not written." in str(advise("gpt2", gpus="L4", offline=True))
     done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "other.json"])
     assert "Wrote other.json." in done.output and "not written" not in done.output
