@@ -196,8 +196,8 @@ def shape_from_file(model: str, options: Mapping[str, Any]) -> ModelShape:
         return record_module(UserModule(model, inputs), seq_len)
     except DryRunError as error:
         fix = error.fix
-        if not fix and inputs and error.why:  # raised by the code of the module, for inputs that were described
-            fix = "check --input-shape and --input-dtype: they describe all arguments of its forward"
+        if not fix and inputs and error.why:  # raised by the module's own code
+            fix = "if its forward raised this, check --input-shape, the shapes of all of its arguments"
         why = ", ".join(filter(None, (error.what.rstrip("."), error.why)))
         raise _not_recordable(model, why, fix) from error
 

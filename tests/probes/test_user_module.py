@@ -203,6 +203,17 @@ def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function:
     assert caught.match(why) or pytest.fail(f"{caught.value.why}")
 
 
+def test_an_error_of_the_modules_own_code_points_to_the_shape(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 8)\n\n"
+        "    def forward(self, rows):\n        return super().forward(rows)\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ModelConfigError, match="check --input-shape") as caught:
+        build_question(f"{tmp_path}/own.py:Net", gpus=GPUS, input_shape="7")
+    assert ".," not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
