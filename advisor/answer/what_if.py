@@ -239,8 +239,8 @@ def other_methods(question: Question) -> Iterator[Asked]:
 
 
 def _precomputed(question: Question) -> Iterator[Asked]:
-    """Yield reference log-probabilities computed before the training. They come before other methods and losses, because
-    the training stays the same."""
+    """Yield reference log-probabilities computed before the training. They come first, because the training stays the
+    same."""
     workload = question.workload
     if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)

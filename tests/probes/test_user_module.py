@@ -363,6 +363,8 @@ def test_the_printed_loop_trains_the_documented_batches(
     assert f"    {loss}" in lines
     config = answer.ds_config
     assert config is not None
+    recorded = config["ds_advise"]
+    assert recorded["predicted"]["unit"] == "samples" and "seq_len" not in recorded["options"]
     config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own is compiled
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     Path("train.py").write_text(TRAINING.format(lines="\n".join(lines)), encoding="utf-8")

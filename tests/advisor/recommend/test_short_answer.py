@@ -112,10 +112,23 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_embeddings_name_their_negatives_and_who_computes_their_loss() -> None:
+    """The loss compares the texts of a micro batch, so steps of accumulation are not more of it."""
+    text = " ".join(" ".join(_answer("bge-m3 --gpus 4xL40S --objective embedding")).split())
+    found = re.search(r"micro batch (\d+) x (\d+) accumulation", text)
+    assert found is not None
+    micro, steps = map(int, found.groups())
+    assert f"each text is compared with {micro} texts, those of its micro batch" in text
+    assert f"--micro-batch {micro * steps}, if it fits" in text
+    assert "SentenceTransformerTrainer" in text
+
+
 def test_the_closest_plan_names_ram_above_that_of_usual_nodes() -> None:
     """Whether it has been asked about or not."""
     text = " ".join(" ".join(_answer("Llama-3.1-405B --gpus 8xA100-80GB")).split())
-    assert re.search(r"The closest plan, zero3-nvme, needs .* [\d,]+ GiB of RAM per node \(--ram\) and [\d,]+ GiB of N", text)
+    assert re.search(
+        r"The closest plan, zero3-nvme, needs .* [\d,]+ GiB of RAM per node \(--ram\) and [\d,]+ GiB of N", text
+    )
 
 
 def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised() -> None:
