@@ -103,12 +103,17 @@ def test_older_software_holds_more_of_the_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kind", "example"), [("seq_len", "x", "whole number", 1), ("epochs", "x", "number", 0.1)]
+    ("name", "value", "kind", "advice"),
+    [
+        ("seq_len", "x", "whole number", "leave seq_len out"),
+        ("epochs", "x", "number", "leave epochs out"),
+        ("lora_rank", "x", "whole number", "pass lora_rank=8"),
+    ],
 )
-def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str, example: float) -> None:
+def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str, advice: str) -> None:
     with pytest.raises(WorkloadError) as error:
         ds_advise.advise(MODEL, gpus=GPUS, **{name: value})
-    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass {name}={example}"
+    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; {advice}"
 
 
 @pytest.mark.parametrize(
