@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, get_args
 
-from ..estimators.errors import DsAdviseError, WorkloadError
+from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
 from ..estimators.plan import PLAN_FIELDS, PlainPyTorch, Plan
@@ -21,6 +21,7 @@ from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes, use_pytorch
 from .plan_estimate import PlanEstimate
+from .python_words import python_words
 from .question.cluster import build_cluster, cluster_here, is_described, memory_limit_bytes
 from .question.model_source import guessed_name, is_user_module, load_model, module_options
 from .question.options import (
@@ -189,39 +190,14 @@ def documented(function: _Function) -> _Function:
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
-        try:
+        with python_words():
             check_names(given, names, function.__name__)
             return function(*args, **given)
-        except DsAdviseError as error:
-            error.what, error.why, error.fix = map(_in_python, (error.what, error.why, error.fix))
-            raise
 
     shown = _Signature(parameters, return_annotation=signature.return_annotation)
     checked.__signature__ = shown  # type: ignore[attr-defined]
     checked.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n{_options_text()}\n    "
     return cast(_Function, checked)
-
-
-def _in_python(text: str) -> str:
-    """The text of an error with the options of the command line as arguments: `gpus="2x24GB"` for `--gpus 2x24GB`."""
-
-    def argument(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2] or ""
-        if name not in OPTIONS:
-            return found[0]
-        option, bare = OPTIONS[name], value.rstrip(".:")
-        if bare.isdigit() or value.startswith("'"):
-            return f"{name}={value}"
-        if bare and bare == option.metavar:  # a placeholder
-            shown = f"{name}={bare}" if int in option.types or option.kind == "number" else f'{name}="{bare}"'
-            return f"{shown}{value[len(bare) :]}"
-        if bare and (bare in option.choices or bare == option.default or re.search(r"\d", bare)):
-            return f'{name}="{bare}"{value[len(bare) :]}'
-        return f"{name} {value}".rstrip()
-
-    explained = r'ds_advise.estimate(MODEL, strategy="\1") '
-    text = re.sub(r"ds-advise explain MODEL --strategy (\w[\w-]*) (?!--set)", explained, text)
-    return text if "ds-advise " in text else re.sub(r"--([a-z][a-z-]*)(?:[ =]('[^']*'|[\w./:@+-]+))?", argument, text)
 
 
 class _Signature(inspect.Signature):

@@ -8,6 +8,7 @@ from typing import Any
 from ..ds_configs.emit import ds_config
 from ..estimators.estimate import Estimate
 from ..estimators.plan import PlainPyTorch, Strategy
+from .python_words import python_words
 from .question.question import Question
 from .search.candidate import Candidate, Fit, plan_words
 from .text.units import gib, rate
@@ -95,12 +96,14 @@ class PlanEstimate(Estimate):
 
     @property
     def ds_config(self) -> dict[str, Any] | None:
-        """DeepSpeed's configuration of the plan; None for plain PyTorch, which has none."""
+        """DeepSpeed's configuration of the plan; None for plain PyTorch, which has none. Raises ClusterError for a plan
+        that swaps to NVMe without a folder."""
         question = self.question
         if self.plan.sharding != "zero":
             return None
         flavor = question.workload.framework
-        return ds_config(self.plan, question.model, question.workload, question.cluster, flavor=flavor)
+        with python_words():
+            return ds_config(self.plan, question.model, question.workload, question.cluster, flavor=flavor)
 
 
 def fields_of(value: Any, kind: type) -> dict[str, Any]:

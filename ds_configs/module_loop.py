@@ -22,30 +22,42 @@ def module_lines(module: UserModule, workload: Workload) -> list[str]:
 
 def _moved(module: UserModule, workload: Workload) -> list[str]:
     """Lines that give the batch the engine's device and precision. The engine does neither: it casts inputs with
-    fp16.auto_cast only (deepspeed 0.19.8 runtime/engine.py `_forward_prologue`)."""
+    fp16.auto_cast only (deepspeed 0.19.8 runtime/engine.py `_forward_prologue`). The target keeps its type."""
     dtype = f"torch.{TORCH_DTYPES[workload.precision]}"
     casts = workload.precision != "fp32" and module.floats != "none"
     if module.batch == "nested":
         return [f"# Move the batch's tensors to engine.device{f', floating-point ones as {dtype}' * casts}."]
-    if casts and module.floats == "all":
+    if _has_target(module):
+        lines = ["*inputs, target = [item.to(engine.device) for item in batch]"]
+    elif casts and module.floats == "all":
         return [_each(module, f"item.to(engine.device, {dtype})")]
-    lines = [_each(module, "item.to(engine.device)")]
+    else:
+        lines = [_each(module, "item.to(engine.device)")]
     if casts:
-        lines.append(_each(module, f"item.to({dtype}) if item.is_floating_point() else item"))
+        is_sure = module.floats == "all"
+        lines.append(_each(module, f"item.to({dtype}){' if item.is_floating_point() else item' * (not is_sure)}"))
     return lines
 
 
+def _has_target(module: UserModule) -> bool:
+    """Whether the loader's batches have a target besides the recorded inputs: the module computes no loss of them."""
+    return module.loss == "unknown" and module.batch == "tuple"
+
+
 def _each(module: UserModule, item: str) -> str:
-    """The statement that replaces every `item` of the batch."""
+    """The statement that replaces every `item` of the inputs."""
     if module.batch == "dict":
         return f"batch = {{name: {item} for name, item in batch.items()}}"
-    return f"batch = [{item} for item in batch]"
+    name = "inputs" if _has_target(module) else "batch"
+    return f"{name} = [{item} for item in {name}]"
 
 
 def _loss(module: UserModule) -> list[str]:
-    output = "engine(**batch)" if module.batch == "dict" else "engine(*batch)"
+    inputs = "**batch" if module.batch == "dict" else "*inputs" if _has_target(module) else "*batch"
+    output = f"engine({inputs})"
     if module.loss == "loss_fn":
         return [f"loss = loss_fn({output}, batch)"]
     if module.loss == "unknown":
-        return [f"output = {output}", "loss = ...  # your own, of output and batch"]
+        known = "target" if _has_target(module) else "batch"
+        return [f"output = {output}", f"loss = ...  # your own, of output and {known}"]
     return [f"loss = {output}{module.loss}"]

@@ -304,6 +304,12 @@ def fsdp_arguments(workload: Workload, plan: Plan, cluster: Cluster, *, epochs: 
 _AUTO_CLASSES = {"classification": "AutoModelForSequenceClassification", "embedding": "AutoModel"}
 """transformers' class of an objective whose trainer does not load the model."""
 
+_PAIR_LOSS = (
+    "# The Trainer has no loss of pairs: override compute_loss, or train with",
+    "# sentence-transformers: SentenceTransformerTrainer, MultipleNegativesRankingLoss.",
+)
+"""Comments of a script that trains embeddings."""
+
 
 def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     """Lines that load and adapt the model, if this differs from transformers' default."""
@@ -322,6 +328,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         if len(head) > _COLUMNS:
             lines = [f"{loads}({', '.join(['...', *arguments])},", *(f"    {line}" for line in quantized)]
         lines[-1] += ")"
+    if workload.objective == "embedding" and workload.uses_trainer:
+        lines += _PAIR_LOSS
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]

@@ -23,7 +23,7 @@ from ...estimators.workload import DEFAULT, NEXT_TOKEN, Software, Workload
 from ..document.blocks import Fact
 from ..question.options import GLOBAL_BATCH
 from ..question.question import Question
-from ..search.candidate import LEAST, Candidate, candidate_duration, chance, predict
+from ..search.candidate import LEAST, LIKELY, Candidate, candidate_duration, chance, predict
 from ..search.search import best_over_losses, fastest
 from ..text.job import whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
@@ -91,13 +91,14 @@ def speed_assumptions(question: Question, chosen: Candidate) -> list[str]:
 
 def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
     """Return the speeds on the cards that are slowest and fastest with the plan, if only a memory size was given. A
-    card that the plan does not fit has the speed of its own answer, and is left out without one."""
+    card whose memory is predicted to be too small for the plan has the speed of its own answer, and is left out without
+    one. A plan that may run out of memory there still runs at its own speed where it does not."""
     predicted = estimate_time(question.model, question.workload, question.cluster, chosen.plan)
     factor = chosen.tokens_per_s / predicted.tokens_per_s  # of a run of the plan
     cards = {card.cluster.gpu.name: card for card in _cards(question, chosen)}
     plans = {name: predict(card.model, card.workload, card.cluster, chosen.plan) for name, card in cards.items()}
     speeds = {name: plan.tokens_per_s for name, plan in plans.items()}
-    misfits = {name for name, plan in plans.items() if plan.fit.probability < LEAST[question.risk]}
+    misfits = {name for name, plan in plans.items() if plan.fit.probability < LIKELY}
     for end in (min, max):
         while speeds and (name := end(speeds, key=speeds.__getitem__)) in misfits:
             misfits.remove(name)
@@ -197,16 +198,22 @@ def _reference(question: Question, chosen: Candidate) -> Iterator[Fact]:
     if not reference_passes(question.workload) or question.workload.rollouts:
         return
     share = percent(chosen.time.components.get("reference model", 0.0) / chosen.time.step_s)
-    saved = "; --precompute-ref-log-probs saves both"
+    saved = "; --precompute-ref-log-probs saves"
     if has_reference_model(question.workload):
-        size = gib(chosen.memory.components.get("reference_model", 0))
-        words = f"a second engine takes {size} GiB and {share} of the time{saved}"
+        without = replace(question.workload, precompute_ref_log_probs=True)
+        other = predict(question.model, without, question.cluster, chosen.plan)
+        device_bytes = chosen.device_bytes - other.device_bytes
+        host_bytes = chosen.memory.host_bytes_per_node - other.memory.host_bytes_per_node
+        sizes = [f"{gib(device_bytes)} GiB{' per GPU' if question.cluster.world_size > 1 else ''}"]
+        if whole_gib(max(0, host_bytes)) > 0:
+            sizes.append(f"{whole_gib(host_bytes):,} GiB of RAM")
+        words = f"a second engine takes {', '.join(sizes)} and {share} of the time{saved} them"
     elif keeps_gathered(question.workload, chosen.plan):
         terms = (part for phase in chosen.memory.phases for part in phase.terms)
         weights = max(part.size_bytes for part in terms if part.name == "gathered_parameters")
         words = (
             f"the policy without adapters: {share} of the time, and ZeRO-3 keeps all weights in the backward pass, up "
-            f"to {gib(weights)} GiB per GPU{saved}"
+            f"to {gib(weights)} GiB per GPU{saved} both"
         )
     else:
         words = f"the policy without adapters: {share} of the time, no memory"

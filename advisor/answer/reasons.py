@@ -225,8 +225,8 @@ OVERFLOWS = "fp16 may overflow: the model was trained in bf16. Train with {preci
 
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
     """Return cautions and doubts: a sequence beyond the model's positions, fp16 for a model that was trained in bf16,
-    the accuracy cost of bf16 states and quantized collectives, the requirements of AutoEP, and plans that are close
-    (`close_plans`). Without a chosen plan only the first applies.
+    the accuracy cost of bf16 states and quantized collectives, the requirements of AutoEP, the negatives of embeddings,
+    and plans that are close (`close_plans`). Without a chosen plan only the first applies.
     """
     beyond = [note] if (note := positions_note(question)) else []
     if chosen is None:
@@ -242,8 +242,20 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     return (
         *beyond,
         *(caution for applies, caution in cautions if applies),
+        *_negatives(question, plan),
         *close_plans(question, ladder, chosen),
     )
+
+
+def _negatives(question: Question, plan: Plan) -> Iterator[str]:
+    """Yield what accumulation does to the loss of embeddings: it compares the texts of one micro batch, so the model
+    that results depends on the micro batch and not on the samples per step."""
+    micro, steps = plan.micro_batch_size, plan.gradient_accumulation_steps
+    if question.workload.objective == "embedding" and steps > 1:
+        yield (
+            f"each text is compared with {micro} texts, those of its micro batch; accumulation adds none. "
+            f"--micro-batch {micro * steps}, if it fits, compares {micro * steps}."
+        )
 
 
 def close_plans(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:

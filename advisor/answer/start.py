@@ -63,6 +63,7 @@ def written_config(answer: Recommendation, candidate: Candidate) -> dict[str, An
         "host_bytes_per_node": candidate.memory.host_bytes_per_node,
         "step_seconds": candidate.time.step_s,
         "tokens_per_second": candidate.tokens_per_s,
+        "unit": answer.question.model.unit,
         "fit_probability": candidate.fit.probability,
     }
     return plan_config(answer, candidate) | record(answer.question, candidate.plan, figures)

@@ -124,7 +124,7 @@ def what_lacks(question: Question, missed: Candidate, *, is_closest: bool = True
         f"{named} needs {gib(missed.device_bytes)} GiB per {device_label(cluster)} "
         f"({gib(cluster.gpu.memory_bytes)} available)"
     )
-    beyond = []
+    beyond = list[str]()
     probable = f"which fits with a probability of {chance(missed.fit.probability)}"
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
         text = f"{text}, {probable}"
@@ -132,6 +132,8 @@ def what_lacks(question: Question, missed: Candidate, *, is_closest: bool = True
         note = "--ram" if have is None else f"{gib(have)} available"
         ram = f"{gib(missed.host_bytes)} GiB of RAM per node ({note})"
         beyond.append(f"{ram}, {probable}" if missed.fit.limit == "host" and missed.fit.probability else ram)
+    elif disk and have is None and cluster.usual_host_bytes_per_node < missed.ram_to_fit:
+        beyond.append(f"{gib(missed.host_bytes)} GiB of RAM per node (--ram)")
     if disk and not room:
         beyond.append(f"{gib(disk)} GiB of NVMe per node (--nvme)")
     elif room is not None and disk > room:

@@ -83,8 +83,10 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         yield from islice(storage, 2)
         yield from _grown(question, chosen, _gpus(question))
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        # The answer depends on the RAM, so plans with less of it come first: adapters, which need the least.
-        yield from _grown(question, chosen, next(kinds))
+        # The answer depends on the RAM, so plans with less of it come first: without a reference, and adapters, which
+        # need the least.
+        for series in islice(kinds, 1 + len([*_precomputed(question)])):
+            yield from _grown(question, chosen, series)
         yield from _smaller_hosts(question, chosen)
         yield next(storage, None)
     yield from storage
@@ -135,6 +137,7 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
     )  # AutoEP supports none of these methods, losses and states
     if question.workload.precision == "fp16" and question.cluster.gpu.has_bf16:  # the host checks fp16 for overflow
         yield [("--precision bf16", _altered(question, precision="bf16"))]
+    yield from ([(flags + back, altered)] for flags, altered in _precomputed(without_autoep))
     yield ((flags + back, altered) for flags, altered in other_methods(without_autoep))
     yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
     if chosen is None or not chosen.fit.assumed_host_bytes:
@@ -235,15 +238,19 @@ def other_methods(question: Question) -> Iterator[Asked]:
         yield f"--method {method}{flags}", _altered(question, method=method, lora_targets=targets or None)
 
 
-def _without_autoep(question: Question) -> Iterator[Asked]:
-    """Yield changes that AutoEP does not support: another loss, and reference log-probabilities computed before the
-    training."""
+def _precomputed(question: Question) -> Iterator[Asked]:
+    """Yield reference log-probabilities computed before the training. They come first, because the training stays the
+    same."""
     workload = question.workload
-    loss = offered_loss(question.model, workload, question.cluster.gpu)
-    if loss is not None and not question.free_loss:  # a free loss has been searched already
-        yield f"--loss {loss}", _altered(question, loss=loss)
     if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
+
+
+def _without_autoep(question: Question) -> Iterator[Asked]:
+    """Yield another loss, which AutoEP does not support."""
+    loss = offered_loss(question.model, question.workload, question.cluster.gpu)
+    if loss is not None and not question.free_loss:  # a free loss has been searched already
+        yield f"--loss {loss}", _altered(question, loss=loss)
 
 
 def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | None]:

@@ -101,7 +101,7 @@ def advise(
 
     \b
     With a model   ds-advise Qwen2.5-14B --gpus 2x32GB
-                   ds-advise llama3.1-8b --gpus 8xA100-80GB --method lora
+                   ds-advise llama3.1-8b --gpus 4x8xH100 --seq-len max
     With a script  ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py
     With a log     ds-advise why train.log
     With a file    ds-advise lint ds_config.json

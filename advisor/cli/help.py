@@ -48,13 +48,15 @@ class HelpFormatter(click.HelpFormatter):
             if paragraph.startswith("\b\n"):
                 lines = paragraph.splitlines()[1:]
                 has_room = all(self.current_indent + len(line) <= self.width + 1 for line in lines)
-                for line in lines:
+                for place, line in enumerate(lines):
+                    if place and not has_room and line[:1].isupper():  # a label, which has its own line
+                        self.write_paragraph()
                     self._write_command(line, has_room=has_room)
             else:
                 super().write_text(paragraph)
 
     def _write_command(self, line: str, *, has_room: bool) -> None:
-        """Write a command, behind its label if there is one and every line of the paragraph has room for both."""
+        """Write a command, behind its label if every line of the paragraph has room for both, else below it."""
         label, command = re.fullmatch(r"([A-Z][a-z ]+  +| *)(.*)", line).groups()  # type: ignore[union-attr]
         indent, lines = " " * self.current_indent, [command]
         if not has_room:
@@ -62,12 +64,13 @@ class HelpFormatter(click.HelpFormatter):
 
             if label.strip():
                 self.write(f"{indent}{label.rstrip()}\n")
-            label, room = "", self.width + 4 - self.current_indent
+            indent, label = f"{indent}{'  ' * bool(label)}", ""
+            room = self.width + 4 - len(indent)
             if ", " not in command:
                 lines = [part[3:] for part in continued(command, room)]
             else:  # a list, which no shell reads
                 kept = command.replace(" ", _NO_SPACE).replace(f",{_NO_SPACE}", ", ")
-                lines = _wrapped(kept, self.width, "", "").replace(_NO_SPACE, " ").splitlines()
+                lines = _wrapped(kept, self.width - len(indent), "", "").replace(_NO_SPACE, " ").splitlines()
         for part in lines:
             self.write(f"{indent}{label}{self.styled(part, fg='cyan')}\n")
 

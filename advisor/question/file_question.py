@@ -57,7 +57,8 @@ def record(question: Question, plan: Plan, predicted: Mapping[str, Any]) -> dict
     workload, asked, software = question.workload, question.asked, question.workload.software
     used = ("deepspeed", *(("transformers",) * workload.uses_trainer), *(("trl",) * (workload.framework == "trl")))
     options = {name: _plain(value) for name, value in asked.items() if name not in _NOT_RECORDED}
-    options |= {name: getattr(workload, name) for name in ("seq_len", "precision", "loss", "framework")}
+    names = ("seq_len",) * (question.model.unit == "tokens") + ("precision", "loss", "framework")
+    options |= {name: getattr(workload, name) for name in names}
     if workload.rollouts is not None:
         rollouts = workload.rollouts.as_in_trl(plan.gradient_accumulation_steps)
         options |= _completions(rollouts, OBJECTIVES[workload.objective].lacks)

@@ -203,7 +203,11 @@ def shape_from_file(model: str, options: Mapping[str, Any]) -> ModelShape:
     try:
         return record_module(UserModule(model, inputs), seq_len)
     except DryRunError as error:
-        raise _not_recordable(model, f"{error.what}, {error.why}" if error.why else error.what, error.fix) from error
+        fix = error.fix
+        if not fix and inputs and error.why:  # raised by the module's own code
+            fix = "if its forward raised this, check --input-shape, the shapes of all of its arguments"
+        why = ", ".join(filter(None, (error.what.rstrip("."), error.why)))
+        raise _not_recordable(model, why, fix) from error
 
 
 def shape_from_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelShape:

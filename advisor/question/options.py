@@ -118,23 +118,39 @@ class Option(NamedTuple):
         if self.kind.startswith("count"):
             if not (isinstance(value, Integral) and is_number):
                 is_finite = isinstance(value, Real) and is_number and isfinite(value)
-                rounded = max(1, round(float(value))) if is_finite else 0
-                advice = f"pass {self.name}={rounded or self.default or 1}"
-                raise WorkloadError(what, why="it must be a whole number", fix=advice)
+                meant = max(1, round(float(value))) if is_finite else self._number_in(value)
+                raise WorkloadError(what, why="it must be a whole number", fix=self._advice(meant))
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
                     f"{self.name} is {value}",
                     why=f"it must be between 1 and {LARGEST_COUNT}",
-                    fix=f"pass {self.name}={self.default or 1}",
+                    fix=self._advice(None),
                 )
         if self.kind == "number" and not (isinstance(value, Real) and is_number):
-            raise WorkloadError(what, why="it must be a number", fix=f"pass {self.name}={self.default or 0.1}")
+            raise WorkloadError(what, why="it must be a number", fix=self._advice(self._number_in(value)))
+        if self.kind == "switch" and is_number:
+            raise WorkloadError(what, why="it must be True or False")
         if (
             self.kind == "text"
             and isinstance(value, bool | bytes | Collection)
             and not isinstance(value, (str, *self.types))
         ):
             raise WorkloadError(what, why="it must be text", fix="help(ds_advise.advise) has examples")
+
+    def _advice(self, meant: float | None) -> str:
+        """What to pass: the number that was meant, else the default."""
+        number = self.default if meant is None else meant
+        return f"leave {self.name} out" if number is None else f"pass {self.name}={number}"
+
+    def _number_in(self, value: Any) -> float | None:
+        """The number that a text begins with (`8kk`: 8k), None without one that the option can have."""
+        if not isinstance(value, str):
+            return None
+        begin = re.match(r"\s*(\d[\d.,]*\s*[kmbgt]?)", value, re.IGNORECASE | re.ASCII)
+        with suppress(ValueError):
+            text = begin[1] if begin else ""
+            return parse_count(text, kilo=self.kilo) if self.kind.startswith("count") else float(text.strip(" ,.kKmM"))
+        return None
 
     def check_former(self, value: Any) -> None:
         """Raise WorkloadError for a word that the option no longer has."""

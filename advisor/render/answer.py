@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...ds_configs.files import CONFIG_NAME
@@ -13,7 +14,7 @@ from ...estimators.time.flops import model_flops_utilization, peak_flops_per_s
 from ..answer.evidence import deepspeed_sentence, dry_run_sentence, evidence_sentences, probe_blocks
 from ..answer.facts import answer_subject
 from ..answer.phases import phase_facts
-from ..answer.recommendation import Change, Recommendation
+from ..answer.recommendation import Change, Recommendation, try_first_path
 from ..answer.start import NO_FSDP_FILE, has_fsdp_file, next_steps, repeats_script, written_config
 from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
@@ -153,8 +154,11 @@ def _start(
         kept = f"; {answer.kept_config} {IS_ANOTHER}" if is_other else ""
         written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
         if not is_written and (answer.recommended or answer.try_first):
-            other = f": it {IS_ANOTHER}. -o {config_path} writes this one" if is_other else ""
-            written = f"{answer.kept_config or config_path} is not written{other}. "
+            plans = {config_path: answer.recommended, str(try_first_path(Path(config_path))): answer.try_first}
+            missing, *others = [path for path, plan in plans.items() if plan is not None]
+            missing = f"{missing} is not written. The commands below need {' and '.join(['it', *others])}"
+            kept = f"{answer.kept_config} is not written: it {IS_ANOTHER}. -o {config_path} writes this one"
+            written = f"{kept if is_other else missing}. "
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps

@@ -72,7 +72,8 @@ class BatchSweep:
         memory = _memory(*self._inputs, plan)
         # No reference to this object, which would be a reference cycle.
         later = partial(_complete_estimate, memory, *self._inputs, plan)
-        return Candidate(plan=plan, memory=memory, fit=judge_fit(memory, self.question.cluster), make_estimate=later)
+        fit = judge_fit(memory, self.question.cluster, plan)
+        return Candidate(plan=plan, memory=memory, fit=fit, make_estimate=later)
 
     @property
     def obstacle(self) -> str | None:

@@ -94,8 +94,9 @@ def fit_verdict(probability: float) -> Verdict:
     return "unlikely" if probability >= 1 - FIT_THRESHOLD else "does not fit"
 
 
-def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
-    """Compare a plan's predicted needs with the cluster.
+def judge_fit(memory: MemoryEstimate, cluster: Cluster, plan: Plan | None = None) -> Fit:
+    """Compare a plan's predicted needs with the cluster. plan: one that swaps to NVMe needs a folder even if all of its
+    tensors are too small to be swapped; None for a configuration, which names its own.
 
     The GPU is judged on device memory (never on allocated or reserved memory). The probability is the smaller of those
     of GPU and host memory. Unknown host memory counts as `most_host_bytes_per_node`. NVMe is compared without an error
@@ -108,7 +109,8 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster) -> Fit:
     # The GPU is named first: more RAM or NVMe would not help such a plan.
     if on_gpu.probability < LIKELY:
         return on_gpu
-    fit, is_unnamed = _on_host(on_gpu, host_bytes, cluster), bool(memory.nvme_bytes_per_node and not nvme)
+    swaps = bool(memory.nvme_bytes_per_node) or (plan is not None and plan.strategy == "zero3-nvme")
+    fit, is_unnamed = _on_host(on_gpu, host_bytes, cluster), swaps and not nvme
     if not fit.probability:
         lacks = f"{NEEDS_RAM}, --nvme" if cluster.ram_limit_bytes is None else NEEDS_RAM_AND_NVME
         return fit._replace(reason=lacks) if is_unnamed else fit
@@ -288,7 +290,7 @@ def plan_words(plan: Plan) -> str:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """Return the candidate of one plan."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate.from_estimate(estimate, judge_fit(estimate.memory, cluster))
+    return Candidate.from_estimate(estimate, judge_fit(estimate.memory, cluster, plan))
 
 
 def candidate_duration(question: Question, candidate: Candidate) -> JobDuration | None:

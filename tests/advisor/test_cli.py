@@ -519,6 +519,16 @@ def test_the_help_fits_a_narrow_terminal(
     assert [line for line in out.splitlines() if len(line) > 40 and " " in line.strip() and '"' not in line] == []
 
 
+def test_labels_of_the_help_stand_apart_where_commands_have_no_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
+    assert run_here(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "\n\n  With a script\n    ds-advise --gpus" in out and "\n\nFiles\n  --no-write" in out
+    assert "--seq-len max" in out.partition("Ask:")[0]
+
+
 def test_the_help_has_colours_on_a_terminal_only(tmp_path: Path) -> None:
     """Commands and options stand out there, unless NO_COLOR is set."""
     assert "\x1b" not in run("--help", cwd=tmp_path).stdout

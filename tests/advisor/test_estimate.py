@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import ds_advise
@@ -54,6 +55,22 @@ def test_plain_pytorch_is_a_baseline_and_never_recommended() -> None:
     assert "  fsdp2 " in printed and "--emit accelerate writes its configuration" in " ".join(printed.split())
 
 
+def test_a_plan_that_swaps_nothing_to_nvme_still_needs_its_folder(tmp_path: Path) -> None:
+    """All tensors of a small model stay in RAM; DeepSpeed joins the path in any case."""
+    settings = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    settings |= {"num_attention_heads": 4, "vocab_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    estimate = ds_advise.estimate(str(tmp_path), gpus="2x24GB", strategy="zero3-nvme", offline=True)
+    assert estimate.memory.nvme_bytes_per_node == 0
+    assert not estimate.fits and estimate.fit.reason == "needs --nvme"
+    named = ds_advise.estimate(str(tmp_path), gpus="2x24GB", nvme="/nvme:1TB", strategy="zero3-nvme", offline=True)
+    assert named.fits and named.ds_config is not None
+
+
+def test_a_strategy_may_be_written_in_any_case() -> None:
+    assert ds_advise.estimate("gpt2", gpus="1x24GB", strategy="ZeRO-3", offline=True).strategy == "zero3"
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -86,12 +103,17 @@ def test_older_software_holds_more_of_the_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kind", "example"), [("seq_len", "x", "whole number", 1), ("epochs", "x", "number", 0.1)]
+    ("name", "value", "kind", "advice"),
+    [
+        ("seq_len", "x", "whole number", "leave seq_len out"),
+        ("epochs", "x", "number", "leave epochs out"),
+        ("lora_rank", "x", "whole number", "pass lora_rank=8"),
+    ],
 )
-def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str, example: float) -> None:
+def test_a_number_of_another_type_is_an_error_of_one_line(name: str, value: str, kind: str, advice: str) -> None:
     with pytest.raises(WorkloadError) as error:
         ds_advise.advise(MODEL, gpus=GPUS, **{name: value})
-    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; pass {name}={example}"
+    assert str(error.value) == f"{name} is '{value}': it must be a {kind}; {advice}"
 
 
 @pytest.mark.parametrize(

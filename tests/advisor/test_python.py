@@ -14,7 +14,7 @@ import pytest
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.render.answer import MOST_LINES
 from ds_advise.ds_configs.record import without_record
-from ds_advise.estimators.errors import UnknownModelError, UnknownOptionError
+from ds_advise.estimators.errors import DsAdviseError, UnknownModelError, UnknownOptionError
 from ds_advise.probes.run_errors import DryRunError
 
 from tests.advisor.html_report.report_page import Page
@@ -211,3 +211,9 @@ def test_an_error_names_the_arguments_of_python(options: dict[str, str], text: s
     with pytest.raises(ds_advise.DsAdviseError) as caught:
         ds_advise.advise("gpt2", offline=True, **options)  # type: ignore[arg-type]
     assert text in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_an_error_of_a_configuration_names_arguments() -> None:
+    plan = ds_advise.estimate("gpt2", gpus="1x24GB", strategy="zero3-nvme", offline=True)
+    with pytest.raises(DsAdviseError, match='pass nvme="PATH:SIZE"'):
+        _ = plan.ds_config

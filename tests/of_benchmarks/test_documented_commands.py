@@ -106,7 +106,7 @@ ELSEWHERE = {
     "ds-advise page --build site": "needs a network; test_page_build.py builds from a file",
     "python3 -m http.server --directory site 8000": "serves until it is stopped",
     "ds-advise page --build site --pyodide pyodide-314.0.7.tgz": "test_page_browser.py",
-    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --no-write --verify": "test_user_module.py",
+    "ds-advise net.py:Net --gpus 2xRTX3090 --ram 64GB --global-batch 512 --verify": "test_user_module.py",
     "ds-advise train.py:build_model --input-shape 3,32,32 --gpus 2x24GB": "test_user_module.py",
     "ds-advise bench": "test_bench.py",
     "ds-advise Qwen2.5-14B --gpus 2x32GB --verify": "test_verify.py, with a smaller model",

@@ -203,6 +203,17 @@ def test_unrecordable_models_are_refused_with_a_reason(tmp_path: Path, function:
     assert caught.match(why) or pytest.fail(f"{caught.value.why}")
 
 
+def test_an_error_of_the_modules_own_code_points_to_the_shape(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 8)\n\n"
+        "    def forward(self, rows):\n        return super().forward(rows)\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ModelConfigError, match="check --input-shape") as caught:
+        build_question(f"{tmp_path}/own.py:Net", gpus=GPUS, input_shape="7")
+    assert ".," not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -352,6 +363,8 @@ def test_the_printed_loop_trains_the_documented_batches(
     assert f"    {loss}" in lines
     config = answer.ds_config
     assert config is not None
+    recorded = config["ds_advise"]
+    assert recorded["predicted"]["unit"] == "samples" and "seq_len" not in recorded["options"]
     config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own is compiled
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     Path("train.py").write_text(TRAINING.format(lines="\n".join(lines)), encoding="utf-8")
@@ -362,7 +375,19 @@ def test_the_printed_loop_trains_the_documented_batches(
 @pytest.mark.parametrize(
     ("module", "lines"),
     [
-        (UserModule("", loss="unknown"), ["output = engine(*batch)", "loss = ...  # your own, of output and batch"]),
+        (
+            UserModule("", loss="unknown", floats="all"),  # a loader of images and labels, which stay integers
+            [
+                "*inputs, target = [item.to(engine.device) for item in batch]",
+                "inputs = [item.to(torch.float16) for item in inputs]",
+                "output = engine(*inputs)",
+                "loss = ...  # your own, of output and target",
+            ],
+        ),
+        (
+            UserModule("", loss="unknown", batch="dict"),
+            ["output = engine(**batch)", "loss = ...  # your own, of output and batch"],
+        ),
         (UserModule("", batch="dict", loss=".loss"), ["loss = engine(**batch).loss"]),
         (UserModule("", floats="none", loss="[0]"), ["batch = [item.to(engine.device) for item in batch]"]),
         (UserModule("", floats="all"), ["batch = [item.to(engine.device, torch.float16) for item in batch]"]),

@@ -16,9 +16,9 @@ from ds_advise.advisor.answer.reasons import reasons
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.verdict import answer_verdict
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LadderStep
+from ds_advise.advisor.search.candidate import FIT_THRESHOLD, LadderStep, predict
 from ds_advise.advisor.search.choice import SAME_SPEED
-from ds_advise.advisor.text.units import gib
+from ds_advise.advisor.text.units import gib, whole_gib
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.models import catalogue
@@ -98,6 +98,25 @@ def test_a_model_that_a_reference_pass_gathers_whole_fits_without_that_pass() ->
     assert dpo.recommended is None
     (change,) = (each for each in dpo.changes if each.flags == "--precompute-ref-log-probs")
     assert change.outcome.startswith("fits: zero3")
+
+
+@pytest.mark.parametrize("model", ["Qwen3-30B-A3B", "Qwen2.5-32B"])
+def test_a_reference_engine_takes_the_difference_of_two_estimates(model: str) -> None:
+    """At stage 3 the peak is its gathered weights, or its weights are in host RAM. The answer without it is the first
+    of the changes."""
+    answer = build_question(model, "8xH100", objective="dpo")
+    chosen, question = answer.recommended, answer.question
+    assert chosen is not None
+    workload = replace(question.workload, precompute_ref_log_probs=True)
+    without = predict(question.model, workload, question.cluster, chosen.plan)
+    ram = chosen.memory.host_bytes_per_node - without.memory.host_bytes_per_node
+    screen = " ".join(printed(answer).split())
+    vram = gib(chosen.device_bytes - without.device_bytes)
+    assert f"a second engine takes {vram} GiB per GPU, {whole_gib(ram)} GiB of RAM and" in screen
+    change = next(each for each in answer.changes if not each.assumed)
+    assert change.flags == "--precompute-ref-log-probs"
+    assert change.tokens_per_second is not None and change.tokens_per_second > 1.15 * chosen.tokens_per_s
+    assert "--precompute-ref-log-probs zero3, " in screen
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ds_advise.estimators.estimate import Formula
 from ds_advise.estimators.hardware import gpus, same_size_gpus
 from ds_advise.estimators.memory.fit_probability import HOST_MARGIN, host_bytes_to_fit, host_fit_probability
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.step_time import estimate_time
 
 from tests.helpers import printed
 
@@ -90,6 +91,21 @@ def test_the_span_of_the_cards_ends_at_the_speeds_of_their_own_answers(model: st
     cards = same_size_gpus(answer.question.cluster.gpu)
     assert {card.memory_bytes for card in cards} == {answer.question.cluster.gpu.memory_bytes}
     assert same_size_gpus(build_question("gpt2", gpus="RTX5090").cluster.gpu) == ()
+
+
+def test_the_span_of_the_cards_has_those_that_the_plan_likely_fits() -> None:
+    """The plan fits the RTX 5090 with 97 %, below the least probability of an answer; its own answer is half as
+    fast."""
+    answer = ask("Qwen2.5-14B", "2x32GB", ram="180GB", method="lora", seq_len=51, global_batch=32)
+    assert answer.recommended is not None
+    screen = " ".join(printed(answer).split())
+    found = re.search(r"cards of 32 GB: .* to ([\d,]+) tokens/s \((.*?)\)", screen)
+    assert found is not None and found[2] == "RTX 5090"
+    question = build_question(
+        "Qwen2.5-14B", gpus="2xRTX5090", ram="180GB", host="server", method="lora", seq_len=51, global_batch=32
+    )
+    same_plan = estimate_time(question.model, answer.question.workload, question.cluster, answer.recommended.plan)
+    assert float(found[1].replace(",", "")) == pytest.approx(same_plan.tokens_per_s, rel=0.02)
 
 
 @pytest.mark.parametrize(("gpus", "size"), [("1x4GB", 8), ("1x22GB", 20), ("1x100GB", 96)])

@@ -112,6 +112,25 @@ def test_the_closest_plan_names_what_it_lacks(asked: str, lacks: str) -> None:
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_embeddings_name_their_negatives_and_who_computes_their_loss() -> None:
+    """The loss compares the texts of a micro batch, so steps of accumulation are not more of it."""
+    text = " ".join(" ".join(_answer("bge-m3 --gpus 4xL40S --objective embedding")).split())
+    found = re.search(r"micro batch (\d+) x (\d+) accumulation", text)
+    assert found is not None
+    micro, steps = map(int, found.groups())
+    assert f"each text is compared with {micro} texts, those of its micro batch" in text
+    assert f"--micro-batch {micro * steps}, if it fits" in text
+    assert "SentenceTransformerTrainer" in text
+
+
+def test_the_closest_plan_names_ram_above_that_of_usual_nodes() -> None:
+    """Whether it has been asked about or not."""
+    text = " ".join(" ".join(_answer("Llama-3.1-405B --gpus 8xA100-80GB")).split())
+    assert re.search(
+        r"The closest plan, zero3-nvme, needs .* [\d,]+ GiB of RAM per node \(--ram\) and [\d,]+ GiB of N", text
+    )
+
+
 def test_where_nothing_fits_three_shortages_are_a_list_and_no_probe_is_advised() -> None:
     text = " ".join(" ".join(_answer("Qwen2.5-7B --gpus 1x24GB --ram 32GB")).split())
     assert re.search(r"\([\d.]+ available\), [\d.]+ GiB of RAM .* available\) and [\d.]+ GiB of NVMe", text)
@@ -254,7 +273,10 @@ def test_a_file_that_is_not_written_is_said_to_be_missing(tmp_path: Path, monkey
     """The commands name it. An older file of this name is another's."""
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text("{}", encoding="utf-8")
-    assert " ds_config.json is not written. In the script, create " in "\n".join(_answer("gpt2 --gpus L4"))
+    answered = " ".join(" ".join(_answer("gpt2 --gpus L4")).split())
+    assert "ds_config.json is not written. The commands below need it. In the script, create " in answered
+    both = " ".join(" ".join(_answer("Qwen2.5-14B --gpus 2x32GB --ram 180GB --method lora --seq-len 51")).split())
+    assert "ds_config.json is not written. The commands below need it and ds_config_try_first.json. Try first" in both
     assert "ds_config.json is not written." in str(advise("gpt2", gpus="L4", offline=True))
     done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "other.json"])
     assert "Wrote other.json." in done.output and "not written" not in done.output
