@@ -154,6 +154,9 @@ def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -
     assert (code, (tmp_path / "out" / "thesis.txt").read_text()) == (2, "x")
     assert "is not empty" in error
     assert "--resume" not in error
+    code, _, shown = ask("--dry")
+    assert code == 0 and "it would not start without --dry: " in shown and "is not empty" in shown
+    assert ask("--dry --force")[2] == ""
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "thesis.txt"]
 
 
