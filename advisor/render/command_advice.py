@@ -159,7 +159,10 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
     """Return the training's facts. plan: its plan; None if the closed form does not describe it."""
     engine, observed, step = answer.engine, answer.observed, answer.step
     total = engine.micro_batch_size * engine.gradient_accumulation_steps * engine.data_parallel_size
-    have = gib(answer.run.cluster.gpu.memory_bytes)
+    cluster = answer.run.cluster
+    host = gib(answer.required_host_bytes_per_node)
+    if cluster.host_memory_bytes_per_node is not None:
+        host = f"{host} of {gib(cluster.host_memory_bytes_per_node)}"
     speed = "unknown"
     if answer.fit.verdict == "does not fit":
         speed = "does not fit"
@@ -169,8 +172,8 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
         "strategy": (f"zero{engine.zero_stage}" if engine.zero_stage else "ddp") if plan is None else plan.strategy,
         "batch": f"{engine.micro_batch_size} x {engine.gradient_accumulation_steps}, {total} a step",
         "checkpointing": "on" if observed.recomputes else "off",
-        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB",
-        "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
+        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB",
+        "host RAM": f"{host} GiB per node",
         "verdict": _verdict_cell(answer.fit),
         "step": speed,
     }

@@ -291,9 +291,15 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     is_dry = prediction is not None and prediction.evidence == "dry-run"
     unit = "tokens" if seen is None or not is_dry else seen.unit
     yield _figures_table(outcome, prediction, unit)
-    sentences = [doc.Sentence(attempt.was_busy, "yellow")] * bool(attempt.was_busy)
+    sentences = list[doc.Block]()
+    if attempt.was_busy:
+        sentences.append(doc.Sentence(attempt.was_busy, "yellow"))
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
         sentences.append(doc.Sentence(UNTIMED, "dim"))
+    predicted_bytes = prediction.host_bytes if prediction is not None and prediction.evidence == "probe" else None
+    if predicted_bytes is not None and gib(max(predicted_bytes, outcome.peaks.host_bytes)) != gib(predicted_bytes):
+        text = "The predicted memory is the peak of a probe's first steps; saving, which comes later, is not in it."
+        sentences.append(doc.Sentence(text, "dim"))
     if outcome.tokens_per_step is not None:
         padding = "" if seen is not None and not seen.training.has_padding_mask else ", padding included"
         is_scaled = prediction is not None and prediction.step_s and unit == "tokens"

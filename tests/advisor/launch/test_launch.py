@@ -28,7 +28,7 @@ from ds_advise.advisor.launch.command import (
     lost_config,
 )
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
-from ds_advise.advisor.launch.request import Attempt, FailureKind
+from ds_advise.advisor.launch.request import Attempt, FailureKind, Peaks
 from ds_advise.advisor.launch.run import _stop, new_folder
 from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
@@ -585,6 +585,25 @@ def test_the_printed_command_has_the_configuration(
         assert "ds_config.json" not in line
     else:
         assert in_line.replace("@", str(folder / "ds_config.json")) in line and not lost
+
+
+@pytest.mark.parametrize(("host_gib", "is_named"), [(3, True), (1, False)])
+def test_memory_above_a_probes_names_what_the_probe_lacks(folder: Path, host_gib: int, is_named: bool) -> None:
+    """The probe ends before the training saves."""
+    estimate = predict_run(_run(folder))
+    assert estimate is not None
+    measured = by_estimate(replace(estimate, evidence="probe"), cpu_cluster(2))
+    outcome = outcome_of(
+        folder,
+        None,
+        last_step=3,
+        step_s=1.0,
+        peaks=Peaks(host_bytes=host_gib * 2**30),
+        predicted=replace(measured, host_bytes=2 * 2**30),
+    )
+    attempt = Attempt(request=launch_request(_run(folder), folder), outcome=outcome)
+    shown = " ".join(printed_document(session_document(Session(attempts=(attempt,)))).split())
+    assert ("saving, which comes later, is not in it" in shown) == is_named
 
 
 def test_figures_of_a_busy_machine_say_so(folder: Path) -> None:
