@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING
 
 from ...ds_configs.files import CONFIG_NAME, check_write, differs, write_text
 from ...ds_configs.launch_commands import shell_line
+from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.plan import Plan
+from ...probes.command.words import option_name
 from ..answer.command_answer import CommandAnswer
 from ..answer.facts import answer_subject, further_facts
 from ..answer.start import start_settings
 from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
-from ..command.changes import ChangedLine
+from ..command.changes import ChangedCommand, ChangedLine
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
 from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ram_condition
@@ -200,6 +203,8 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield doc.Sentence(f"{wrote}{kept}.")
     elif changed.files:
         yield doc.Sentence(f"Write {', '.join(changed.files)} (--json has the text).")
+    if moved := moved_precision(answer.words, changed):
+        yield doc.Sentence(moved)
     for line in changed.lines:
         yield doc.Sentence(f"{_where(line)}: {line.text}")
     if answer.needs_its_lines:
@@ -213,6 +218,20 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         text = "The command stays as it is, after a setting:" if exports else "The command stays as it is:"
     yield doc.Sentence(text)
     yield doc.Commands([*exports, shell_line(words)])
+
+
+def moved_precision(words: Sequence[str], changed: ChangedCommand) -> str:
+    """Return which file sets the precision that the command's words named to accelerate, which takes it from one place
+    alone; "" if the words still name it, or never did."""
+
+    def names_it(words: Sequence[str]) -> bool:
+        flags = (word.partition("=")[0] for word in words if word.startswith("--"))
+        return any(option_name(flag) == "mixed_precision" for flag in flags)
+
+    if not changed.files or not names_it(words) or names_it(changed.words):
+        return ""
+    name, text = next(iter(changed.files.items()))
+    return f"{name} sets {precision_in(json.loads(text))}, in place of --mixed_precision."
 
 
 def _where(line: ChangedLine) -> str:
