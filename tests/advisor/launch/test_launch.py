@@ -606,6 +606,19 @@ def test_memory_above_a_probes_names_what_the_probe_lacks(folder: Path, host_gib
     assert ("saving, which comes later, is not in it" in shown) == is_named
 
 
+def test_the_load_is_that_before_the_own_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+
+    def refuse(*_: Any, was_busy: str, **__: Any) -> NoReturn:
+        told.append(was_busy)
+        raise ConfigFileError("not started")
+
+    monkeypatch.setattr("os.getloadavg", lambda: (cpu_cores() + 0.5, 0.0, 0.0))
+    monkeypatch.setattr("ds_advise.advisor.launch.session.run_session", refuse)
+    assert run(["launch", "--device", "cpu", "--ranks", "2", "--no-check", "--", str(folder / "train.py")]) == 2
+    assert "Other processes use this machine" in told[0]
+
+
 def test_figures_of_a_busy_machine_say_so(folder: Path) -> None:
     request, outcome = launch_request(_run(folder), folder), outcome_of(folder, None, last_step=3, step_s=1.0)
     attempt = Attempt(request=request, outcome=outcome, was_busy="Other processes use this machine.")
