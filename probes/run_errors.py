@@ -30,6 +30,9 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 class DryRunError(DsAdviseError):
     """A failed dry run. details: the traceback or the output."""
 
+    misspelt = ""
+    """What to write for options that the script's parser refused and nearly has; "" if that is not the failure."""
+
     def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
         super().__init__(what, why=why, fix=fix)
         self.phase = phase
@@ -171,6 +174,7 @@ def ended_error(status: int, phase: str, printed: str, where: str) -> DsAdviseEr
 def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
     """The error for an exception in the script's process."""
     kind, phase, where = answer["kind"], answer["phase"], answer.get("where", "")
+    misspelt = answer.get("misspelt", "")
     text = " ".join(line.strip() for line in str(answer["error"]).splitlines() if line.strip())
     details = f"{answer.get('printed', '')}\n{answer.get('traceback', '')}"
     if kind == "NoEngine":
@@ -190,13 +194,15 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         said = (lines[-1] if lines else "") if code else text
         known = find_message(said)
         fix = "see its output with --debug" if known is None else known.about(said).fix
-        return ScriptExitError(
+        ended = ScriptExitError(
             what,
             phase=phase,
             details=details,
             why=", ".join(filter(None, (said, f"at {where}" if where else ""))),
-            fix=answer.get("misspelt") or fix,
+            fix=misspelt or fix,
         )
+        ended.misspelt = misspelt
+        return ended
     if answer.get("what"):  # an error of this package
         parts = {"phase": phase, "details": details, "why": answer["why"], "fix": answer["fix"]}
         if kind == "PlainTrainingError":
@@ -209,7 +215,8 @@ def command_error(answer: Mapping[str, Any]) -> DsAdviseError:
         phase=phase,
         details=details,
         why=raised,
-        fix="it needs more host memory than is free here" if kind == "MemoryError" else answer.get("misspelt", ""),
+        fix="it needs more host memory than is free here" if kind == "MemoryError" else misspelt,
     )
+    failed.misspelt = misspelt
     failed.script_traceback = answer.get("script_traceback", "")
     return failed

@@ -90,7 +90,9 @@ def launch(
 
     Exit code: 0 if it finished, 1 if it failed, stopped or did not start (with the reason), 2 if it cannot be launched.
     """
-    words = users_command()
+    from ...probes.machine import busy
+
+    words, was_busy = users_command(), busy()  # before a check, whose processes are no others
     if not words:
         raise click.UsageError("no command; write -- and then the command that trains")
     if fallback and place["master"] is not None:
@@ -133,7 +135,7 @@ def launch(
             return emit_jobs(request, emit, output, force=force)
         if dry:
             return show_dry(request, output)
-        session = run_session(request, fallback=fallback, verbose=verbose, output=output)
+        session = run_session(request, fallback=fallback, verbose=verbose, output=output, was_busy=was_busy)
         output.gap()
     ended = session
     show_document(lambda: session_document(ended), output, html=html)

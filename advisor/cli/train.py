@@ -96,6 +96,9 @@ def train(
             if not options[name]:
                 raise click.UsageError(f"--{name} is missing")
         check_file(Path(options["data"]).expanduser())
+    from ...probes.machine import busy
+
+    was_busy = busy()
     with output.waiting("loading libraries"):
         from ..train.train import TrainingControls, resume_training, show, train_anew
 
@@ -104,12 +107,12 @@ def train(
     for name in ("model", "data", "eval_data", "config_file"):
         if options.get(name) and Path(options[name]).expanduser().exists():
             options[name] = str(Path(options[name]).expanduser().absolute())
-    controls = TrainingControls(output=output, fallback=fallback, stall_s=stall_s, verbose=verbose)
+    controls = TrainingControls(output=output, fallback=fallback, stall_s=stall_s, verbose=verbose, was_busy=was_busy)
     if resume:
         return resume_training({name: options[name] for name in passed_options() & options.keys()}, folder, controls)
     advice = {name: options[name] for name in _TRAINED}
     if dry:
-        return show(options, advice, folder, output)
+        return show(options, advice, folder, output, force=force)
     return train_anew(options, advice, folder, controls, force=force)
 
 

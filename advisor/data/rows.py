@@ -150,7 +150,7 @@ def _broken_line(path: Path) -> tuple[int, str] | None:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, 1):
             try:
-                json.loads(text if text.strip() else "null")
+                json.loads(text.rstrip() or "null")  # an error at the line end has its column in this line
             except json.JSONDecodeError as problem:
                 return number, f"{problem.msg} at column {problem.colno}"
     return None

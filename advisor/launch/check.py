@@ -109,6 +109,8 @@ def check(request: LaunchRequest, how: Check, output: Output) -> tuple[LaunchReq
             raise  # DeepSpeed was wanted, or may have been forgotten
         output.warn(f"{error.what}: it is not checked, no step of it is seen, and nothing is predicted")
         found = []
+    if not found and request.dry_run is not None and request.dry_run.fit.fits:
+        output.say(f"by the dry run it fits: {_memory_of(request.dry_run)}")
     return request, [*found, *disk_objections(request, output.say), *_resumption(request, output.say)]
 
 
@@ -189,6 +191,17 @@ def memory_objections(found: CommandAnswer, say: Callable[[str], None]) -> list[
     return [Objection(what=what, fix=fix)]
 
 
+def _memory_of(found: CommandAnswer) -> str:
+    """The memory that a dry run has shown, of the memory that there is: `12.3 of 79.2 GiB per GPU`."""
+    cluster, parts = found.run.cluster, list[str]()
+    host = cluster.host_memory_bytes_per_node
+    if not cluster.gpu.is_cpu:
+        parts.append(f"{gib(found.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU")
+    if host is not None:
+        parts.append(f"{gib(found.required_host_bytes_per_node)} of {gib(host)} GiB of host RAM per node")
+    return ", ".join(parts) or f"{gib(found.required_host_bytes_per_node)} GiB of host RAM per node"
+
+
 def _probe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[Objection]]:
     """(the request with a dry run of its command, the reasons against starting it by a probe)."""
     try:
@@ -196,6 +209,8 @@ def _probe(request: LaunchRequest, output: Output) -> tuple[LaunchRequest, list[
     except NoEngineError:
         raise  # its first steps are not seen, so a probe would train to the end
     except DryRunError as error:
+        if error.misspelt:
+            raise  # the ranks' parsers refuse it too
         output.say(f"no dry run: {error.reason}")
     return request, _by_probe(request, output)
 

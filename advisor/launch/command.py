@@ -71,8 +71,11 @@ def observed(request: LaunchRequest) -> dict[str, str]:
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
-    """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead."""
-    rendezvous, environment = request.rendezvous, launch_environment(request)
+    """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead.
+
+    The configuration is in the line if `passed_config` knows how to pass it: `launch` itself needs no word for it."""
+    rendezvous, (words, passed) = request.rendezvous, passed_config(request) or ((), {})
+    environment = launch_environment(request) | passed
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if name != "OMP_NUM_THREADS"]
     if "OMP_NUM_THREADS" in environment:  # computed from this machine's cores; other nodes may differ
         here = rendezvous is None or rendezvous.kind == "hostfile"
@@ -81,12 +84,12 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     variables = "".join(f"{setting} " for setting in settings)
     if rendezvous is None or rendezvous.kind != "static":
         where = {"hostfile": "on this node, which reaches the others by ssh", "slurm": "in the allocation"}
-        line = variables + shell_line(launch_line(request))
+        line = variables + shell_line([*launch_line(request), *words])
         return [("on this node" if rendezvous is None else where[rendezvous.kind], line)]
     lines = []
     for node in range(request.run.cluster.nodes):
         own = replace(request, rendezvous=rendezvous._replace(node_rank=str(node)))
-        lines.append((f"on node {node}", variables + shell_line(launch_line(own))))
+        lines.append((f"on node {node}", variables + shell_line([*launch_line(own), *words])))
     return lines
 
 
@@ -113,9 +116,9 @@ def launch_job(request: LaunchRequest) -> Job:
         )
     variables = launch_environment(request, {})
     variables.pop("OMP_NUM_THREADS", None)  # computed for this machine
-    words = config_words(request)
-    if path is not None and not words:
-        variables |= accelerate_variables(str(path))
+    # A script that reads neither is told to the user (`lost_config`).
+    words, passed = passed_config(request) or ((), accelerate_variables(str(path)))
+    variables |= passed
     output_dir = request.arguments.output_dir
     host_bytes = None if request.prediction is None else request.prediction.host_bytes
     return Job(
@@ -132,6 +135,30 @@ def launch_job(request: LaunchRequest) -> Job:
         output_dir=str(output_dir) if output_dir and request.options.are_training_arguments else None,
         offers=offers,
     )
+
+
+def passed_config(request: LaunchRequest) -> tuple[tuple[str, ...], dict[str, str]] | None:
+    """(arguments of the script, variables) that pass the configuration in front of `--` to a script that is not
+    observed, as it is under `launch`; nothing if the command has it already. None if nothing is known to pass it: the
+    script was not seen, or gives `deepspeed.initialize` a configuration that it reads from no argument."""
+    path, command, seen = request.config_path, request.command, request.dry_run
+    by_launcher = request.launcher == "accelerate" and command.program is not None
+    if path is None or by_launcher or request.options.configs:
+        return (), {}
+    words = config_words(request)
+    if words and (command.program is not None or command.launcher):  # behind another command they may not arrive
+        return words, {}
+    by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"  # passes no variable on
+    if seen is None or seen.training.framework == "deepspeed" or by_ssh:
+        return None
+    return (), accelerate_variables(str(path))
+
+
+def lost_config(request: LaunchRequest, what: str) -> str:
+    """The sentence that only `launch` passes the configuration; "" if `what` passes it too."""
+    if request.config_path is None or passed_config(request) is not None:
+        return ""
+    return f"{request.config_path.name} is passed to the script by ds-advise launch at run time; {what} lacks it"
 
 
 def config_words(request: LaunchRequest) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ...probes.real_run.ranks import Ranks
+from ...probes.real_run.ranks import Rank, Ranks
 from ..verification.prediction import STEP_PHASES, PhaseFigures
 
 
@@ -28,18 +28,19 @@ class Records(Ranks):
 
     @property
     def phases(self) -> tuple[PhaseFigures, ...]:
-        """The phases of a step: the median time of the slowest rank, and the highest memory of all ranks."""
-        return tuple(found for name in STEP_PHASES if (found := self._phase(name)) is not None)
+        """The phases of a step: median times of the slowest rank, and the highest memory of all ranks. The times are of
+        one rank: where one is late the others wait, so those of several would be more than the step."""
+        medians = [_medians(rank) for rank in self.ranks]
+        slowest = max(medians, key=lambda of_rank: sum(of_rank.values()), default={})
+        return tuple(PhaseFigures(name=name, seconds=slowest[name], peak_bytes=self._peak(name)) for name in slowest)
 
-    def _phase(self, name: str) -> PhaseFigures | None:
-        ranks = [[parts[name] for _, parts in rank.phases if name in parts] for rank in self.ranks]
-        ranks = [steps for steps in ranks if steps]
-        if not ranks:
-            return None
-        peak = max(step.get("allocated_bytes", 0) for steps in ranks for step in steps)
-        return PhaseFigures(
-            name=name,
-            # The first step compiles and allocates.
-            seconds=max(median(step["seconds"] for step in steps[1:] or steps) for steps in ranks),
-            peak_bytes=int(peak) or None,
-        )
+    def _peak(self, phase: str) -> int | None:
+        every = [parts[phase] for rank in self.ranks for _, parts in rank.phases if phase in parts]
+        return int(max(each.get("allocated_bytes", 0) for each in every)) or None
+
+
+def _medians(rank: Rank) -> dict[str, float]:
+    """The median seconds of a rank's phases of a step."""
+    steps = {name: [parts[name]["seconds"] for _, parts in rank.phases if name in parts] for name in STEP_PHASES}
+    # The first step compiles and allocates.
+    return {name: median(taken[1:] or taken) for name, taken in steps.items() if taken}

@@ -215,3 +215,5 @@ class Attempt:
 
     request: LaunchRequest
     outcome: LaunchOutcome
+    was_busy: str = ""
+    """Why the measured speed may be too low, as a sentence; "" if no reason is known."""

@@ -266,12 +266,13 @@ def run_session(
     fallback: bool,
     verbose: bool,
     output: Output,
+    was_busy: str = "",
     prepare: Callable[[LaunchRequest], None] = lambda _: None,
 ) -> Session:
     """Launch a training that may start. With `fallback`, continue with the next plan each time that memory runs out.
     Raises the errors of `launch`.
 
-    prepare: called before each launch.
+    was_busy: why the speed may be too low, by `busy`. prepare: called before each launch.
     """
     variables = launch_environment(request)
     if variables:
@@ -286,7 +287,7 @@ def run_session(
         prepare(request)
         output.say(f"output of the ranks: {shown_path(request.folder)}/rank*.log")
         outcome = launch(request, verbose=verbose, console=console)
-        attempt = Attempt(request=request, outcome=outcome)
+        attempt = Attempt(request=request, outcome=outcome, was_busy=was_busy)
         keep_training(attempt)
         attempts.append(attempt)
         failure = outcome.failure

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING
 
 from ...ds_configs.files import CONFIG_NAME, check_write, differs, write_text
 from ...ds_configs.launch_commands import shell_line
+from ...ds_configs.read import precision_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.plan import Plan
+from ...probes.command.words import option_name
 from ..answer.command_answer import CommandAnswer
 from ..answer.facts import answer_subject, further_facts
 from ..answer.start import start_settings
 from ..answer.verdict import Verdict, answer_verdict, fit_tone
 from ..command.advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice
-from ..command.changes import ChangedLine
+from ..command.changes import ChangedCommand, ChangedLine
 from ..document import blocks as doc
 from ..question.cluster import gpus_argument
 from ..search.candidate import IF_RAM_ALLOWS, Fit, fits_sentence, plan_words, ram_condition
@@ -159,7 +162,10 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
     """Return the training's facts. plan: its plan; None if the closed form does not describe it."""
     engine, observed, step = answer.engine, answer.observed, answer.step
     total = engine.micro_batch_size * engine.gradient_accumulation_steps * engine.data_parallel_size
-    have = gib(answer.run.cluster.gpu.memory_bytes)
+    cluster = answer.run.cluster
+    host = gib(answer.required_host_bytes_per_node)
+    if cluster.host_memory_bytes_per_node is not None:
+        host = f"{host} of {gib(cluster.host_memory_bytes_per_node)}"
     speed = "unknown"
     if answer.fit.verdict == "does not fit":
         speed = "does not fit"
@@ -169,8 +175,8 @@ def _facts(answer: CommandAnswer, plan: Plan | None) -> dict[str, str]:
         "strategy": (f"zero{engine.zero_stage}" if engine.zero_stage else "ddp") if plan is None else plan.strategy,
         "batch": f"{engine.micro_batch_size} x {engine.gradient_accumulation_steps}, {total} a step",
         "checkpointing": "on" if observed.recomputes else "off",
-        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {have} GiB",
-        "host RAM": f"{gib(answer.required_host_bytes_per_node)} GiB per node",
+        "GPU": f"{gib(answer.required_device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB",
+        "host RAM": f"{host} GiB per node",
         "verdict": _verdict_cell(answer.fit),
         "step": speed,
     }
@@ -197,6 +203,8 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         yield doc.Sentence(f"{wrote}{kept}.")
     elif changed.files:
         yield doc.Sentence(f"Write {', '.join(changed.files)} (--json has the text).")
+    if moved := moved_precision(answer.words, changed):
+        yield doc.Sentence(moved)
     for line in changed.lines:
         yield doc.Sentence(f"{_where(line)}: {line.text}")
     if answer.needs_its_lines:
@@ -210,6 +218,20 @@ def changes_to_make(answer: CommandAdvice) -> Iterator[doc.Block]:
         text = "The command stays as it is, after a setting:" if exports else "The command stays as it is:"
     yield doc.Sentence(text)
     yield doc.Commands([*exports, shell_line(words)])
+
+
+def moved_precision(words: Sequence[str], changed: ChangedCommand) -> str:
+    """Return which file sets the precision that the command's words named to accelerate, which takes it from one place
+    alone; "" if the words still name it, or never did."""
+
+    def names_it(words: Sequence[str]) -> bool:
+        flags = (word.partition("=")[0] for word in words if word.startswith("--"))
+        return any(option_name(flag) == "mixed_precision" for flag in flags)
+
+    if not changed.files or not names_it(words) or names_it(changed.words):
+        return ""
+    name, text = next(iter(changed.files.items()))
+    return f"{name} sets {precision_in(json.loads(text))}, in place of --mixed_precision."
 
 
 def _where(line: ChangedLine) -> str:

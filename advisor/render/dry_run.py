@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 
 from ...ds_configs.files import CONFIG_NAME
-from ...ds_configs.read import quantizes_collectives, unmodeled_features
+from ...ds_configs.read import quantizes_collectives, reduce_bucket_size_in, unmodeled_features
 from ...estimators.estimate import total_bytes
 from ...estimators.memory.host_memory import process_terms
 from ...probes.recording.engine_hooks import BETWEEN
@@ -33,7 +33,7 @@ from ..text.units import age, capitalised, gib, memory_size, percent, rate, seco
 from ..verification.prediction import UNTIMED, is_timed
 from .configuration import configuration
 from .phase_memory import host_sentence, phase_table
-from .plans import chart_with_table, gpu_limit, memory_bar, memory_parts, time_bar
+from .plans import chart_with_table, family_of_part, gpu_limit, memory_bar, memory_parts, time_bar
 
 _NEAR = 1.6
 """The GPU's memory is drawn in the chart over the run if it is below this multiple of the highest memory."""
@@ -209,6 +209,7 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
         else ""
     )
     yield " ".join(filter(None, (text, _cached(answer), other)))
+    yield from _bucket(answer)
     processes, cluster = total_bytes(process_terms(answer.run.cluster)), answer.run.cluster
     data = {**asdict(replace(result, schedule=None, timeline=())), "device": "cpu" if cluster.gpu.is_cpu else "cuda"}
     yield host_sentence(data, processes, answer.required_host_bytes_per_node - processes)
@@ -220,13 +221,28 @@ def _notes(answer: DryRunAnswer) -> Iterator[str]:
         computes = f"The bar has what the step waits for; the GPU computes {busy} of the time"
         if links_s:
             share = percent(answer.step.overlapped_s / links_s)
-            computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation"
+            # What neither overlaps with computation nor is waited for runs while the host launches kernels or computes.
+            parts = answer.step.time.components.items()
+            waited_s = sum(taken for name, taken in parts if family_of_part(name) == "links")
+            computes += f"; {share} of the {seconds(links_s)} of collectives overlap with computation, and the step "
+            computes += f"waits for {seconds(waited_s)} of them"
         yield f"{computes}."
     if gib(peak.allocated_bytes_per_gpu - result.library_workspace_bytes) != size:
         workspaces = memory_size(result.library_workspace_bytes)
         yield f"The phases have tensors; torch.cuda.memory_allocated also counts {workspaces} of cuBLAS workspaces."
     if quantizes_collectives(answer.run.config):
         yield "Quantized collectives: the memory of their kernels is derived from DeepSpeed's source code."
+
+
+def _bucket(answer: DryRunAnswer) -> Iterator[str]:
+    """Yield what the reduction bucket is, if it is most of the peak: its size is that of no tensor of the model."""
+    peak, elements = answer.result.peak, reduce_bucket_size_in(answer.result.config)
+    whole = (each.size_bytes for each in peak.largest if each.category == "buckets" and each.shape == (elements,))
+    if 2 * (size := next(whole, 0)) > peak.allocated_bytes_per_gpu:
+        yield (
+            f"Buffers: a reduction bucket of {elements:,} elements (reduce_bucket_size) takes {memory_size(size)}, "
+            "whatever the size of the model."
+        )
 
 
 def _cached(answer: DryRunAnswer) -> str:

@@ -24,7 +24,7 @@ from ..document.blocks import Tone
 from ..document.charts import Lines, Panel
 from ..document.terminal import print_blocks
 from ..launch.check import Objection
-from ..launch.command import dry_lines, launch_job
+from ..launch.command import dry_lines, launch_job, lost_config
 from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from ..launch.session import Session
 from ..text.labels import cluster_title
@@ -91,6 +91,8 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
             row(console, Text(f"# {where}"))
             row(console, Text(line))
 
+    if lost := lost_config(request, "the line itself"):
+        output.warn(lost)
     output.show(lambda: [{"where": where, "command": line} for where, line in lines], render)
     return 0
 
@@ -107,6 +109,8 @@ def emit_jobs(request: LaunchRequest, kinds: tuple[JobKind, ...], output: Output
             sentence(console, f"Wrote {file.path}. Start it:")
             copyable(console, file.start)
 
+    if lost := lost_config(request, "the job file"):
+        output.warn(lost)
     output.show(lambda: [{"file": str(file.path), "start": file.start} for file in files], render)
     return 0
 
@@ -288,8 +292,14 @@ def _figures(attempt: Attempt) -> Iterator[doc.Block]:
     unit = "tokens" if seen is None or not is_dry else seen.unit
     yield _figures_table(outcome, prediction, unit)
     sentences = list[doc.Block]()
+    if attempt.was_busy:
+        sentences.append(doc.Sentence(attempt.was_busy, "yellow"))
     if attempt.request.device == "cpu" and prediction is not None and prediction.step_s is None:
         sentences.append(doc.Sentence(UNTIMED, "dim"))
+    predicted_bytes = prediction.host_bytes if prediction is not None and prediction.evidence == "probe" else None
+    if predicted_bytes is not None and gib(max(predicted_bytes, outcome.peaks.host_bytes)) != gib(predicted_bytes):
+        text = "The predicted memory is the peak of a probe's first steps; saving, which comes later, is not in it."
+        sentences.append(doc.Sentence(text, "dim"))
     if outcome.tokens_per_step is not None:
         padding = "" if seen is not None and not seen.training.has_padding_mask else ", padding included"
         is_scaled = prediction is not None and prediction.step_s and unit == "tokens"

@@ -97,13 +97,14 @@ def memory_bar(components: Mapping[str, int], limit: Limit | None = None, unit: 
     return StackedBars(title=title, bars=(bar,), limit=limit, unit=unit, families=MEMORY_FAMILIES)
 
 
+def family_of_part(name: str) -> str:
+    """Return the time family of a component, which may have a phase: `backward: matrix products`."""
+    return time_family(name.rpartition(": ")[2])
+
+
 def time_bar(time: TimeEstimate) -> StackedBars:
-    """Return the time of a step by component as one bar. A component may have a phase: `backward: matrix products`."""
-
-    def family(name: str) -> str:
-        return time_family(name.rpartition(": ")[2])
-
-    bar = Bar(label="", parts=_parts(time.components, 1, family, seconds, ()), note=seconds(time.step_s))
+    """Return the time of a step by component as one bar."""
+    bar = Bar(label="", parts=_parts(time.components, 1, family_of_part, seconds, ()), note=seconds(time.step_s))
     return StackedBars(title="Time of a step", bars=(bar,), unit=time_unit(time.step_s), families=TIME_FAMILIES)
 
 

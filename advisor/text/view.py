@@ -24,6 +24,9 @@ _MOST_LINES, _INDENT = 4, 3
 _TITLE = 4
 """Columns of the names of rows: step, loss, host, GPU."""
 
+_VALUE = len("12.3 GiB")
+"""Least columns of the figures of rows, so that bars do not move when the first figures arrive."""
+
 _ROOM = 1.25
 """Length of a memory bar as a multiple of the prediction, if no more memory is used."""
 
@@ -135,6 +138,8 @@ def rows(title: str, view: View, times: tuple[float, float], columns: int, *, bl
     width = min(columns, LONGEST) - 1  # a full line would leave the cursor on the next one in some terminals
     found = _rows(view)
     figures = [Text.assemble(" ", (each.title.ljust(_TITLE), "dim"), " ", each.value) for each in found]
+    for text in figures:
+        text.pad_right(_TITLE + 2 + _VALUE - cell_len(text.plain))
     wide = [f"{each.detail} {each.note}".lstrip() for each in found]
     indent, room = _columns(figures, wide, width)
     if is_narrow := room < _LEAST_PICTURE:
@@ -206,7 +211,14 @@ def _rows(view: View) -> list[_Row]:
     bar: _Bar | _Sparks
     share = view.step / view.total_steps if view.total_steps else 1.0
     if view.total_steps:  # without their number, the step is in the first line
-        found.append(_Row("step", Text(view.steps, "bold"), _Bar(share, share, None, "cyan"), view.left))
+        found.append(
+            _Row(
+                "step",
+                Text(view.steps.rjust(2 * len(f"{view.total_steps}") + 1), "bold"),
+                _Bar(share, share, None, "cyan"),
+                view.left,
+            )
+        )
     if view.loss is not None:
         style = "bold" if math.isfinite(view.loss) else "bold red"
         note = "" if view.first_loss is None else f"from {loss_figure(view.first_loss)}"

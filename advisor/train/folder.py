@@ -131,6 +131,19 @@ class TrainingFolder:
                 aside = _renamed(checkpoint, "nan")
                 say(f"{checkpoint.name} may hold weights that are NaN; it is now {aside.name}")
 
+    def in_use(self) -> ConfigFileError | None:
+        """Why a new training without --force is refused the folder: it is not empty. None if it is not refused."""
+        # The records of a training that was refused before its start (a broken row, nothing fits) are not needed.
+        unused = self.records if self.options.exists() and not self.job.exists() else None
+        if not self.path.is_dir() or all(path == unused for path in self.path.iterdir()):
+            return None
+        advice = "pass --resume to continue it, " if self.job.exists() else "pass "
+        return ConfigFileError(
+            f"{self.path} is not empty",
+            why="its files may be lost",
+            fix=f"{advice}--force to use it anyway, or another --output-dir",
+        )
+
     def claim(self, *, force: bool, inputs: Collection[Path] = ()) -> None:
         """Make the folder, or take an empty one. With `force` the checkpoints and records of an earlier training are
         removed, so that they are not attributed to this training; other files stay until they are overwritten.
@@ -145,16 +158,9 @@ class TrainingFolder:
             if self.lock.exists():
                 with self.lock.open("r+b") as lock:
                     self._acquire(lock)
-            # The records of a training that was refused before its start (a broken row, nothing fits) are not needed.
-            unused = self.records if self.options.exists() and not self.job.exists() else None
-            used = any(path != unused for path in self.path.iterdir())
-            if used and not force:
-                advice = "pass --resume to continue it, " if self.job.exists() else "pass "
-                raise ConfigFileError(
-                    f"{self.path} is not empty",
-                    why="its files may be lost",
-                    fix=f"{advice}--force to use it anyway, or another --output-dir",
-                )
+            used = None if force else self.in_use()
+            if used is not None:
+                raise used
             earlier = [path for path in (*checkpoints_in(self.path), self.records, self.merged) if path.exists()]
             for path in inputs:
                 if any(path.resolve().is_relative_to(stale.resolve()) for stale in earlier):

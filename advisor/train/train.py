@@ -60,6 +60,8 @@ class TrainingControls:
     """Seconds without a step or a line of output after which it is ended; None to wait."""
     verbose: bool
     """Whether to show the first rank's output."""
+    was_busy: str = ""
+    """Why the speed may be too low: what `busy` said before any process of the training."""
 
 
 def train_anew(
@@ -86,9 +88,11 @@ def train_anew(
     return _show_end(trained, ready, output)
 
 
-def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
-    """Print the files that `train_anew` would write into the folder and the command it would start. All files are
-    temporary."""
+def show(
+    options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output, *, force: bool = False
+) -> int:
+    """Print the files that `train_anew` would write into the folder and the command it would start, and whether it
+    would refuse the folder. All files are temporary."""
     settings, shape = _read(options)
     cluster = build_cluster(options)
     with TemporaryDirectory() as temporary:
@@ -99,6 +103,8 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
             return _show_end(None, proposed, output)
         request = proposal_request(proposed, settings.model, TrainingFolder(path))
         output.show(lambda: training_report(proposed, None), lambda console: render_start(request, console))
+        if not force and (refused := TrainingFolder(path).in_use()) is not None:
+            output.warn(f"it would not start without --dry: {refused}")
         return 0
 
 
@@ -264,7 +270,9 @@ def _train(request: LaunchRequest, folder: TrainingFolder, controls: TrainingCon
 
     fallback, verbose, output = controls.fallback, controls.verbose, controls.output
     request = replace(request, stall_s=controls.stall_s)
-    session = run_session(request, fallback=fallback, verbose=verbose, output=output, prepare=keep)
+    session = run_session(
+        request, fallback=fallback, verbose=verbose, output=output, was_busy=controls.was_busy, prepare=keep
+    )
     outcome = session.attempts[-1].outcome
     if outcome.failure is not None and outcome.failure.kind == "nan_loss":
         folder.set_aside(nan_from(outcome.losses), output.say)

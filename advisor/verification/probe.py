@@ -197,6 +197,8 @@ def compared_command_probe(
         except NoEngineError:
             raise  # there is no step to measure
         except DryRunError as error:
+            if error.misspelt:
+                raise  # by the script's parser, which refuses it on the ranks too
             output.say(f"no dry run for comparison: {error.reason}")
     prediction = by_dry_run(answer) if answer else None
     with shown_probe(output, cluster, None if probe.solo else prediction, probe.steps) as on_progress:

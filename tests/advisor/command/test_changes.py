@@ -14,7 +14,7 @@ import yaml
 from ds_advise.advisor.command.advice import CommandAdvice
 from ds_advise.advisor.command.changes import ChangedCommand, ChangedLine, changed_command
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.render.command_advice import _where
+from ds_advise.advisor.render.command_advice import _where, moved_precision
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.command.observed import CommandResult, ObservedOption
@@ -168,7 +168,10 @@ def test_the_launcher_of_accelerate_gets_the_file_in_place_of_its_settings(folde
     assert " ".join(made.words) == (
         "accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 8 loop.py"
     )
+    assert moved_precision(typed.split(), made) == "ds_config.json sets bf16, in place of --mixed_precision."
     scripts = "-m loop --mixed_precision bf16 --gradient_clipping 1"
+    kept = f"accelerate launch --zero_stage 3 {scripts}"
+    assert moved_precision(kept.split(), changed(kept, folder, result)) == ""
     assert " ".join(changed(f"accelerate launch --zero_stage 3 {scripts}", folder, result).words) == (
         f"accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json {scripts}"
     )

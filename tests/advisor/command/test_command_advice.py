@@ -16,7 +16,7 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.schema import command_schema
 from ds_advise.advisor.command.advise import advise_command
 from ds_advise.advisor.command_results import AnswerForCommand
-from ds_advise.advisor.render.command_advice import MOST_LINES
+from ds_advise.advisor.render.command_advice import MOST_LINES, _facts
 from ds_advise.advisor.render.deliver import printed_text
 from ds_advise.advisor.render.why import why_document
 from ds_advise.estimators.errors import DsAdviseError
@@ -352,6 +352,9 @@ def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
     assert facts["step"].startswith("does not fit ") and " tokens/s" in facts["step"]
     (row,) = (line.split() for line in lines if line.startswith("> "))
     assert facts["host RAM"].endswith(f" {row[5]} GiB per node")  # one figure for one plan
+    cluster = replace(answer.today.run.cluster, host_memory_bytes_per_node=64 * 2**30)
+    on_host = replace(answer.today, run=replace(answer.today.run, cluster=cluster))
+    assert _facts(on_host, None)["host RAM"].endswith(" of 64.0 GiB per node")
     assert any(line.startswith(" Not tried: ") for line in lines) and "within the error" not in str(answer)
     unproved = str(replace(answer, recommended=None, proofs=(first,)))
     assert unproved.splitlines()[0] == " No plan could be proved." and "Nothing fits" not in unproved

@@ -19,9 +19,16 @@ from ds_advise.advisor.answer.command_answer import Change
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.importers.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.check import Check, check, check_config, memory_objections, predict_run
-from ds_advise.advisor.launch.command import config_words, kept_settings, launch_environment, launch_job
+from ds_advise.advisor.launch.command import (
+    config_words,
+    dry_lines,
+    kept_settings,
+    launch_environment,
+    launch_job,
+    lost_config,
+)
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
-from ds_advise.advisor.launch.request import Attempt, FailureKind
+from ds_advise.advisor.launch.request import Attempt, FailureKind, Peaks
 from ds_advise.advisor.launch.run import _stop, new_folder
 from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
@@ -297,6 +304,28 @@ def test_a_plan_that_likely_fits_is_started(folder: Path, probability: float, st
     assert ("it fits with" in words) == (probability < 1) and ("the training starts" in words) == (probability == 0.8)
 
 
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_check_says_what_fits(
+    folder: Path, has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The memory that decides, of the memory that there is."""
+    on_gpu = Cluster(nodes=1, gpus_per_node=1, gpu=gpu_of_memory(24))
+    run = replace(_run(folder), cluster=on_gpu if has_gpu else cpu_cluster(2))
+    fit = Fit(probability=1.0, gpu_probability=1.0, reason="", utilization=0.1, limit="")
+    seen: Any = SimpleNamespace(
+        fit=fit, run=run, required_device_bytes_per_gpu=2**31, required_host_bytes_per_node=2**30
+    )
+    request = launch_request(run, folder)
+    monkeypatch.setattr("ds_advise.advisor.launch.check.observe", lambda *_: (replace(request, dry_run=seen), []))
+    for other in ("disk_objections", "_resumption"):
+        monkeypatch.setattr(f"ds_advise.advisor.launch.check.{other}", lambda *_: [])
+    assert check(request, "dry-run", Output("human"))[1] == []
+    said = " ".join(capsys.readouterr().err.split())
+    assert "by the dry run it fits: " in said
+    assert ("2.0 of " in said and "GiB per GPU" in said) == has_gpu
+    assert ("1.0 of " in said and "GiB of host RAM per node" in said) != has_gpu
+
+
 def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     """Its speed is shown next to the training's, as evidence of a probe; a failed one and one of another batch do not
     count."""
@@ -503,7 +532,7 @@ def test_what_no_cpu_runs_is_refused(
     assert message in capsys.readouterr().err
 
 
-def _seen(*flags: str, trainer: bool = False, ds_config: str = "") -> Any:
+def _seen(*flags: str, trainer: bool = False, ds_config: str = "", framework: str = "hf") -> Any:
     """A dry run of a script with these options."""
     options = tuple(ObservedOption(flags=(flag,), value=None, is_switch=False) for flag in flags)
     arguments = ObservedArguments(
@@ -514,7 +543,7 @@ def _seen(*flags: str, trainer: bool = False, ds_config: str = "") -> Any:
         calls={},
         ds_config=ds_config,
     )
-    return SimpleNamespace(arguments=arguments)
+    return SimpleNamespace(arguments=arguments, training=SimpleNamespace(framework=framework))
 
 
 def test_what_the_dry_run_saw_decides(folder: Path) -> None:
@@ -529,6 +558,71 @@ def test_what_the_dry_run_saw_decides(folder: Path) -> None:
     trainer = replace(request, dry_run=_seen("--local_rank", "--deepspeed", trainer=True))
     assert (trainer.launcher, trainer.arguments.output_dir) == ("torchrun", Path("seen"))
     assert config_words(trainer) == ("--deepspeed", str(folder / "ds_config.json"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "changes", "in_line"),
+    [
+        (_seen("--deepspeed", trainer=True), {}, " --output_dir out --deepspeed @"),
+        (_seen("--deepspeed", "--deepspeed_config", framework="deepspeed"), {}, " --deepspeed --deepspeed_config @"),
+        (_seen(), {}, " ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_CONFIG_FILE=@ "),
+        (_seen(), {"requested_launcher": "accelerate"}, " --deepspeed_config_file @ "),
+        (_seen("--deepspeed"), {"words": ("torchrun", "train.py")}, "torchrun train.py --deepspeed @"),
+        (_seen("--deepspeed"), {"words": ("bash", "run.sh")}, " ACCELERATE_DEEPSPEED_CONFIG_FILE=@ bash run.sh"),
+        (None, {"words": ("train.py", "--deepspeed", "own.json")}, " train.py --deepspeed own.json"),
+        (_seen(framework="deepspeed"), {}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_printed_command_has_the_configuration(
+    folder: Path, seen: Any, changes: dict[str, Any], in_line: str | None
+) -> None:
+    """Or a sentence says that only launch passes it."""
+    request = launch_request(_run(folder), folder, "--output_dir", "out", dry_run=seen, **changes)
+    ((_, line),), lost = dry_lines(request), lost_config(request, "the line itself")
+    if in_line is None:
+        assert lost.startswith("ds_config.json is passed to the script by ds-advise launch at run time; ")
+        assert "ds_config.json" not in line
+    else:
+        assert in_line.replace("@", str(folder / "ds_config.json")) in line and not lost
+
+
+@pytest.mark.parametrize(("host_gib", "is_named"), [(3, True), (1, False)])
+def test_memory_above_a_probes_names_what_the_probe_lacks(folder: Path, host_gib: int, is_named: bool) -> None:
+    """The probe ends before the training saves."""
+    estimate = predict_run(_run(folder))
+    assert estimate is not None
+    measured = by_estimate(replace(estimate, evidence="probe"), cpu_cluster(2))
+    outcome = outcome_of(
+        folder,
+        None,
+        last_step=3,
+        step_s=1.0,
+        peaks=Peaks(host_bytes=host_gib * 2**30),
+        predicted=replace(measured, host_bytes=2 * 2**30),
+    )
+    attempt = Attempt(request=launch_request(_run(folder), folder), outcome=outcome)
+    shown = " ".join(printed_document(session_document(Session(attempts=(attempt,)))).split())
+    assert ("saving, which comes later, is not in it" in shown) == is_named
+
+
+def test_the_load_is_that_before_the_own_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+
+    def refuse(*_: Any, was_busy: str, **__: Any) -> NoReturn:
+        told.append(was_busy)
+        raise ConfigFileError("not started")
+
+    monkeypatch.setattr("os.getloadavg", lambda: (cpu_cores() + 0.5, 0.0, 0.0))
+    monkeypatch.setattr("ds_advise.advisor.launch.session.run_session", refuse)
+    assert run(["launch", "--device", "cpu", "--ranks", "2", "--no-check", "--", str(folder / "train.py")]) == 2
+    assert "Other processes use this machine" in told[0]
+
+
+def test_figures_of_a_busy_machine_say_so(folder: Path) -> None:
+    request, outcome = launch_request(_run(folder), folder), outcome_of(folder, None, last_step=3, step_s=1.0)
+    attempt = Attempt(request=request, outcome=outcome, was_busy="Other processes use this machine.")
+    assert "Other processes use this machine." in printed_document(session_document(Session(attempts=(attempt,))))
 
 
 def test_the_file_in_front_is_the_one_that_trains(folder: Path) -> None:
@@ -716,6 +810,25 @@ def test_a_script_that_refuses_its_arguments_names_the_argument() -> None:
     )
     assert isinstance(error, ScriptExitError)
     assert "unrecognized arguments: --nope, at train.py:4" in error.why and error.fix
+
+
+@pytest.mark.parametrize("by", ["launch", "probe"])
+@pytest.mark.usefixtures("folder")
+def test_no_rank_is_started_for_a_misspelt_option(
+    by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dry run knows what to write, and the ranks' parsers would refuse it too."""
+    answer = {"kind": "SystemExit", "phase": "load", "error": "2", "misspelt": "write --steps for --stepz"}
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise command_error(answer)
+
+    monkeypatch.setattr("ds_advise.advisor.launch.check.command_answer", refuse)
+    monkeypatch.setattr("ds_advise.advisor.verification.probe.command_answer", refuse)
+    monkeypatch.setattr("ds_advise.advisor.verification.probe.probe_command", lambda *_, **__: pytest.fail("started"))
+    checked = ["--check", "probe"] if by == "launch" else []
+    assert run([by, "--device", "cpu", "--ranks", "2", *checked, "--", "train.py", "--stepz", "2"]) == 1
+    assert "write --steps for --stepz" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("takes_config", [True, False])

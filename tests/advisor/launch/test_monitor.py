@@ -330,6 +330,38 @@ def test_a_training_without_an_engine_shows_its_last_line(tmp_path: Path) -> Non
     assert view.phase.endswith("DistributedDataParallel, whose steps are not seen; it printed: iter 7 loss 0.2")
 
 
+def test_the_parts_of_a_step_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Each rank waits for the other in another part: the longest of each part would be more than the step."""
+
+    def event(forward_s: float, backward_s: float, step: int) -> dict[str, Any]:
+        parts = {"forward": forward_s, "backward": backward_s, "step": 0.1}
+        return {"step": step, "phases": {name: {"seconds": taken_s} for name, taken_s in parts.items()}}
+
+    records = write_events(
+        tmp_path,
+        [event(0.5, 0.3, step) for step in (1, 2, 3)],
+        [event(0.2, 0.5, step) for step in (1, 2, 3)],
+    )
+    assert [(each.name, each.seconds) for each in records.phases] == [
+        ("forward", 0.5),
+        ("backward", 0.3),
+        ("step", 0.1),
+    ]
+
+
+def test_bars_stay_where_they_are() -> None:
+    """From the first step to the last, and from the memory before the first loss to that of the training."""
+    begins = set()
+    for step, loss, gibs in ((0, None, 0.35), (7, 11.25, 1.0), (40, 2.3, 9.1), (192, 0.381, 23.4)):
+        use = MemoryUse("host", int(gibs * 2**30), int(gibs * 2**30), 25 * 2**30)
+        losses = () if loss is None else (loss, loss)
+        view = View(step=step, total_steps=192, loss=loss, losses=losses, memory=[use])
+        drawn = [text.plain for text in rows("training", view, (9.0, 9.0), 80, blocks=True)]
+        pictures = [re.search("[━╍┃─]", each) for each in drawn if each.startswith((" step", " host"))]
+        begins |= {found.start() for found in pictures if found}
+    assert len(begins) == 1
+
+
 def test_losses_take_the_columns_of_their_steps() -> None:
     """As the bar of the steps above them; all columns where their number is not known. The step is then in the first
     line, with the time of a step."""
@@ -341,7 +373,7 @@ def test_losses_take_the_columns_of_their_steps() -> None:
     open_end = replace(known, total_steps=None)
     head, loss = (each.plain for each in rows("training", open_end, (9.0, 9.0), 80, blocks=True))
     assert head.startswith(" training: step 21, 367 ms a step ")
-    assert re.fullmatch(rf" loss 0\.3810  [{SPARKS}]{{50,}}  from 8\.000", loss)
+    assert re.fullmatch(rf" loss 0\.3810 {{2,}}[{SPARKS}]{{50,}}  from 8\.000", loss)
 
 
 def test_a_view_without_a_phase_or_a_step_is_no_line() -> None:

@@ -26,6 +26,7 @@ from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
 from ds_advise.advisor.train.report import Trained, render_trained
+from ds_advise.advisor.train.train import TrainingControls
 from ds_advise.advisor.verification.prediction import PhaseFigures
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.models.families import shape_from_config
@@ -154,7 +155,23 @@ def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -
     assert (code, (tmp_path / "out" / "thesis.txt").read_text()) == (2, "x")
     assert "is not empty" in error
     assert "--resume" not in error
+    code, _, shown = ask("--dry")
+    assert code == 0 and "it would not start without --dry: " in shown and "is not empty" in shown
+    assert ask("--dry --force")[2] == ""
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "thesis.txt"]
+
+
+def test_the_load_before_the_probe_is_kept(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's own ranks are no other processes."""
+    told = list[str]()
+
+    def train(*given: Any, **_: Any) -> int:
+        told.extend(each.was_busy for each in given if isinstance(each, TrainingControls))
+        return 0
+
+    monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
+    monkeypatch.setattr("ds_advise.advisor.train.train.train_anew", train)
+    assert ask()[0] == 0 and "Other processes use this machine" in told[0]
 
 
 def test_a_refused_training_does_not_block_the_next(ask: Ask, data: Path) -> None:

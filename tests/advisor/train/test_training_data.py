@@ -111,6 +111,7 @@ GOOD = json.dumps(INSTRUCTION)
     ("name", "content", "message"),
     [
         ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl: line 3 cannot be read (Expecting property name"),
+        ("a.jsonl", f"{GOOD}\n{GOOD[:-1]}\n{GOOD}", f"(Expecting ',' delimiter at column {len(GOOD)})"),
         ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, row 2: instruction is not text"),
         ("a.jsonl", '{"colour": "red"}', "a.jsonl: fields colour match no known format"),
         ("a.json", '{"data": [{"instruction": "x", "output": "y"}]}', "a.json: fields data match no known format"),

@@ -15,6 +15,7 @@ from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.advisor.render.dry_run import dry_run_document
 from ds_advise.advisor.text.units import gib
 from ds_advise.advisor.verification.dry_run import compare_with_closed_form, trace
+from ds_advise.ds_configs.read import reduce_bucket_size_in
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
@@ -169,8 +170,24 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     assert re.search(r"optimizer on the host \d+ %", text)
     assert re.search(r"nvidia-smi shows up to \d\S+ GiB\.", text)
     assert re.search(
-        r"the GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives overlap with computation\.", text
+        r"the GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives overlap with computation, and the "
+        r"step waits for \S+ m?s of them\.",
+        text,
     )
+
+
+def test_a_bucket_that_is_most_of_the_memory_is_named(recorded: DryRunResult) -> None:
+    """Only a bucket that is allocated whole: one that follows the model's size has another shape."""
+    elements = reduce_bucket_size_in(recorded.config)
+    bucket = replace(recorded.peak.largest[0], category="buckets", shape=(elements,), size_bytes=2 * elements)
+    named = f"a reduction bucket of {elements:,} elements (reduce_bucket_size)"
+    run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD)
+    for shape, is_named in ((elements,), True), ((elements - 1,), False):
+        largest = (replace(bucket, shape=shape),)
+        peak = replace(recorded.peak, largest=largest, allocated_bytes_per_gpu=3 * elements)
+        answer = compare_with_closed_form(run, replace(recorded, peak=peak))
+        text = " ".join(printed_document(dry_run_document(answer), 200).split())
+        assert (named in text) == is_named
 
 
 def test_nvidia_smi_shows_no_more_than_the_gpu_has(recorded: DryRunResult) -> None:
