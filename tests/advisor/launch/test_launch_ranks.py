@@ -166,7 +166,7 @@ def test_a_closed_terminal_stops_the_trainer(tmp_path: Path, monkeypatch: pytest
         while not (request.folder / "rank0.jsonl").exists():
             time.sleep(0.05)
         with (request.folder / "rank0.jsonl").open("a") as stream:
-            stream.write(json.dumps({"time": 0.0, "trainer": {"total_steps": 9, "output_dir": "/"}}) + "\n")
+            stream.write(json.dumps({"time": 0.0, "trainer": {"total_steps": 10**6, "output_dir": "/"}}) + "\n")
         time.sleep(1.0)  # it is read
         if removed:
             request.folder.rename(tmp_path / "elsewhere")
