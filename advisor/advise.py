@@ -283,9 +283,13 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     return best
 
 
+_OF_FSDP = ("offload_optimizer", "offload_param")
+"""Keys of DeepSpeed whose effect FSDP has, too (CPUOffload)."""
+
+
 def _refuse_other_keys(strategy: str, settings: Mapping[str, Any]) -> None:
     """Raise WorkloadError for plain PyTorch with a setting that is a key of DeepSpeed."""
-    keys = [name for name in settings if PLAN_FIELDS[name].path]
+    keys = [name for name in settings if PLAN_FIELDS[name].path and name not in _OF_FSDP]
     if strategy in get_args(PlainPyTorch) and keys:
         has = "is a key of DeepSpeed's configuration" if len(keys) == 1 else "are keys of DeepSpeed's configuration"
         raise WorkloadError(
