@@ -274,8 +274,6 @@ LINES = {
     "rent gpt2 --deadline 12": "write it as --deadline 12h, 12m or 12d\n",
     "rent gpt2 --deadline 12weeks": "a number and a unit are needed",
     "rent gpt2 --deadline 0h": "it must be above 0; write it as --deadline 24h",
-    "explain gpt2 --strategy ZeRO3": "write zero3\n",
-    "explain gpt2 --strategy zero-3": "write zero3\n",
     "explain gpt2 --strategy zero4": "zero3-nvme, fsdp, fsdp2, torch\n",
     "explain gpt2 --gpus 24GB --strategy zero2 --set reduce_bucket=2e8": "did you mean reduce_bucket_size?",
     "lint DS151": "write ds-advise lint --explain DS151\n",

@@ -134,4 +134,4 @@ def test_every_row_has_a_source_and_believable_figures() -> None:
 def test_a_word_that_is_like_no_gpu_gets_no_near_one(name: str) -> None:
     with pytest.raises(ClusterError) as raised:
         find_gpu(name)
-    assert raised.value.fix == "give the memory alone, such as --gpus 2x24GB"
+    assert raised.value.fix == "name one, such as --gpus 2xA100-80GB, or give the memory alone, such as --gpus 2x24GB"
