@@ -63,8 +63,9 @@ SHARDED_MODEL_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_model_states\
 """Name of a rank's file of model states under ZeRO-3; the group is the rank. Lower stages have one file for all
 ranks."""
 
-_RANDOM = re.compile(rf"the random states of rank |{RANDOM_STATES.pattern}")
-"""Name of the random states of a rank, of a missing file or in a list of checksums."""
+_RANDOM = re.compile(r"the random states of rank |rng_state(_\d+)?\.pth$")
+"""Name of the random states of a rank, of a missing file or in a list of checksums; a training on one GPU writes
+`rng_state.pth`."""
 
 _ARCHIVES = (".pt", ".pth", ".bin")
 """Endings of the files that `torch.save` writes."""
@@ -216,8 +217,8 @@ def read_checkpoint(folder: Path, *, ranks: int | None = None, by_deepspeed: boo
                 padding=padding,
             )
         files = [*pool.map(lambda name: _verify_structure(folder, name), layout.names())]
+        mixed = mixed_steps(folder, [file.name for file in files if not file.problem], saved.step, pool)
     names = [file.name for file in files]
-    mixed = mixed_steps(folder, names, saved.step)
     files = [replace(file, problem=file.problem or mixed.get(file.name, "")) for file in files]
     missing = _missing(layout, saved, names, ranks, by_deepspeed=by_deepspeed)
     return Checkpoint(

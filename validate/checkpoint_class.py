@@ -20,20 +20,20 @@ from .checkpoint_layout import SavedStates
 
 @dataclass(frozen=True, kw_only=True)
 class ClassComparison:
-    """The tensors of a folder's safetensors, compared with those of the class that its config.json names."""
+    """The tensors of a folder's safetensors or states, compared with those of the class that its config.json names."""
 
     name: str
     """The class; "" if config.json names none."""
     missing: tuple[str, ...] = ()
-    """Tensors of the class that the files lack; `from_pretrained` initializes them at random."""
+    """Tensors of the class that the files lack."""
     reshaped: tuple[str, ...] = ()
-    """Tensors that have another shape in the files; `from_pretrained` stops at them."""
+    """Tensors that have another shape in the files."""
     not_compared: str = ""
     """Why they were not compared; "" if they were."""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `from_pretrained` takes every tensor from the files, as far as it was compared."""
+        """Whether a load takes every tensor from the files, as far as it was compared."""
         return not self.missing and not self.reshaped
 
 
@@ -73,9 +73,10 @@ def compare_states_with_class(folder: Path, saved: SavedStates) -> ClassComparis
     if obstacle:
         return ClassComparison(name=name, not_compared=obstacle)
     try:
-        own = own_tensors(config) or {}
+        own = own_tensors(config)
     except Exception as error:  # as of `from_pretrained`
         return ClassComparison(name=name, not_compared=_stopped(error))
+    assert own is not None, "transformers has the class"
     missing = own.keys() - saved.shapes.keys() - saved.other_names
     reshaped = {each for each, shape in own.items() if saved.shapes.get(each, shape) != shape}
     return ClassComparison(name=name, missing=tuple(sorted(missing)), reshaped=tuple(sorted(reshaped)))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
-from .checkpoint_pickles import Operation, named_shapes, names_between, object_pickles, operations, values
+from .checkpoint_pickles import Operation, named_shapes, names_between, readable_pickles, values
 
 MODEL_STATES = re.compile(r"^(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 """Name of a file of model states; the groups are the prefix under ZeRO-3, its rank, and the tensor-parallel rank."""
@@ -147,7 +146,12 @@ class SavedStates:
     @property
     def has_adapters(self) -> bool:
         """Whether some parameters are peft's adapters."""
-        return any(".lora_A." in name for name in self.shapes)
+        return has_adapters(self.shapes)
+
+
+def has_adapters(names: Iterable[str]) -> bool:
+    """Whether some of the tensors of these names are peft's adapters."""
+    return any(".lora_A." in name for name in names)
 
 
 def saved_states(layout: CheckpointLayout) -> SavedStates:
@@ -196,14 +200,11 @@ def _read_states(path: Path) -> tuple[dict[str, Operation], Mapping[str, tuple[i
     said: dict[str, Operation] = {}
     shapes: Mapping[str, tuple[int, ...]] = {}
     others = frozenset[str]()
-    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, RuntimeError):
-        # a pipe may never end
-        for stream in object_pickles(path) if path.is_file() else ():
-            read = list(operations(stream))
-            said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage", "global_steps")) | said
-            shapes = shapes or named_shapes(read, "param_shapes", "shared_params")
-            others |= names_between(read, "buffer_names", "optimizer")
-            others |= names_between(read, "shared_params", "frozen_param_fragments")
+    for read in readable_pickles(path):
+        said = values(read, ("dp_world_size", "param_shapes", "ds_version", "zero_stage", "global_steps")) | said
+        shapes = shapes or named_shapes(read, "param_shapes", "shared_params")
+        others |= names_between(read, "buffer_names", "optimizer")
+        others |= names_between(read, "shared_params", "frozen_param_fragments")
     return said, shapes, others
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickletools
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -22,7 +24,14 @@ Operation = tuple[str, object]
 """Name and argument of an operation of a pickle."""
 
 
-def object_pickles(path: Path) -> Iterator[IO[bytes]]:
+def readable_pickles(path: Path) -> Iterator[list[Operation]]:
+    """The operations of each pickle of a file, up to the first unreadable one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
+        for stream in _object_pickles(path) if path.is_file() else ():  # a pipe may never end
+            yield list(operations(stream))
+
+
+def _object_pickles(path: Path) -> Iterator[IO[bytes]]:
     """The pickle of an archive; of a file that is none, its pickles one after another."""
     with path.open("rb") as stream:
         if stream.read(1) == PICKLE:

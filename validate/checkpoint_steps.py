@@ -6,28 +6,41 @@ from __future__ import annotations
 import contextlib
 import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 from .checkpoint_layout import MODEL_STATES, OPTIMIZER_STATES
-from .checkpoint_pickles import Operation, object_pickles, operations, values
+from .checkpoint_pickles import Operation, readable_pickles, values
 
 _STEP_TYPES = {"FloatStorage": "<f", "DoubleStorage": "<d", "IntStorage": "<i", "LongStorage": "<q"}
 """Formats of the numbers in which optimizers keep their step as a tensor (torch 2.13 optim/adam.py `_get_value`);
 DeepSpeed's CPUAdam and FusedAdam keep an int."""
 
+_NO_NUMBER = (
+    *(OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError),
+    *(ValueError, LookupError, StopIteration, OverflowError, struct.error),
+)
+"""What reading the number of a tensor raises: of its archive, and if it is no such tensor or its file is not there."""
 
-def mixed_steps(folder: Path, names: Iterable[str], saved_step: int | None) -> dict[str, str]:
+
+def mixed_steps(folder: Path, names: Iterable[str], saved_step: int | None, pool: Executor) -> dict[str, str]:
     """The files of states whose step is not that of the other ranks -> how it differs. Every rank steps together.
 
+    names: intact files.
     saved_step: the step that the checkpoint says; it decides which of two equally frequent steps is the other one.
+    pool: what reads the files.
     """
     found: dict[str, str] = {}
+    names = list(names)
     named = [name for name in names if OPTIMIZER_STATES.search(name)]
     models = [name for name in names if MODEL_STATES.match(Path(name).name)]
     for group, key, whose in ((named, "step", "optimizer"), (models, "global_steps", "model")):
-        steps = {name: step for name in group if (step := _step(folder / name, key)) is not None}
+        read = pool.map(partial(_step, key=key), [folder / name for name in group])
+        steps = {name: step for name, step in zip(group, read, strict=True) if step is not None}
         if len(set(steps.values())) > 1:
             found |= _differing(steps, saved_step, whose)
     return found
@@ -46,16 +59,16 @@ def _differing(steps: Mapping[str, int], saved_step: int | None, whose: str) -> 
 
 def _step(path: Path, key: str) -> int | None:
     """The number after the first text `key` in a file of states; None if the file does not say it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, RuntimeError, struct.error):
-        for stream in object_pickles(path) if path.is_file() else ():  # a pipe may never end
-            read = list(operations(stream))
-            if key in (said := values(read, (key,))):
-                _, value = said[key]
+    for read in readable_pickles(path):
+        if key in (said := values(read, (key,))):
+            _, value = said[key]
+            with contextlib.suppress(*_NO_NUMBER):
                 return value if isinstance(value, int) else _number_of_tensor(path, read, key)
+            return None
     return None
 
 
-def _number_of_tensor(path: Path, read: list[Operation], key: str) -> int | None:
+def _number_of_tensor(path: Path, read: list[Operation], key: str) -> int:
     """The number of the tensor after a key: torch stores the tuple ("storage", class, name, device, number of values),
     then the offset (torch 2.13 serialization.py `_save`, _utils.py `_rebuild_tensor_v2`)."""
     arguments = [argument for _, argument in read]

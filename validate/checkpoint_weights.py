@@ -30,6 +30,7 @@ from .checkpoint_layout import (
     CheckpointLayout,
     SavedStates,
     checkpoint_layout,
+    has_adapters,
     saved_states,
 )
 from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load
@@ -363,7 +364,7 @@ def _merged(contents: CheckpointContents) -> dict[str, Any]:
 
 def _keep_own_tensors(folder: Path, tensors: dict[str, Any], config: Mapping[str, Any]) -> None:
     """Remove aliases of tied weights. Raises ConfigFileError unless names and shapes are those of the model's class."""
-    if any(".lora_A." in name for name in tensors):
+    if has_adapters(tensors):
         raise _adapters_error(folder)
     own = own_tensors(config)
     if own is None:

@@ -8,11 +8,13 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
+from ds_advise.validate.checkpoint_steps import mixed_steps
 from ds_advise.validate.checkpoint_weights import read_contents
 from safetensors.torch import save_file
 
@@ -135,6 +137,26 @@ def test_ranks_of_two_steps_are_no_checkpoint(tmp_path: Path, of: str, stage: in
     )
     save(paths[1], 8)
     assert read_checkpoint(folder).is_whole
+
+
+@pytest.mark.parametrize(
+    ("step", "lost"),
+    [(torch.tensor(8.0), "/data/0"), (torch.tensor(float("inf")), ""), ("storage", ""), (None, ""), ([], "")],
+)
+def test_a_step_that_cannot_be_read_is_no_evidence(tmp_path: Path, step: object, lost: str) -> None:
+    """The record of its tensor is not in the archive, its number is infinite, or it is no number."""
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=3, stage=2)
+    path = folder / STATES
+    torch.save({"step": step}, path)
+    if lost:
+        with zipfile.ZipFile(path) as archive:
+            kept = {name: archive.read(name) for name in archive.namelist() if not name.endswith(lost)}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in kept.items():
+                archive.writestr(name, content)
+    with ThreadPoolExecutor(1) as pool:
+        assert not mixed_steps(folder, [STATES], 8, pool)
+    assert not any("step" in file.problem for file in read_checkpoint(folder).files)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("model", "the model states"), ("optim", "the optimizer states")])

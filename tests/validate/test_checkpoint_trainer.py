@@ -104,6 +104,17 @@ def test_what_the_trainer_needs_is_named(tmp_path: Path, lost: str, problem: str
         assert read_checkpoint(folder, by_deepspeed=False).problem == problem
 
 
+def test_the_lost_random_states_of_one_gpu_are_no_damage(tmp_path: Path) -> None:
+    """The Trainer names them without a rank (transformers 5.24 trainer.py `_load_rng_state`)."""
+    folder = _write(tmp_path / "checkpoint-8")
+    (folder / "rng_state_1.pth").unlink()
+    (folder / "rng_state_0.pth").rename(folder / "rng_state.pth")
+    write_checksums(folder)
+    (folder / "rng_state.pth").unlink()
+    found = read_checkpoint(folder, by_deepspeed=False)
+    assert found.is_usable and found.lost_random == ("rng_state.pth",)
+
+
 @pytest.mark.parametrize("summed", [False, True])
 def test_lost_random_states_are_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], *, summed: bool) -> None:
     """The Trainer logs that they are missing and resumes."""
