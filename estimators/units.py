@@ -1,6 +1,8 @@
-"""Binary units of sizes."""
+"""Binary units of sizes, and lists in words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 GIB = 2**30
 
@@ -21,3 +23,13 @@ def gib(size_bytes: int) -> str:
 def mib(size_bytes: int) -> str:
     """Format a size in MiB like `gib`."""
     return gib(1024 * size_bytes)
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Return `a, b or c`; "" for none."""
+    return listed(names, "or")
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Return `a, b and c`; "" for none."""
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

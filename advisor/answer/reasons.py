@@ -22,7 +22,7 @@ from ..search.choice import (
     other_taken_plans,
 )
 from ..text.labels import component_title, device_label
-from ..text.units import count, gib, percent, rate, times
+from ..text.units import count, gib, listed, percent, rate, times
 
 _MUCH_LESS_RAM = 0.5
 """Share of the chosen plan's host RAM below which a plan that is as fast is named with its own: a host of the next
@@ -289,7 +289,7 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
             gain = percent(max(plan.tokens_per_s for plan in passed) / chosen.tokens_per_s - 1)
             if len(passed) > 1:
                 gain = f"up to {gain}"
-            names = _joined([plan.strategy for plan in passed])
+            names = listed([plan.strategy for plan in passed])
             why = f"{chosen.strategy} leaves more memory free" if for_room else "the simpler plan is used"
             least = min(passed, key=lambda plan: plan.host_bytes)
             if not for_room and least.host_bytes < _MUCH_LESS_RAM * chosen.host_bytes:
@@ -299,11 +299,5 @@ def _close(plans: Sequence[Candidate], chosen: Candidate, unit: str) -> Iterator
         speeds = sorted(plan.tokens_per_s for plan in behind)
         low, high = rate(speeds[0]), rate(speeds[-1])
         speed = low if low == high else f"{low} to {high}"
-        names = _joined([plan.strategy for plan in behind])
+        names = listed([plan.strategy for plan in behind])
         yield (f"{names} is close: {speed} {unit}/s." if len(behind) == 1 else f"{names} are close: {speed} {unit}/s.")
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Return `zero2`, `zero2 and zero3`, or `ddp, zero2 and zero3`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

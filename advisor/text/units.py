@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from ...estimators.units import GIB as GIB
+from ...estimators.units import alternatives as alternatives
 from ...estimators.units import gib as gib
+from ...estimators.units import listed as listed
 from ...estimators.units import mib as mib
 from ...estimators.units import whole_gib as whole_gib
 
@@ -43,16 +45,6 @@ def shown_path(path: PurePath) -> str:
 def shown_paths(text: str) -> str:
     """Return a text with the paths below the current folder as they are typed there."""
     return re.sub(rf"(?<![\w./~}}@+-]){re.escape(f'{Path.cwd()}/')}", "", text)
-
-
-def alternatives(names: Sequence[str]) -> str:
-    """Return `a, b or c`; "" for none."""
-    return listed(names, "or")
-
-
-def listed(names: Sequence[str], last: str = "and") -> str:
-    """Return `a, b and c`; "" for none."""
-    return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def ended(text: str) -> str:

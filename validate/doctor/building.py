@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
+from ...estimators.units import alternatives, listed
 from ...probes.real_run import extension_lock
 from .. import parse_version
 from .findings import Findings, note, ok, problem, unknown, warning
@@ -240,10 +241,9 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
     if left:
         names, shortest = list(dict.fromkeys(lock.parent.name for lock in left)), min(left.values())
         ops, are, them = ("op", "is", "it") if len(names) == 1 else ("ops", "are", "them")
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         for_long = f"for {'' if len(left) == 1 else 'at least '}{shortest:.0f} min"
         yield problem(
-            f"the {ops} {listed} {are} locked {for_long}, and no process here compiles {them}",
+            f"the {ops} {listed(names)} {are} locked {for_long}, and no process here compiles {them}",
             "a killed build leaves its lock, and every process that needs the op then waits forever, without a message",
             "\n".join(
                 [
@@ -251,7 +251,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
                     *(f"rm {shlex.quote(str(lock))}" for lock in left),
                 ]
             ),
-            effect=f"trainings that need {listed.replace(' and ', ' or ')} will hang",
+            effect=f"trainings that need {alternatives(names)} will hang",
         )
     if writable and not left:
         yield ok("the folder of compiled ops is writable")
