@@ -14,10 +14,9 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.json_form import SCHEMA_VERSION
 from ...estimators.plan import PLAN_FIELDS
 from ...validate.lint import RULES, DeepSpeedFacts, Rule, load_facts
-from ...validate.lint.rules_batch import TOTAL
 from ...validate.lint.rules_combinations import REFUSED
 from ...validate.lint.rules_keys import DEPRECATED
-from ...validate.lint.rules_types import NOT_READ_HERE
+from ...validate.lint.rules_types import NOT_READ_HERE, TOTAL
 from ...validate.lint.unknown_names import OLD_NAMES, meant_by, names_of
 from ...validate.lint.values import FieldType, describe_type, json_text, nearest
 from ..question.file_question import FILLED

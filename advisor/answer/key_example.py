@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...validate.lint import RULES, DeepSpeedFacts, LintFinding, lint, read_document, rules_types
-from ...validate.lint.rules_batch import MICRO, TOTAL
+from ...validate.lint.rules_types import MICRO, TOTAL
 from ...validate.lint.values import FieldType, find_problem, json_text
 from .config_settings import ConfigSettings, Setting
 from .key_costs import KeyContext, with_value

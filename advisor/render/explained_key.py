@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...estimators.optimizers import OPTIMIZERS
-from ...validate.lint.rules_batch import MICRO
+from ...validate.lint.rules_types import MICRO
 from ...validate.lint.values import json_text
 from ..answer.explained_key import AUTO, DEPRECATED_NAME, NOT_LISTED, KeyExplanation
 from ..answer.key_costs import KeyCost, may_cost

@@ -309,6 +309,16 @@ class LintedConfig:
         return self.optimizer_spec is not None and self.optimizer_spec.is_adam
 
     @property
+    def torch_adam(self) -> bool:
+        """Whether the optimizer block asks for torch's Adam in place of DeepSpeed's."""
+        return self.flag("optimizer.params.torch_adam")
+
+    @property
+    def has_zenflow(self) -> bool:
+        """Whether ZenFlow steps the optimizer: null is no block."""
+        return isinstance(self.get("zero_optimization.zenflow"), dict)
+
+    @property
     def scheduler(self) -> str:
         return self.text("scheduler.type")
 

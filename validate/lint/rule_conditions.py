@@ -55,11 +55,13 @@ decided = ~for_trainer | that(
 known_optimizer = that(lambda config: config.optimizer in (*config.facts.optimizers, *config.facts.torch_optimizers))
 """The optimizer block's type is DeepSpeed's or torch's."""
 has_adam = that(lambda config: config.has_adam)
-has_betas = has_adam | that(lambda config: config.optimizer in ("lamb", "lion"))
+lamb = that(lambda config: config.optimizer == "lamb")
+has_betas = has_adam | lamb | that(lambda config: config.optimizer == "lion")
 """The optimizer's step takes two betas (ops/adam, ops/lamb and ops/lion: `beta1, beta2 = group['betas']`)."""
 may_have_adam = has_adam | that(lambda config: not config.optimizer)
 """The optimizer is DeepSpeed's Adam (optimizer block), or the Trainer's own AdamW (no block)."""
-cpu_adam = may_have_adam & that(lambda config: not config.flag("optimizer.params.torch_adam"))
+torch_adam = that(lambda config: config.torch_adam)
+cpu_adam = may_have_adam & ~torch_adam
 """Under offload the optimizer is DeepSpeed's CPU Adam."""
 per_matrix = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.per_matrix)
 offloaded = that(lambda config: config.offload("optimizer") != "none")
@@ -83,6 +85,11 @@ def _offload_name(path: str) -> str:
 def stages(*wanted: int) -> Condition:
     """The ZeRO stage is one of these. A number that is no stage has an error of its own and is none of them."""
     return that(lambda config: config.existing_stage in wanted)
+
+
+def scheduler(*types: str) -> Condition:
+    """The scheduler block's type is one of these."""
+    return that(lambda config: config.scheduler in types)
 
 
 def equals(*values: Any) -> Condition:

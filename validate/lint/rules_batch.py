@@ -15,10 +15,9 @@ from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import Condition, at, that
-from .rules_types import CODE_TYPES, MAIN_KEYS
+from .rules_types import CODE_TYPES, MAIN_KEYS, MICRO, STEPS, TOTAL
 from .values import json_text
 
-TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
 _TRAINER = "transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig"
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from ...ds_configs.config_keys import CONFIG_KEYS
 from ...estimators.plan import ConfigKey
+from ...estimators.units import alternatives
 from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import STAGE_3, STAGE_12, Violation, error_rule, section, violation
 from .rule_conditions import Condition, at, key_name, that
-from .rules_types import DTYPES
+from .rules_types import DTYPES, has_bf16_optimizer
 from .values import find_problem, json_text, read_value
 
 
@@ -25,7 +26,7 @@ def _at_another_stage(config: LintedConfig) -> Iterator[Violation]:
 
 
 def _only_at(known: ConfigKey, what: str) -> Violation:
-    stages = " or ".join(map(str, known.stages))
+    stages = alternatives([*map(str, known.stages)])
     why = f"DeepSpeed takes another value than the default only at stage {stages}"
     return violation(known.path, what, why=why, fix=f"remove {key_name(known.path)}, or use stage {stages}")
 
@@ -35,18 +36,16 @@ _ZENFLOW = f"{_ZERO}zenflow"
 _SUM, _NORM, _SCRIPT_STEPS = "gradient_allreduce_op", f"{_ZERO}compute_grad_norm", "managed_gradient_accumulation"
 _LOSS_SCALE, _EXPERT_TP = "fp16.loss_scale", "expert_parallel.expert_tensor_parallel_size"
 _sums = Condition(lambda config, path: config.text(path).lower() == "sum")
-_zenflow = that(lambda config: isinstance(config.get(_ZENFLOW), dict))
+_zenflow = that(lambda config: config.has_zenflow)
 _deepcompile = when.is_on("compile.deepcompile")
 _overlaps = when.is_on(f"{_ZERO}overlap_comm")
 _never_overlaps = when.is_off(f"{_ZERO}overlap_comm") | (when.stages(0, 1, 2) & ~_overlaps)
 """Without the key only stage 3 overlaps (runtime/zero/config.py overlap_comm_valid)."""
 _false = when.present & ~when.truthy
 """As a flag is read that no class checks."""
-_fp32_gradients = that(lambda config: DTYPES.get(config.text("data_types.grad_accum_dtype")) == "fp32")
 _autoep = when.is_on("expert_parallel.enabled") & when.stages(3)
 _several = when.number(lambda size: size > 1)
-_is_lamb = that(lambda config: config.optimizer == "lamb")
-_fused_adam = when.has_adam & ~when.offloaded & ~when.is_on("optimizer.params.torch_adam")
+_fused_adam = when.has_adam & ~when.offloaded & ~when.torch_adam
 
 
 def _clips_gradients(config: LintedConfig) -> bool:
@@ -114,7 +113,7 @@ REFUSED = (
     ),
     at(
         _NORM,
-        when.off & when.stages(1) & ~_clips & ~when.offloaded & when.bf16 & _fp32_gradients,
+        when.off & when.stages(1) & ~_clips & ~when.offloaded & has_bf16_optimizer,
         "compute_grad_norm is off, and bf16 gradients are accumulated in fp32",
         fix="remove compute_grad_norm, or use stage 2",
     ),
@@ -181,7 +180,7 @@ REFUSED = (
     ),
     at(
         _LOSS_SCALE,
-        _is_lamb & when.number(lambda scale: scale > 0),
+        when.lamb & when.number(lambda scale: scale > 0),
         "the optimizer is LAMB, and the loss scale is constant",
         why="the engine asserts that LAMB has dynamic loss scaling",
         fix="remove loss_scale, or write 0: dynamic loss scaling",

@@ -14,8 +14,7 @@ from .document import KeyPath
 from .facts import ConfigBlock, ConfigField
 from .linted_config import LintedConfig, Misspelled
 from .rule import LONGEST_NAME, Violation, advice_rule, error_rule, section, violation, warning_rule
-from .rules_batch import MICRO, TOTAL
-from .rules_types import key_type, successors_value
+from .rules_types import MICRO, TOTAL, key_type, successors_value
 from .unknown_names import OLD_NAMES, meant_by, names_of, or_in_script, place_in_arguments, unknown_name
 from .values import MOST_TO_WRITE, find_problem, json_text
 
@@ -295,19 +294,17 @@ def _unread(config: LintedConfig) -> Iterator[Violation]:
         field = config.facts.find_field(known.path)
         is_read = bool(known.stages) or (field is not None and field.deprecated) or config.is_auto(known.path)
         # ZenFlow's optimizer takes it (0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py)
-        is_read |= known.path.endswith(".allgather_bucket_size") and config.has("zero_optimization.zenflow")
+        is_read |= known.path == _GATHER_BUCKET and config.has_zenflow
         if not is_read and config.has(known.path):
-            why = _ONLY_CHECKED.get(known.path, "")
+            why = _ONLY_CHECKED if known.path == _GATHER_BUCKET else ""
             yield violation(known.path, f"{known.path.rpartition('.')[2]} has no effect", why=why)
     if config.has(_OLD_SIZE) and not isinstance(config.get("zero_optimization"), bool):
         yield violation(_OLD_SIZE, f"{_OLD_SIZE} has no effect", why='only "zero_optimization": true reads it')
 
 
-_ONLY_CHECKED = {
-    "zero_optimization.allgather_bucket_size": "current torch gathers whole buffers; stages 1 and 2 only assert that "
-    "it is even"
-}
-"""Path of a key that code reads without using it -> what is done with it (runtime/zero/stage_1_and_2.py __init__)."""
+_GATHER_BUCKET = "zero_optimization.allgather_bucket_size"
+_ONLY_CHECKED = "current torch gathers whole buffers; stages 1 and 2 only assert that it is even"
+"""What is done with that key (runtime/zero/stage_1_and_2.py __init__)."""
 
 _OLD_SIZE = "allgather_size"
 """Key beside the old form of zero_optimization."""

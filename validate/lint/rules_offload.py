@@ -87,7 +87,6 @@ def _without_nvme(config: LintedConfig) -> Iterator[Violation]:
 
 _CPU_CLASSES = "DeepSpeed implements Adam, AdamW, Adagrad and Lion for the CPU"
 _TORCH_IS_SLOW, _LAMB_NEEDS_GPU = "torch's optimizers run there slowly", "LAMB is a GPU kernel"
-_lamb = that(lambda config: config.optimizer == "lamb")
 _steps_on_cpu = when.stages(1, 2, 3) & when.offloaded
 
 OFFLOAD_RULES = section(
@@ -135,13 +134,13 @@ OFFLOAD_RULES = section(
         "DS414 an offloaded optimizer without a CPU implementation",
         at(
             "optimizer.type",
-            _steps_on_cpu & _without_cpu_class & ~_lamb,
+            _steps_on_cpu & _without_cpu_class & ~when.lamb,
             _no_cpu_class,
             why=f"{_CPU_CLASSES}; {_TORCH_IS_SLOW}",
         ),
         at(
             "optimizer.type",
-            _steps_on_cpu & _lamb,
+            _steps_on_cpu & when.lamb,
             _no_cpu_class,
             severity="warning",
             why=f"{_CPU_CLASSES}; {_LAMB_NEEDS_GPU}",

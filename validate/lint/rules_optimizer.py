@@ -106,7 +106,7 @@ def _words(name: str) -> set[str]:
 _WORD = re.compile(r"[A-Z]?[a-z]+")
 """A word of a class name or of a name with underscores, without the LR of schedulers."""
 _DIGITS = re.compile(r"\d")
-_warms_up = that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR"))
+_warms_up = when.scheduler("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _wraps_optimizer = when.stages(1, 2, 3) | when.fp16 | when.bf16
 """DeepSpeed wraps the optimizer in a class of its own."""
 
@@ -186,7 +186,7 @@ def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     found = facts.optimizer_classes.get(cls) if cls else facts.torch_optimizers.get(spec.block_type)
     if not spec.is_adam or found is None:
         return found
-    if config.flag("optimizer.params.torch_adam"):
+    if config.torch_adam:
         found = facts.torch_optimizers.get(spec.block_type, ())
     own = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
     arguments = (parameter for parameter in found if parameter.name != "adamw_mode")
@@ -210,7 +210,7 @@ _TOTAL_STEPS, _DEFAULT_STEPS = "scheduler.params.total_num_steps", 1000
 _other_lr = that(lambda config: bool(config.number("optimizer.params.lr"))) & when.Condition(
     lambda config, path: config.number(path) not in (None, config.number("optimizer.params.lr"))
 )
-_ends = that(lambda config: config.scheduler in ("WarmupDecayLR", "WarmupCosineLR"))
+_ends = when.scheduler("WarmupDecayLR", "WarmupCosineLR")
 
 
 def _two_rates(config: LintedConfig, path: str) -> str:
@@ -313,11 +313,11 @@ OPTIMIZER_RULES = section(
         "DS608 a scheduler that overrides the learning rate",
         at(
             _WARM_UP_END,
-            that(lambda config: config.scheduler == "WarmupLR") & _other_lr,
+            when.scheduler("WarmupLR") & _other_lr,
             _two_rates,
             fix="write the same number in both, or leave warmup_max_lr out",
         ),
-        at(_WARM_UP_END, that(lambda config: config.scheduler == "WarmupDecayLR") & _other_lr, _two_rates),
+        at(_WARM_UP_END, when.scheduler("WarmupDecayLR") & _other_lr, _two_rates),
         why="the warm-up ends at warmup_max_lr and ignores the optimizer's lr",
         fix="write the same number in both",
         source=_SCHEDULES,
@@ -361,7 +361,7 @@ OPTIMIZER_RULES = section(
         ),
         at(
             "scheduler.params.warmup_min_lr",
-            that(lambda config: config.scheduler in ("WarmupLR", "WarmupDecayLR")) & that(_falls),
+            when.scheduler("WarmupLR", "WarmupDecayLR") & that(_falls),
             lambda config, path: (
                 f"warmup_min_lr is {config.number(path):g}, above the {config.number(_WARM_UP_END):g} of warmup_max_lr"
             ),

@@ -6,7 +6,7 @@ from . import rule_conditions as when
 from .linted_config import LintedConfig
 from .rule import advice_rule, error_rule, section, warning_rule
 from .rule_conditions import at, key_name, that
-from .rules_types import DTYPES
+from .rules_types import grad_dtype, has_bf16_optimizer
 
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
 _MASTERS, _STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
@@ -20,10 +20,6 @@ def _capability(config: LintedConfig) -> float:
 def _compute_capability(config: LintedConfig, _: str) -> str:
     assert config.cluster is not None, "its capability is known"
     return f"the {config.cluster.gpu.name} has compute capability {_capability(config):.1f}"
-
-
-def _grad_dtype(config: LintedConfig) -> str | None:
-    return DTYPES.get(config.text("data_types.grad_accum_dtype"))
 
 
 _no_block = that(lambda config: not any(map(config.has, ("fp16", "bf16", "bfloat16"))))
@@ -85,9 +81,9 @@ PRECISION_RULES = section(
         "DS213 gradients of another type without ZeRO",
         at(
             "data_types.grad_accum_dtype",
-            when.decided & when.stages(0) & that(lambda config: _grad_dtype(config) not in (None, config.model_type)),
+            when.decided & when.stages(0) & that(lambda config: grad_dtype(config) not in (None, config.model_type)),
             lambda config, _: (
-                f"gradients are accumulated in {_grad_dtype(config)}, but the weights are {config.model_type}, "
+                f"gradients are accumulated in {grad_dtype(config)}, but the weights are {config.model_type}, "
                 "at stage 0"
             ),
         ),
@@ -99,7 +95,7 @@ PRECISION_RULES = section(
         "DS214 stage 1 with unsharded fp32 gradients",
         at(
             "data_types.grad_accum_dtype",
-            when.stages(1) & when.bf16 & that(lambda config: _grad_dtype(config) == "fp32") & ~when.offloaded,
+            when.stages(1) & has_bf16_optimizer & ~when.offloaded,
             "every GPU holds the fp32 gradients of all parameters",
         ),
         why="for bf16 with fp32 accumulation DeepSpeed uses its BF16_Optimizer at stage 1, which holds four bytes per "

@@ -39,40 +39,43 @@ _COLLECTIVE_DTYPE = FieldType(name="choice", choices=("fp32", "fp16", "bf16"), o
 
 
 def _one_of(*choices: Any, optional: bool = False) -> FieldType:
-    """A word in any case of letters, or another constant."""
+    """A word, in `CODE_TYPES` in any case of letters, or another constant."""
     return FieldType(name="choice", choices=choices, optional=optional)
 
 
-def _warms_up(*types: str) -> Condition:
-    return that(lambda config: config.scheduler in types)
+def grad_dtype(config: LintedConfig) -> str | None:
+    """The type in which gradients are accumulated; None if the file does not say it."""
+    return DTYPES.get(config.text("data_types.grad_accum_dtype"))
 
 
+TOTAL, MICRO, STEPS = _SIZES = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
 _ADAM = "optimizer.params."
 _WARM_UP = "scheduler.params.warmup_"
-_sets_lr = _warms_up("LRRangeTest", "OneCycle") | (
-    _warms_up("WarmupLR", "WarmupDecayLR") & ~when.is_missing(_WARM_UP + "max_lr")
-)
-_lr_is_replaced = _sets_lr & ~when.offloaded & ~when.is_on(_ADAM + "torch_adam")
+_linear = when.scheduler("WarmupLR", "WarmupDecayLR")
+_sets_lr = when.scheduler("LRRangeTest", "OneCycle") | (_linear & ~when.is_missing(_WARM_UP + "max_lr"))
+_lr_is_replaced = _sets_lr & ~when.offloaded & ~when.torch_adam
 """A scheduler replaces lr when it is made (runtime/lr_schedules.py update_lr), before FusedAdam's first step.
 DeepSpeedCPUAdam and torch's Adam use it when they are made, WarmupCosineLR as the rate that it scales, and WarmupLR
 without warmup_max_lr as that."""
 _since_0_19_6 = that(lambda config: config.facts.at_least("0.19.6"))
-_linear = _warms_up("WarmupLR", "WarmupDecayLR")
 _averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
 _is_scattered = ~when.is_off("zero_optimization.reduce_scatter")
 scatters_means = when.stages(2, 3) & _is_scattered & _averages
 """DeepSpeed asserts then that gradients are neither pre-scaled nor pre-divided."""
-_has_bf16_optimizer = when.bf16 & that(lambda config: DTYPES.get(config.text("data_types.grad_accum_dtype")) == "fp32")
+has_bf16_optimizer = when.bf16 & that(lambda config: grad_dtype(config) == "fp32")
+"""At stage 1 without offload DeepSpeed then uses its BF16_Optimizer (runtime/engine.py _do_optimizer_sanity_check)."""
 _divides_after = _averages & that(lambda config: not config.get("prescale_gradients"))
-_predivides = scatters_means | (_divides_after & ~(when.stages(1) & _is_scattered & ~_has_bf16_optimizer))
+_predivides = scatters_means | (_divides_after & ~(when.stages(1) & _is_scattered & ~has_bf16_optimizer))
 """Gradients that are pre-scaled, summed, or scattered at stage 1 do not use the factor (runtime/engine.py
 allreduce_bucket; runtime/zero/stage_1_and_2.py gradient_reduction_w_predivide, average_tensor)."""
 
 CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     # runtime/config.py
-    "train_batch_size": (_COUNT, when.always),
-    "train_micro_batch_size_per_gpu": (_COUNT, when.always),
-    "gradient_accumulation_steps": (_COUNT, when.always),
+    **dict.fromkeys(_SIZES, (_COUNT, when.always)),
     "sequence_parallel_size": (_POSITIVE, when.always),
     "wall_clock_breakdown": (FieldType(name="bool"), when.always),
     "flops_profiler.enabled": (FieldType(name="bool"), when.always),
@@ -115,7 +118,7 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     _WARM_UP + "min_lr": (_NUMBER, _linear),
     _WARM_UP + "max_lr": (_NUMBER, _linear),
     "scheduler.params.total_num_steps": (_NUMBER, _linear),
-    _WARM_UP + "num_steps": (_POSITIVE, _since_0_19_6 & _warms_up("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")),
+    _WARM_UP + "num_steps": (_POSITIVE, _since_0_19_6 & when.scheduler("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")),
 }
 """Path -> the type that DeepSpeed's code needs where no class validates the value, and when it uses the value."""
 
@@ -269,7 +272,6 @@ def successors_value(old: ConfigField, new: ConfigField, value: Any) -> Any:
 
 
 _CLASS_REJECTS = "DeepSpeed's class of the block rejects the value when the configuration is read"
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _SIZE_FAILS = "DeepSpeed asserts that each batch size is above 0"
 """runtime/config.py `_batch_assertion`."""
 _CODE_FAILS = "no class checks this key: the code that uses it raises an error, often one that does not name the key"
@@ -318,11 +320,14 @@ def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=fix, edits=edits)
 
 
-_of_torch = when.is_on(_ADAM + "torch_adam") | that(
+_of_torch = when.torch_adam | that(
     lambda config: config.optimizer in {*config.facts.torch_optimizers} - {*config.facts.optimizers}
 )
 _below_zero = when.number(lambda value: value < 0)
 _IN_OPTIMIZER = tuple(_ADAM + name for name in ("lr", "eps", "weight_decay"))
+_RAISES_LOSS = (
+    "DeepSpeed's optimizers and schedulers take it without a message: with a rate below zero a step raises the loss"
+)
 
 TYPE_RULES = section(
     "Types and ranges",
@@ -361,12 +366,8 @@ TYPE_RULES = section(
             severity="error",
             why="torch's optimizers raise a ValueError for it",
         ),
-        when.at(
-            (*_IN_OPTIMIZER, _WARM_UP + "min_lr", _WARM_UP + "max_lr"),
-            _below_zero & ~_of_torch,
-            why="DeepSpeed's optimizers and schedulers take it without a message: with a rate below zero a step raises "
-            "the loss",
-        ),
+        when.at(_IN_OPTIMIZER, _below_zero & ~_of_torch, why=_RAISES_LOSS),
+        when.at((_WARM_UP + "min_lr", _WARM_UP + "max_lr"), _below_zero, why=_RAISES_LOSS),
         why="without a message, gradients are not clipped, or the optimizer steps away from the minimum; torch's own "
         "optimizers raise a ValueError",
         fix="write a number above 0",

@@ -9,7 +9,7 @@ from typing import Any
 from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
 from ...estimators.hardware import gpus
 from ...estimators.plan import ConfigKey
-from ...estimators.units import gib
+from ...estimators.units import alternatives, gib, listed
 from . import rule_conditions as when
 from .config_file import Remove
 from .linted_config import GAIN, LintedConfig
@@ -46,13 +46,8 @@ def _other_stage(config: LintedConfig) -> Iterator[Violation]:
     for path, is_default, stages, why in unused:
         what = f"{key_name(path)} has no effect at stage {config.stage}"
         severity: Severity | None = "advice" if is_default else None
-        fix = f"remove it, or use stage {_any_of(stages)}"
+        fix = f"remove it, or use stage {alternatives([*map(str, stages)])}"
         yield violation(path, what, why=why, fix=fix, edits=(Remove(tuple(path.split("."))),), severity=severity)
-
-
-def _any_of(stages: Sequence[int]) -> str:
-    *first, last = map(str, stages)
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _offloads_without(config: LintedConfig, known: ConfigKey) -> bool:
@@ -70,7 +65,7 @@ def _without_stage(config: LintedConfig, unused: Sequence[str]) -> Violation:
     state = 'is "auto", which plain DeepSpeed drops' if config.has(path) else "is missing"
     if config.stage:
         state = f'is "auto", for which accelerate fills in {config.stage}'
-    keys = f"{', '.join(names[:-1])} and {names[-1]} have" if len(names) > 1 else f"{names[0]} has"
+    keys = f"{listed(names)} {'have' if len(names) > 1 else 'has'}"
     is_third = any(acts_at(each, 3) and not acts_at(each, 2) for each in unused)
     stage, why = "3" if is_third else "1, 2 or 3", "DeepSpeed's default is stage 0, which uses none of them"
     if config.stage:
@@ -97,8 +92,6 @@ _TO_SAVE = "DeepSpeed reads it only to save the weights that stage 3 partitions;
 
 def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
     model, ranks = config.model, config.world_size
-    if config.stage == 3 and config.offload("optimizer") == "nvme":
-        yield from _large_swaps(config)
     if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") != "none":
         return
     if config.workload is not None and config.workload.method != "full":
@@ -111,19 +104,20 @@ def _large_sub_group(config: LintedConfig) -> Iterator[Violation]:
 
 def _large_swaps(config: LintedConfig) -> Iterator[Violation]:
     """Sub-groups of an optimizer on NVMe, of which the host has whole buffers."""
-    path, elements = config.zero_path("sub_group_size"), config.zero_number("sub_group_size")
+    if config.stage != 3 or config.offload("optimizer") != "nvme":
+        return
+    path, elements, what = config.zero_path("sub_group_size"), config.zero_number("sub_group_size"), ""
+    usual = config.facts.default(path)
     if config.model is not None and config.world_size is not None:
         share = config.model.parameters // config.world_size
-        if config.model.parameters > _ONE_SUB_GROUP * config.world_size and elements >= share:
+        if config.model.parameters > usual * config.world_size and elements >= share:
             what = f"one sub-group holds the rank's whole share of {share:,} elements"
-            yield violation(path, what, why=_SWAPPED_WHOLE, fix=_SWAP_LESS)
-    elif elements > _ONE_SUB_GROUP:
+    elif elements > usual:
         what = f"a sub-group holds up to {elements:,} elements"
+    if what:
         yield violation(path, what, why=_SWAPPED_WHOLE, fix=_SWAP_LESS)
 
 
-_ONE_SUB_GROUP = 1_000_000_000
-"""DeepSpeed's default of sub_group_size."""
 _SWAPPED_WHOLE = (
     "each of the buffers in host RAM has the size of the largest sub-group: with one sub-group for all, the states are "
     "in host RAM as without NVMe"
@@ -215,7 +209,7 @@ def _cpu_kernel_steps(config: LintedConfig) -> bool:
     if not config.optimizer:
         return not config.off("zero_force_ds_cpu_optimizer")
     spec = config.optimizer_spec
-    return spec is not None and spec.has_cpu_kernel and not config.flag("optimizer.params.torch_adam")
+    return spec is not None and spec.has_cpu_kernel and not config.torch_adam
 
 
 _GATHERS = (
@@ -267,6 +261,7 @@ ZERO_RULES = section(
     advice_rule(
         "DS307 large sub-groups",
         _large_sub_group,
+        _large_swaps,
         why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element of the sub-group, "
         "or of the rank's share if that is smaller; with an optimizer on NVMe, each buffer in host RAM holds one",
         fix="write 100000000, which costs 0.6 GiB at most",

@@ -406,6 +406,13 @@ def test_a_key_that_nothing_reads_is_one_advice_at_every_stage(stage: int, path:
     assert ("stages 1 and 2 only assert that it is even" in found.why) == (name == "allgather_bucket_size")
 
 
+@pytest.mark.parametrize(("zenflow", "is_found"), [(None, True), ({}, False)])
+def test_zenflow_alone_reads_the_size_of_a_gathered_bucket(zenflow: Any, *, is_found: bool) -> None:
+    """null is no block."""
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "allgather_bucket_size": 2, "zenflow": zenflow}
+    assert ("DS019" in codes(judged({"train_batch_size": 8, "zero_optimization": zero}))) == is_found
+
+
 def test_the_old_form_of_zero_takes_its_bucket_along() -> None:
     """allgather_size beside the object is read by nothing (runtime/zero/config.py read_zero_config_deprecated)."""
     corrected = _corrected({"train_batch_size": 8, "zero_optimization": True, "allgather_size": 5e8})
@@ -431,6 +438,10 @@ def test_numbers_below_zero_are_found_where_they_are_taken_without_a_message() -
     for kind, severity in (("AdamW", "warning"), ("SGD", "error")):
         report = judged({**config, "optimizer": {"type": kind, "params": {"lr": -1e-4}}})
         assert [each.severity for each in report.findings if each.code == "DS024"] == [severity]
+        schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": -1e-3}}
+        report = judged({**config, "optimizer": {"type": kind, "params": {"lr": 1e-3}}, "scheduler": schedule})
+        found = [(each.path[-1], each.severity) for each in report.findings if each.code == "DS024"]
+        assert found == [("warmup_max_lr", "warning")], "no optimizer judges what a scheduler sets"
     assert "DS024" in codes(judged({**config, "gradient_clipping": -1}), "warning")
 
 
