@@ -24,12 +24,16 @@ def put(document: str, script: str, text: str) -> None:
     path.write_text(before + start + text + end + rest.partition(end)[2], encoding="utf-8")
 
 
+def show(document: str, script: str, text: str, *, writes: bool) -> None:
+    """Print a table, which ends with a line break, and `put` it into docs/DOCUMENT if the script writes."""
+    print(text, end="")
+    if writes:
+        put(document, script, text)
+
+
 def table_command(description: str | None, document: str, script: str, table: Callable[[], str]) -> None:
     """The command line of a script that makes one table: print it; with --write `put` it into docs/DOCUMENT."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write the table into docs/{document}")
     writes = parser.parse_args().write
-    written = table()
-    print(written)
-    if writes:
-        put(document, script, written)
+    show(document, script, table(), writes=writes)

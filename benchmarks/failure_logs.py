@@ -45,10 +45,14 @@ class Score:
         return bool(self.found) and self.found not in self.expected and self.certain
 
 
+def cases(path: Path = LOGS) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def scores(path: Path = LOGS) -> Iterator[Score]:
     """Yield the result for each log."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield _score(json.loads(line))
+    yield from map(_score, cases(path))
 
 
 def _score(case: Mapping[str, Any]) -> Score:

@@ -25,8 +25,8 @@ from typing import Any
 
 from ds_advise.advisor.text.units import gib
 
-from .document import put
-from .failure_logs import LOGS
+from .document import show
+from .failure_logs import LOGS, cases
 
 CONFIGURATIONS = LOGS.with_name("failed_configurations.jsonl")
 
@@ -68,11 +68,8 @@ class Outcome:
 
 def outcomes(sources: Sequence[str] = ()) -> Iterator[Outcome]:
     """Yield the outcome of each configuration, or of those of some sources."""
-    logs = {
-        case["source"]: case for line in LOGS.read_text(encoding="utf-8").splitlines() if (case := json.loads(line))
-    }
-    for line in CONFIGURATIONS.read_text(encoding="utf-8").splitlines():
-        case = json.loads(line)
+    logs = {case["source"]: case for case in cases()}
+    for case in cases(CONFIGURATIONS):
         if not sources or case["source"] in sources:
             yield _outcome(case, case if "log" in case else logs.get(case["source"], {}))
 
@@ -171,13 +168,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table into docs/why.md")
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help="only the trainings of these threads")
     asked = parser.parse_args()
+    if asked.write and asked.sources:
+        parser.error("--write needs all trainings")
     found = []
     for each in outcomes(asked.sources):
         print(f"{each.model} {each.gpus} {each.plan}: {each.change}, {each.verdict}", file=sys.stderr, flush=True)
         found.append(each)
-    print(table(found))
-    if asked.write:
-        put("why.md", "memory_changes", table(found))
+    show("why.md", "memory_changes", table(found), writes=asked.write)
 
 
 if __name__ == "__main__":

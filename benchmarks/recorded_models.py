@@ -28,7 +28,7 @@ from typing import Any
 from ds_advise.advisor.cli.main import UNANSWERED, run
 from ds_advise.estimators.models.families import FAMILIES
 
-from .document import put
+from .document import show
 
 PATIENCE_S = 600
 NOT_COUNTED = "transformers cannot build it"
@@ -50,10 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{model_type}: {known[model_type]}", flush=True)
         if options.answers:
             options.answers.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    text = table(known)
-    print(text, end="")
-    if options.write:
-        put("models.md", "recorded_models", text)
+    show("models.md", "recorded_models", table(known), writes=options.write)
     return 0
 
 

@@ -130,6 +130,14 @@ def processes_of(folder: Path | str) -> list[psutil.Process]:
     ]
 
 
+def left_lock(folder: Path, op: str = "cpu_adam") -> Path:
+    """The lock of an extension that is built, or whose build was ended. folder: TORCH_EXTENSIONS_DIR."""
+    lock = folder / op / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    return lock
+
+
 def preset(
     strategy: Strategy, model: ModelShape, workload: Workload, cluster: Cluster, micro: int = 2, steps: int = 2
 ) -> Plan:

@@ -37,7 +37,7 @@ from statistics import fmean
 from ds_advise.probes.run_errors import DryRunError
 
 from .. import numbers
-from ..document import put
+from ..document import show
 from .cases import (
     DORA,
     EXPERTS_SPREAD,
@@ -81,9 +81,7 @@ def main(arguments: Sequence[str]) -> int:
             print(_line(rows[-1]), flush=True)
     failed = len(cases) - len(rows)
     text = report(rows, versions=versions, total=len(everything)) if rows else "no case\n"
-    print(text, end="")
-    if options.write:
-        put("closed-form.md", "dry_run/analytic_vs_dry_run", text)
+    show("closed-form.md", "dry_run/analytic_vs_dry_run", text, writes=options.write)
     if options.figures and rows:
         group = numbers.read()[options.figures]
         numbers.write({options.figures: group | figures(rows)})

@@ -30,7 +30,7 @@ from ds_advise.probes.dry_run.run import dry_run, simulated_step
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
-from ..document import put
+from ..document import show
 from ..probes.cpu_probes import LARGER, MODELS
 
 RANKS = 2
@@ -151,9 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     found = list(rows(Path(file), [case for case in CASES if set(words) <= set(case.name.split())]))
     if not found:
         sys.exit("no case has all of these words")
-    print(report(found), end="")
-    if "--write" in arguments:
-        put("dry-run.md", "dry_run/schedule_on_cpu", report(found))
+    show("dry-run.md", "dry_run/schedule_on_cpu", report(found), writes="--write" in arguments)
     errors = [abs(row.error) for row in found]
     return int(median(errors) > MEDIAN or max(errors) > WORST)
 

@@ -34,7 +34,7 @@ from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.probes.run_errors import DryRunError
 
-from ..document import put
+from ..document import show
 from ..schedule_files import read_schedule, write_schedule
 from .cases import EXPERTS_SPREAD, GRID, RECORDED_CASES, SPECIAL, spread
 from .compare import Setting
@@ -174,10 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     found = list(rows(options))
-    text = report(found)
-    print(text, end="")
-    if options.write:
-        put("closed-form.md", "dry_run/schedule_vs_closed_form", text)
+    show("closed-form.md", "dry_run/schedule_vs_closed_form", report(found), writes=options.write)
     errors = [abs(row.error) for row in found]
     return int(mean(errors) > MEAN or max(errors) > WORST)
 

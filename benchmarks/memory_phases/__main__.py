@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_advise.probes.failures.diagnosis import diagnose_text
+from ds_advise.probes.real_run.torchrun import free_port
 
-from ..document import put
+from ..document import show
 
 _LIMIT_S = 120
 
@@ -79,20 +80,16 @@ def _run(name: str, folder: Path, phase: str, ordinal: int) -> str:
 
 def _train(name: str, folder: Path, phase: str, ordinal: int) -> None:
     import signal
-    import socket
 
     from . import trainings
     from .strike import Strike, print_without_strike
 
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.alarm(_LIMIT_S)
-    with socket.socket() as free, tempfile.TemporaryDirectory(dir=folder) as own:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(dir=folder) as own:
         Path(own, "model").symlink_to(folder / "model")
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
-        free.close()
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "DS_ACCELERATOR": "cpu"}
         strike = Strike(phase, ordinal)
         strike.wrap(trainings.__name__)
         try:
@@ -138,9 +135,7 @@ def main() -> None:
     for each in found if asked.all else ():
         if each.named != each.phase:
             print(f"== {each.training}, operation {each.ordinal} of {each.phase}: {each.named}\n{each.log}")
-    print(table(found))
-    if asked.write:
-        put("why.md", "memory_phases/__main__", table(found))
+    show("why.md", "memory_phases/__main__", table(found), writes=asked.write)
 
 
 if __name__ == "__main__":

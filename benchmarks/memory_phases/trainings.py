@@ -127,12 +127,17 @@ def own_loop_zero3(folder: Path) -> None:
     _engine_loop(folder, 3)
 
 
+def _batch(index: int) -> torch.Tensor:
+    """One row, twice."""
+    return Rows()[index]["input_ids"][None].repeat(2, 1)
+
+
 def _engine_loop(folder: Path, stage: int) -> None:
     with deepspeed.zero.Init(config_dict_or_path=_zero(stage), enabled=stage == 3):
         model = Decoder()
     engine, *_ = deepspeed.initialize(model=model, config=_zero(stage), model_parameters=model.parameters())
     for index in range(_STEPS):
-        tokens = Rows()[index]["input_ids"][None].repeat(2, 1)
+        tokens = _batch(index)
         logits = engine(tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
         engine.backward(loss)
@@ -146,7 +151,7 @@ def own_loop_ddp(folder: Path) -> None:
     model = DistributedDataParallel(Decoder())
     optimizer = torch.optim.AdamW(model.parameters())
     for index in range(_STEPS):
-        tokens = Rows()[index]["input_ids"][None].repeat(2, 1)
+        tokens = _batch(index)
         logits = model(tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         loss.backward()

@@ -32,7 +32,7 @@ from ds_advise.probes.real_run.result import ProbeResult
 from ds_advise.probes.real_run.run import probe
 from ds_advise.probes.run import Run
 
-from ..document import put
+from ..document import show
 
 RANKS, GLOBAL_BATCH = 2, 4
 STEPS = 10
@@ -118,9 +118,7 @@ def candidates(prediction: Recommendation) -> list[Candidate]:
 
 def publish(table: str, text: str, arguments: Sequence[str]) -> None:
     """Print a table, and put it into its document with --write."""
-    print(text, end="")
-    if "--write" in arguments:
-        put("probe.md", f"probes/{table}", text)
+    show("probe.md", f"probes/{table}", text, writes="--write" in arguments)
 
 
 class Runs:

@@ -25,11 +25,9 @@ from pathlib import Path
 
 from ds_advise.advisor.cli.main import run
 
-from benchmarks.document import put
+from benchmarks.document import show
 
 from .strike import Fault, faults, missing, strike
-
-_PLACE = ("why.md", "struck_faults/__main__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,23 +103,19 @@ def main() -> None:
     if not chosen:
         parser.error(f"no fault has one of these words in its name: {' '.join(arguments.names)}")
     left_out = [(each, what) for each in chosen if (what := missing(each))]
+    lacks = [each for each, _ in left_out]
     outcomes = list[Outcome]()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for fault in chosen:
-            if any(fault == each for each, _ in left_out):
-                continue
+        for fault in (each for each in chosen if each not in lacks):
             log, begin = folder / f"{fault.name.replace(' ', '_').replace('/', '_')}.log", time.monotonic()
             if not log.exists():
                 strike(fault, log, folder)
             outcomes.append(each := outcome(fault, log))
             said = f"{each.found or 'not known'}, {'right' if each.fix_is_right else 'NOT RIGHT'}"
             print(f"{fault.name}: {said} ({time.monotonic() - begin:.0f} s)", flush=True)
-    written = table(outcomes, left_out)
-    print(written)
-    if arguments.write:
-        put(*_PLACE, written)
+    show("why.md", "struck_faults/__main__", table(outcomes, left_out), writes=arguments.write)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import psutil
+from ds_advise.probes.real_run.torchrun import free_port
 
 FOLDER = Path(__file__).parent
 LIMIT_S = 120.0
@@ -45,26 +47,44 @@ _ALONE = "train.py --output_dir out --use_cpu --max_steps 3 --report_to none --s
 _WORDS = {
     "LOOP": "train.py --deepspeed_config ds.json",
     "ALONE": _ALONE,
+    "ACCELERATED": "--num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no",
     "TRAINER": f"{_ALONE} --per_device_train_batch_size 2 --learning_rate 1e-3 --deepspeed ds.json",
 }
-"""Variables of the commands: the plain loop, and the Trainer without and with DeepSpeed. Later arguments replace
-these."""
+"""Variables of the commands: the plain loop, the Trainer without and with DeepSpeed, and the launcher of accelerate.
+Later arguments replace these."""
+
+_DEFAULTS = {
+    "loop": {"command": "torchrun --nproc_per_node 1 --master_port $PORT $LOOP"},
+    "trainer": {"command": "python $ALONE"},
+    "ddp": {"command": "torchrun --nproc_per_node 2 --master_port $PORT train.py"},
+    "sft": {"command": "python train.py", "needs": "module trl"},
+}
+"""What a fault has by its script, if `faults.toml` does not say otherwise."""
+
+_IMPORTS = "from typing import Any\n"
+_STEPS = {"loop": "        loss = engine(**batch)\n", "ddp": "        loss = model(batch)\n"}
+"""The lines of the scripts before which a fault's `imports` and `before_step` stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One line of `faults.toml`."""
+    """One table of `faults.toml`."""
 
     name: str
     script: str
     """The training in `scripts/`, written as train.py into the folder of the training."""
     command: str
-    """The shell's line that fails. $LOOP, $ALONE and $TRAINER are the script with its arguments, $PORT is a free port,
-    and on $BUSY another program listens."""
+    """The shell's line that fails, by default that of the script. $LOOP, $ALONE and $TRAINER are the script with its
+    arguments, $ACCELERATED are arguments of `accelerate launch`, $PORT is a free port, and on $BUSY another program
+    listens."""
     cause: tuple[str, ...]
     """The messages that are right; empty where the table has none, so that "not known" is right."""
-    fix: tuple[str, ...]
+    fix: tuple[str, ...] = ()
     """Words that the right fix has, in any order."""
+    imports: tuple[str, ...] = ()
+    """Modules that the script imports besides."""
+    before_step: str = ""
+    """Lines of the script before the forward pass, without their indentation."""
     edit: tuple[tuple[str, str], ...] = ()
     """What is replaced in the script, each found once."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -76,14 +96,15 @@ class Fault:
     rank: int | None = None
     """The rank that the answer must name; None if it does not matter."""
     needs: str = ""
-    """What the machine must have: a Python module, or `namespaces` (a file system of its own: `unshare -rm`)."""
+    """What the machine must have: `module NAME`, `no PROGRAM` (it must lack it), or `shell LINE` (which must
+    succeed)."""
     limit_s: float = LIMIT_S
     """After this time the training is ended, as somebody ends one that hangs."""
 
     @property
     def launcher(self) -> str:
         """What starts the ranks, and the Trainer if it trains."""
-        started = next((word for word in ("deepspeed", "torchrun", "accelerate") if word in self.command), "python")
+        started = next((word for word in ("accelerate", "torchrun", "deepspeed") if word in self.command), "python")
         trainer = {"trainer": ", Trainer", "sft": ", TRL"}.get(self.script, "")
         return started + trainer
 
@@ -93,7 +114,7 @@ def faults() -> tuple[Fault, ...]:
     """The faults in their order."""
     rows = tomllib.loads((FOLDER / "faults.toml").read_text(encoding="utf-8"))["fault"]
     return tuple(
-        Fault(**row | {name: _tuple(row[name]) for name in ("cause", "fix", "edit") if name in row}) for row in rows
+        Fault(**_DEFAULTS.get(row["script"], {}) | {name: _tuple(value) for name, value in row.items()}) for row in rows
     )
 
 
@@ -110,7 +131,9 @@ def missing(fault: Fault) -> str:
         "no": lambda: shutil.which(what) is None,
         "shell": lambda: subprocess.run(["bash", "-c", what], capture_output=True, check=False).returncode == 0,
     }
-    return "" if has[kind]() else fault.needs
+    if has[kind]():
+        return ""
+    return f"a PATH without {what}" if kind == "no" else fault.needs
 
 
 def strike(fault: Fault, log: Path, kept: Path) -> None:
@@ -145,7 +168,13 @@ def _prepare(command: str, folder: Path, variables: dict[str, str], name: str) -
 def edited(fault: Fault) -> str:
     """The script of a fault."""
     text = (FOLDER / "scripts" / f"{fault.script}.py").read_text(encoding="utf-8")
-    for old, new in fault.edit:
+    edits = [*fault.edit]
+    if fault.imports:
+        edits.append((_IMPORTS, "".join(f"import {name}\n" for name in fault.imports) + _IMPORTS))
+    if fault.before_step:
+        step = _STEPS[fault.script]
+        edits.append((step, indent(f"{fault.before_step.rstrip()}\n", " " * 8) + step))
+    for old, new in edits:
         if text.count(old) != 1:
             raise ValueError(f"{fault.name}: {old!r} is {text.count(old)} times in the script")
         text = text.replace(old, new)
@@ -176,7 +205,7 @@ def _run(command: str, folder: Path, variables: dict[str, str], log: Path, limit
         shell = subprocess.Popen(
             ["bash", "-c", command],
             cwd=folder,
-            env=variables | {"PORT": str(_free_port())},
+            env=variables | {"PORT": str(free_port())},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -203,12 +232,6 @@ def _end(mark: str) -> None:
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(_MARK) == mark:
                 process.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -121,9 +121,8 @@ def test_an_answer_is_saved_and_becomes_a_table(tmp_path: Path) -> None:
         asked("nothing").save(file)
 
 
-def test_a_saved_answer_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_answer_names_its_file() -> None:
     """In its text, its object and its commands."""
-    monkeypatch.chdir(tmp_path)
     answer = asked("fits")
     file = answer.save("mine.json")
     text = " ".join(str(answer).split())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from ds_advise.probes.failures.diagnosis import diagnose_text
 
 from benchmarks.document import written
-from benchmarks.failure_logs import LOGS, Score, scores
+from benchmarks.failure_logs import Score, cases, scores
 from benchmarks.failure_messages import table
 
 
@@ -54,7 +52,7 @@ PREFIXES = (
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_what_stands_in_front_of_the_lines_changes_no_diagnosis(prefix: str) -> None:
     """Except where a terminal broke the lines, so that the next one's prefix is within a frame."""
-    logs = [json.loads(line)["log"] for line in LOGS.read_text(encoding="utf-8").splitlines()]
+    logs = [case["log"] for case in cases()]
     changed = 0
     for log in logs:
         ways = (log, "".join(f"{prefix}{line}\n" for line in log.splitlines()))
@@ -64,5 +62,5 @@ def test_what_stands_in_front_of_the_lines_changes_no_diagnosis(prefix: str) -> 
 
 
 def test_the_logs_keep_the_format_of_launchers() -> None:
-    logs = [json.loads(line)["log"] for line in LOGS.read_text(encoding="utf-8").splitlines()]
+    logs = [case["log"] for case in cases()]
     assert sum("[rank" in log for log in logs) >= 10 and sum("Traceback" in log for log in logs) >= 30

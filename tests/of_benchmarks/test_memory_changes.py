@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import sys
 
+import pytest
+
+from benchmarks import memory_changes
 from benchmarks.document import written
+from benchmarks.failure_logs import cases
 from benchmarks.memory_changes import CONFIGURATIONS, changed_training
-
-
-def _lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_each_configuration_is_in_the_table():
     table = written("why.md", "memory_changes")
-    cases = _lines(CONFIGURATIONS)
-    assert len({case["source"] for case in cases}) == len(cases) >= 30
-    for case in cases:
+    failed = cases(CONFIGURATIONS)
+    assert len({case["source"] for case in failed}) == len(failed) >= 30
+    for case in failed:
         assert f"[{case['model']}, {case['gpus']}, " in table
         assert f"({case['source']})" in table
 
@@ -37,3 +37,12 @@ def test_a_batch_is_changed_where_the_training_has_it():
         "zero_optimization": {"stage": 2},
     }
     assert options == {"accumulation": 8, "seq_len": 4096, "loss": "fused"}
+
+
+def test_some_trainings_do_not_replace_the_whole_table(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["memory_changes", "--write", "https://a.invalid/1"])
+    monkeypatch.setattr(memory_changes, "outcomes", lambda _: [])
+    monkeypatch.setattr("benchmarks.document.put", lambda *_: pytest.fail("written"))
+    with pytest.raises(SystemExit):
+        memory_changes.main()
+    assert "--write needs all trainings" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.struck_faults.strike import edited, faults, missing, strike
 FAULTS = {fault.name: fault for fault in faults()}
 
 
-def test_at_least_forty_faults_have_known_messages_and_scripts_that_can_be_edited() -> None:
+def test_the_faults_have_known_messages_and_scripts_that_can_be_edited() -> None:
     known = {message.id for message in messages()}
     assert len(FAULTS) == len(faults()) >= 40
     assert {cause for fault in faults() for cause in fault.cause} <= known
@@ -41,6 +42,18 @@ def test_a_fault_that_is_struck_gets_its_cause_and_fix(tmp_path: Path, name: str
 
 def test_the_page_has_a_row_for_each_fault() -> None:
     """`python -m benchmarks.struck_faults --write` strikes them and brings it up to date."""
-    rows = written("why.md", "struck_faults/__main__").splitlines()
-    listed = {row.split(" | ")[0].removeprefix("| ") for row in rows if row.startswith("| ")}
-    assert listed - {"fault"} <= FAULTS.keys() and len(listed) > 100
+    text = written("why.md", "struck_faults/__main__")
+    listed = {tuple(row.removeprefix("| ").split(" | ")[:2]) for row in text.splitlines() if row.startswith("| ")}
+    struck = [fault for name, fault in FAULTS.items() if f": {name}." not in text]
+    assert listed - {("fault", "started by")} == {(fault.name, fault.launcher) for fault in struck}
+    assert len(struck) > 100
+
+
+def test_accelerate_starts_what_is_given_its_option_of_deepspeed() -> None:
+    assert FAULTS["an optimizer in the file and in the script"].launcher == "accelerate"
+
+
+def test_a_program_that_must_be_missing_is_named() -> None:
+    fault = FAULTS["--bind_cores_to_rank without numactl"]
+    assert missing(replace(fault, needs="no bash")) == "a PATH without bash"
+    assert not missing(replace(fault, needs="no program-of-nobody"))

@@ -349,11 +349,8 @@ assert engine.global_steps == 2 and loss.dim() == 0
     ("source", "loss"),
     [(LOSS_IN_FORWARD, "loss = engine(*batch)"), (LOSS_OF_BATCH, "loss = loss_fn(engine(**batch), batch)")],
 )
-def test_the_printed_loop_trains_the_documented_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, loss: str
-) -> None:
+def test_the_printed_loop_trains_the_documented_batches(tmp_path: Path, source: str, loss: str) -> None:
     """In bf16: the engine casts the module and not its batches."""
-    monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(source, encoding="utf-8")
     answer = ds_advise.advise("net.py:Net", gpus="1xA100-80GB", global_batch=4, precision="bf16")
     candidate = answer.recommended

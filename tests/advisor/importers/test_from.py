@@ -852,11 +852,8 @@ def test_an_unknown_key_that_stays_in_the_changed_file_is_named(capsys: pytest.C
     assert "num_train_epoch" in json.loads(Path("b.json").read_text())
 
 
-def test_a_plan_that_cannot_run_names_the_key_that_stops_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_that_cannot_run_names_the_key_that_stops_it(capsys: pytest.CaptureFixture[str]) -> None:
     """In the file that has it; another optimizer also ends it."""
-    monkeypatch.chdir(tmp_path)
     zero = {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}
     Path("zero2.json").write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
     keys = {"base_model": "Qwen/Qwen2.5-1.5B", "datasets": [{"path": "a", "type": "alpaca"}], "deepspeed": "zero2.json"}
@@ -869,11 +866,8 @@ def test_a_plan_that_cannot_run_names_the_key_that_stops_it(
     )
 
 
-def test_a_better_plan_of_the_same_kind_says_what_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_better_plan_of_the_same_kind_says_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
     """And frozen weights that are loaded in fp32 have their cost."""
-    monkeypatch.chdir(tmp_path)
     keys = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "a", "use_peft": True, "bf16": True}
     batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_length": 2048}
     Path("a.yaml").write_text(json.dumps({**keys, **batch}))
@@ -885,11 +879,8 @@ def test_a_better_plan_of_the_same_kind_says_what_changes(
     )
 
 
-def test_the_command_for_a_script_keeps_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_for_a_script_keeps_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """And a command that sets variables of its own is started by env."""
-    monkeypatch.chdir(tmp_path)
     Path("swift.sh").write_text("#!/bin/sh\nNPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B\n")
     machine = ["--gpus", "4xA100-80GB", "--ram", "512GB", "--nvme", "/nvme:4TB"]
     assert run(["from", "swift.sh", *machine, "--offline"]) == 2

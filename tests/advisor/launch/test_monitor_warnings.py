@@ -25,7 +25,7 @@ from ds_advise.probes.real_run.stacks import Position, _frames, missing_in_colle
 from ds_advise.validate.checkpoint import CHECKSUMS
 
 from tests.advisor.launch.requests import monitor_of, request_of, step_event, write_events
-from tests.helpers import launch_request, printed_document
+from tests.helpers import launch_request, left_lock, printed_document
 
 
 def test_a_script_that_trains_by_another_plan_is_reported(tmp_path: Path) -> None:
@@ -215,19 +215,11 @@ def test_a_rank_that_hangs_is_named_by_its_line(tmp_path: Path) -> None:
     assert [f"rank {rank} is in load_rows ({tmp_path}/train.py, line 3)" for rank in range(2)] == list(failure.evidence)
 
 
-def _lock(folder: Path) -> Path:
-    """The lock of an extension that is built, or whose build was ended."""
-    lock = folder / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
-    return lock
-
-
 def test_a_build_of_another_command_is_no_hang(tmp_path: Path) -> None:
     """While its process lives, which has torch's lock open."""
     request = request_of(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
-    lock = _lock(tmp_path)
+    lock = left_lock(tmp_path)
     monitor = monitor_of(request)
     with lock.open() as stream, subprocess.Popen(["sleep", "60"], stdin=stream) as builder:
         stream.close()
@@ -242,7 +234,7 @@ def test_a_build_of_another_command_is_no_hang(tmp_path: Path) -> None:
 def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Path) -> None:
     request = request_of(tmp_path, "", stall_s=1.0)
     request.folder.mkdir()
-    left = _lock(tmp_path)
+    left = left_lock(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as suspended:
         suspended.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, suspended.pid, os.WSTOPPED)
@@ -276,7 +268,7 @@ def test_a_lock_that_nobody_holds_ends_the_training(tmp_path: Path) -> None:
     """With the command that removes it; on several nodes another one may hold it."""
     request = request_of(tmp_path, "")
     request.folder.mkdir()
-    left, waits_since = _lock(tmp_path), time.time() - 60.0
+    left, waits_since = left_lock(tmp_path), time.time() - 60.0
     os.utime(left, (waits_since - 1.0, waits_since - 1.0))
     event = {"time": time.monotonic() - 60.0, "rank": 0, "pid": os.getpid(), "host": socket.gethostname()}
     (request.folder / "rank0.jsonl").write_text(json.dumps(event | {"waits_for": str(left)}) + "\n")

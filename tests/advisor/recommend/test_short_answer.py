@@ -308,9 +308,8 @@ def test_the_starts_of_many_job_files_take_a_screen(tmp_path: Path, monkeypatch:
     assert details.count("--adam_epsilon") == 3
 
 
-def test_a_file_that_is_kept_is_named_as_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_kept_is_named_as_another_configuration(tmp_path: Path) -> None:
     """The commands name a free file, and how to write it: with the other one they would start another training."""
-    monkeypatch.chdir(tmp_path)
     for file in ("a.json", "a-2.json"):
         Path(file).write_text("{}", encoding="utf-8")
     done = CliRunner().invoke(program, ["advise", "gpt2", "--gpus", "L4", "--offline", "-o", "a.json"])

@@ -24,7 +24,7 @@ from ds_advise.probes.benchmark_result import BENCH_VERSION, COLLECTIVES, BenchF
 from ds_advise.probes.machine import mount_point, rank_threads
 from ds_advise.probes.store import Store
 
-from tests.helpers import bench_result
+from tests.helpers import bench_result, left_lock
 
 
 @pytest.mark.slow
@@ -162,9 +162,7 @@ def test_a_lock_that_nobody_holds_is_named_at_once_with_its_remedy(
     """A killed build leaves it. The group ends long before its limit, and the others keep their figures."""
     monkeypatch.setattr("ds_advise.probes.real_run.ranks._STUCK_S", 5.0)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    lock = tmp_path / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
+    lock = left_lock(tmp_path)
     heard: list[str] = []
     task = Task(group="cpu_adam", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**20)
     figures, reason = bench_run._run(task, heard.append)

@@ -26,7 +26,7 @@ from ds_advise.probes.real_run.sampling import MemorySampler
 from ds_advise.probes.real_run.torchrun import with_launcher
 from ds_advise.probes.real_run.watch import watch
 
-from tests.helpers import processes_of
+from tests.helpers import left_lock, processes_of
 
 LAUNCHER = """
 import os, subprocess, sys, time
@@ -125,9 +125,7 @@ def test_the_shown_loss_is_the_mean_of_the_ranks(tmp_path: Path) -> None:
 
 def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
     """By torch's own lock. The user sees it as it begins, before it counts as a hang."""
-    lock = tmp_path / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
+    lock = left_lock(tmp_path)
     body = f'from torch.utils.file_baton import FileBaton\nnote(phase="load")\nFileBaton({str(lock)!r}).wait()'
     shown: list[str] = []
 
@@ -144,9 +142,7 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before it counts as a hang. A lock that is newer than the wait is that of another machine's build."""
     monkeypatch.setattr("ds_advise.probes.real_run.ranks._STUCK_S", 2.0)
-    lock = tmp_path / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
+    lock = left_lock(tmp_path)
     wait = f'from torch.utils.file_baton import FileBaton\nnote(phase="load")\nFileBaton({str(lock)!r}).wait()'
     _, failure = watched(tmp_path, wait, stall_s=300)
     assert failure is not None and (failure.kind, failure.fix) == (

@@ -25,7 +25,7 @@ from ds_advise.validate.doctor.findings import ProgramRun, run_program
 from ds_advise.validate.doctor.machine import ExaminedMachine, InstalledSoftware
 from ds_advise.validate.doctor.nodes import port_state, rank_port
 
-from tests.helpers import printed_document
+from tests.helpers import left_lock, printed_document
 
 GIB = 2**30
 STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) {2,}\S+ {2,}\S")
@@ -479,9 +479,7 @@ BUILDS = {
 def test_a_running_build_is_no_fault(command: Sequence[str], checkup: Callable[..., Checkup], tmp_path: Path) -> None:
     """A process that has the lock open, as torch's and ds-advise's do while they build, or compiles the op; once it is
     killed, its lock is a fault."""
-    lock = tmp_path / "own/cpu_adam/lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
+    lock = left_lock(tmp_path / "own")
 
     def found() -> set[tuple[str, str]]:
         findings = checkup(environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")}).findings
@@ -502,13 +500,11 @@ def test_a_running_build_is_no_fault(command: Sequence[str], checkup: Callable[.
 
 def test_stale_locks_are_one_problem_that_hangs_some_trainings(checkup: Callable[..., Checkup], tmp_path: Path) -> None:
     """Each lock has a command of its own, which stays in one line."""
-    for op in ("cpu_adam", "fused_adam"):
-        (tmp_path / "own" / op).mkdir(parents=True)
-        (tmp_path / "own" / op / "lock").touch()
+    locks = [left_lock(tmp_path / "own", op) for op in ("cpu_adam", "fused_adam")]
     found = checkup(environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")})
     (locked,) = (each for each in found.findings if each.check == "ops-folder" and each.status == "problem")
     assert locked.effect == "trainings that need cpu_adam or fused_adam will hang"
-    removals = [f"rm {tmp_path / 'own' / op / 'lock'}" for op in ("cpu_adam", "fused_adam")]
+    removals = [f"rm {lock}" for lock in locks]
     assert locked.fix.splitlines()[1:] == removals
     only = replace(found, findings=(locked,), counts=found.counts | {"problem": 1, "warning": 0})
     printed = printed_document(doctor_document(only), width=200)
