@@ -271,7 +271,7 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     plan = known_plan(strategy)
     question, _ = choose_rollout(question)
     chosen = plan_settings(Plan, settings or {}, option="--set", without=SHAPE_FIELDS)
-    _refuse_other_keys(strategy, chosen)
+    _refuse_other_keys(plan, chosen)
     if question.micro_batch_size is not None and question.options["gradient_checkpointing"] != "auto":
         question = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
         # A shape that is given completely is one plan, so the search must not add a dimension.
@@ -279,7 +279,7 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
     candidates, obstacle = strategy_candidates(plan, question, settings=chosen)
     best = best_of_strategy(candidates, LEAST[question.risk])
     if best is None:
-        raise WorkloadError(f"{strategy} cannot run here", why=obstacle, fix="pass another --strategy")
+        raise WorkloadError(f"{plan} cannot run here", why=obstacle, fix="pass another --strategy")
     return best
 
 

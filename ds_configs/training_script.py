@@ -45,7 +45,7 @@ def training_arguments(
     """
     arguments: dict[str, Any] = {
         "output_dir": "output",
-        **({} if epochs is None else {"num_train_epochs": int(epochs) if epochs == int(epochs) else epochs}),
+        **({} if epochs is None else {"num_train_epochs": epochs}),
         "per_device_train_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_checkpointing": plan.gradient_checkpointing,

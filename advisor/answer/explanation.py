@@ -14,7 +14,6 @@ from ...estimators.json_form import from_attributes
 from ...estimators.plan import STRATEGIES, PlainPyTorch, PlanSettings, Strategy
 from ...estimators.time.compute_time import ProductTime
 from ...estimators.time.step_time import plan_products
-from ..question.other_names import same_name
 from ..question.question import Question
 from ..search.candidate import Candidate, Verdict
 from .rate_origins import RateOrigin, rate_origins
@@ -298,8 +297,7 @@ def explain(answer: Recommendation, *, strategy: str | None = None) -> Explanati
     if strategy is None:
         found = explain_plan(shown_candidate(answer), answer.question)
         return replace(found, role="closest" if answer.recommended is None else "recommended")
-    named = same_name(strategy, STRATEGIES)
-    step = next((step for step in answer.ladder if step.strategy == named), None)
+    step = next((step for step in answer.ladder if step.strategy == strategy), None)
     if step is None:
         raise WorkloadError(f"unknown strategy {strategy!r}", fix=f"pass one of {', '.join(STRATEGIES)}")
     if step.candidate is None:

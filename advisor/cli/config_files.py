@@ -134,16 +134,16 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     found: list[Requirement] = []
     without_model: list[str] = []
     for file in files:  # each by its own record: another file's question is not its own
-        check_job(file.asked)
-        if file.model is None and (has_amount(question) or any(value is not None for value in limits.values())):
-            raise click.UsageError(f"limits of memory, speed, time and cost need --model; {file.name} records none")
-        if (limits["max_duration"] or limits["max_cost"]) and not has_amount(file.asked):
-            raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
-        if limits["max_cost"] and file.asked.get("price") is None:
-            raise click.UsageError("--max-cost needs --price")
-        currency = parse_price(file.asked["price"]).currency if limits["max_cost"] else ""
-        parsed = parse_limits(**limits, currency=currency)
         try:
+            check_job(file.asked)
+            if file.model is None and (has_amount(question) or any(value is not None for value in limits.values())):
+                raise click.UsageError(f"limits of memory, speed, time and cost need --model; {file.name} records none")
+            if (limits["max_duration"] or limits["max_cost"]) and not has_amount(file.asked):
+                raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
+            if limits["max_cost"] and file.asked.get("price") is None:
+                raise click.UsageError("--max-cost needs --price")
+            currency = parse_price(file.asked["price"]).currency if limits["max_cost"] else ""
+            parsed = parse_limits(**limits, currency=currency)
             context = with_dry_runs(files_context([file], question, say=output.say), output)
             found += check_file(file, context, parsed)
         except DsAdviseError as error:
@@ -216,7 +216,10 @@ def _check_document(result: CheckResult, notes: Sequence[str]) -> Document:
     total += f", {counts[False]} failed"
     total += f", {counts[None]} skipped" * bool(counts[None])
     if result.unread:
-        lines += [doc.Line(printable(each.problem), "", *_LOOKS[False]) for each in result.unread]
+        problems = [
+            each.problem if each.file in each.problem else f"{each.file}: {each.problem}" for each in result.unread
+        ]
+        lines += [doc.Line(printable(problem), "", *_LOOKS[False]) for problem in problems]
         total += f"; {counted_noun(len(result.unread), 'file')} not read"
     total += "."
     blocks: list[doc.Block] = [*lines, doc.Line(total, "bold"), *(doc.Line(note, "dim") for note in notes)]

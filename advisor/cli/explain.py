@@ -242,7 +242,7 @@ def _of_question(
     from ..question.workload import named_settings
 
     if strategy is not None:
-        known_plan(strategy)  # told before the model and the machine are looked for
+        strategy = known_plan(strategy)  # told before the model and the machine are looked for
     _refuse_unknown(model)
     built = build_question(model, **question, say=output.say, strategy=strategy or "")
     if settings is None and strategy not in get_args(PlainPyTorch):

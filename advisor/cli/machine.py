@@ -213,12 +213,20 @@ def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
     """The records with these numbers. Raises DsAdviseError if one does not exist."""
     found = store.find(ids=numbers)
     if missing := sorted(set(numbers) - {record.id for record in found}):
-        others = [record.id for record in store.find() if record.id is not None]
-        kept = f"the records are {min(others)} to {max(others)}" if others[1:] else "nothing was measured yet"
-        kept = f"the only record is {others[0]}" if len(others) == 1 else kept
-        fix = "`ds-advise history` lists them" if others else "use ds-advise bench, or ds-advise probe"
+        others, fix = _ids(store), "`ds-advise history` lists them"
+        if others[1:]:
+            kept = f"the records are {min(others)} to {max(others)}"
+        elif others:
+            kept = f"the only record is {others[0]}"
+        else:
+            kept, fix = "nothing was measured yet", "use ds-advise bench, or ds-advise probe"
         raise DsAdviseError(f"there is no record {', '.join(map(str, missing))}", why=kept, fix=fix)
     return found
+
+
+def _ids(store: Store) -> list[int]:
+    """The numbers of all records."""
+    return [record.id for record in store.find() if record.id is not None]
 
 
 def _is_number(text: str) -> bool:
@@ -240,7 +248,7 @@ def _numbers(texts: Sequence[str], store: Store) -> list[int]:
     """The numbers of records; of a range those that exist. Raises DsAdviseError for another text, and for a range
     without any."""
     found = list[int]()
-    known = [record.id for record in store.find() if record.id is not None] if any(map(_range, texts)) else []
+    known = _ids(store) if any(map(_range, texts)) else []
     for text in texts:
         if (ends := _range(text)) is None:
             found.append(_number(text))

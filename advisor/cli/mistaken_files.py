@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
-from ..command.failed_training import COUNT, SIZE
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import meant_plan
 from .commands import COMMANDS, command_named
@@ -23,10 +22,17 @@ if TYPE_CHECKING:
     from ..importers.source import Source
     from ..importers.tool_format import Format
 
+    _InForm = tuple[Source, Format]
+
 
 def other_command(name: str, gpus: str = "") -> str:
     """Return the command for a file or a rule of lint that is no model; "" for a model or a name. gpus: in the command
-    if none are typed."""
+    if none are typed. Raises YamlConfigError."""
+    return _command_for(name, _in_form(Path(name)), gpus)
+
+
+def _command_for(name: str, found: _InForm | None, gpus: str = "") -> str:
+    """Return the command for a file, as `other_command`. found: the file as that of a training tool."""
     from ..question.file_question import is_ds_config, records_question  # imported here: names need none of it
 
     path, typed = Path(name), typed_words()
@@ -47,37 +53,39 @@ def other_command(name: str, gpus: str = "") -> str:
         return f"ds-advise --gpus {gpus} -- torchrun {name}{printed}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
-    if (run := _run_of_tool(path)) is not None:
+    if (run := _run_of_tool(found)) is not None:
         if not known:
+            from ..command.failed_training import COUNT, SIZE  # imported here: it is slow
+
             nodes = f"{run.nodes}x" if (run.nodes or 1) > 1 else ""
             gpus = f"{nodes}{run.gpus_per_node or COUNT}x{SIZE}"
         name += f" --model {model}" * (run.model is None)
     return _READERS.get(path.suffix.lower(), "").format(name=name, gpus=gpus)
 
 
-def _run_of_tool(path: Path) -> ImportedRun | None:
-    """Return the training in a file of a training tool; None if it is not understood. Raises YamlConfigError."""
-    found = _in_form(path)
+def _run_of_tool(found: _InForm | None) -> ImportedRun | None:
+    """Return the training in a file of a training tool; None if it is not understood, and for any other file."""
     with suppress(DsAdviseError):
         return None if found is None else found[1].read(found[0])
     return None
 
 
-def _in_form(path: Path) -> tuple[Source, Format] | None:
+def _in_form(path: Path) -> _InForm | None:
     """Return a file of a training tool with its format; None for any other file. Raises YamlConfigError."""
+    if path.suffix.lower() not in _OF_TOOLS or not is_there(path):
+        return None
     from ..importers.answer import YamlConfigError, detect_format  # imported here: it is slow
 
     try:
-        return detect_format(path) if path.suffix.lower() in _OF_TOOLS and is_there(path) else None
+        return detect_format(path)
     except YamlConfigError:
         raise
     except DsAdviseError:
         return None
 
 
-def _is_not(name: str, kind: str) -> str:
+def _is_not(name: str, found: _InForm | None, kind: str) -> str:
     """Return what a file of another kind is: `run.yaml is an accelerate configuration, not a model`."""
-    found = _in_form(Path(name))
     return f"{name[:80]} is not {kind}" if found is None else f"{name[:80]} is {found[1].title}, not {kind}"
 
 
@@ -129,9 +137,10 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
     if is_missing and Path(name).suffix and not is_script:  # else it may be the name of a rule
         return None
     try:
-        command, what = other_command(name) if name else "", _is_not(name, "a DeepSpeed configuration")
+        in_form = _in_form(Path(name))
     except ConfigFileError as in_yaml:
         return in_yaml.what, in_yaml.fix
+    command, what = _command_for(name, in_form) if name else "", _is_not(name, in_form, "a DeepSpeed configuration")
     if is_script:
         near = (nearest_file(Path(name)) if is_missing else "") or name
         what = f"{name[:80]}: no such file" if is_missing else what
@@ -139,7 +148,7 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
         starter = "" if users.split()[0] in STARTERS else "torchrun "
         return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
-    run = _run_of_tool(Path(name)) if command else None
+    run = _run_of_tool(in_form) if command else None
     if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
         part = str(run.deepspeed.path)
         same = line([part if word == name else word for word in args])
@@ -173,8 +182,9 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
     from ..question.model_source import id_in_address, is_user_module, listed_model, load_config
 
     path = Path(name)
-    if command := "" if is_user_module(name) else other_command(name):
-        raise UnknownModelError(_is_not(name, "a model"), fix=f"write {command}")
+    in_form = _in_form(path)
+    if command := "" if is_user_module(name) else _command_for(name, in_form):
+        raise UnknownModelError(_is_not(name, in_form, "a model"), fix=f"write {command}")
     if path.suffix.lower() in (".json", *_READERS) and not is_there(path):
         near = nearest_file(path)
         fix = f"write {near}" if near else "name a model, such as Qwen2.5-14B, or its folder"

@@ -24,7 +24,6 @@ from ..question.other_names import (
     plan_of_stage,
 )
 from ..text.units import alternatives
-from ..train.settings import FIXED_ARGUMENTS, WARMUP
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
@@ -50,7 +49,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     """Return what to type in place of an unknown option; "" if nobody knows."""
     if re.fullmatch(r"-\d+", option):
         takes = command.name in _OF_RECORDS
-        return f"write ds-advise {command.name} {option[1:]}" if takes else f"see ds-advise {command.name} --help"
+        return f"write ds-advise {command.name} {option[1:]}" if takes else ""  # the line ends with the help
     known = named_options(command)
     name, value = _plain(option), value_of(option, args)
     own = f"--{name}".replace("_", "-") if option[2:] else option
@@ -65,7 +64,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
         return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
-    if advice := next((each for each, names in _OF_COMMAND.get(command.name or "", {}).items() if name in names), ""):
+    if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
         return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
     written = other_name(name)
     target = written.partition(" ")[0]
@@ -126,31 +125,34 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
 
 
+_OF_WHY = {
+    "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
+        *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
+    )
+}
 _ELSEWHERE = "another value needs ds-advise launch with a script of yours"
-_OF_COMMAND: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "why": {
-        "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
-            *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
-        )
-    },
-    "train": {
+
+
+def _of_command(name: str) -> Mapping[str, Sequence[str]]:
+    """Return what to do in place of options that mean something else with other commands than this one, or what to
+    write as in `OTHER_NAMES`, each with the names of the options."""
+    if name != "train":
+        return _OF_WHY if name == "why" else {}
+    from ..train.settings import FIXED_ARGUMENTS, WARMUP  # imported here: they are slow
+
+    further = {"max_grad_norm": ("gradient_clipping", "clip_grad")}
+    fixed = {
+        f"leave it out: train has {argument} {str(value).lower()}; {_ELSEWHERE}": (argument, *further.get(argument, ()))
+        for argument, value in FIXED_ARGUMENTS.items()
+    }
+    warmup = f"leave it out: train warms up for {WARMUP * 100:g} % of the steps; {_ELSEWHERE}"
+    return {
         "--learning-rate {RATE}": ("lr", "peak_lr"),
         "--max-steps {N}": ("steps", "num_steps"),
         "--save-steps {N}: train evaluates when it saves": ("eval_steps",),
-        f"leave it out: train warms up for {WARMUP * 100:g} % of the steps; {_ELSEWHERE}": (
-            "warmup_ratio",
-            "warmup_steps",
-        ),
-        **{
-            f"leave it out: train has {argument} {str(value).lower()}; {_ELSEWHERE}": (
-                *(argument, *{"max_grad_norm": ("gradient_clipping", "clip_grad")}.get(argument, ())),
-            )
-            for argument, value in FIXED_ARGUMENTS.items()
-        },
-    },
-}
-"""Command -> what to do in place of an option that means something else with other commands, or what to write as in
-`OTHER_NAMES` -> names."""
+        warmup: ("warmup_ratio", "warmup_steps"),
+        **fixed,
+    }
 
 
 def config_file(args: Sequence[str], command: click.Command) -> str:
@@ -450,7 +452,8 @@ def _number(option: click.Option, value: str) -> str:
         texts = (f"{number:.12g}", f"{int(number)}")  # of a count the whole samples or tokens
         if text := next((each for each in texts if float(each) and accepts(option, each)), ""):
             return text
-    return "" if re.search(r"\d", value) else _default(option)  # it would take the place of what was typed
+    # A default would take the place of the typed number.
+    return "" if re.search(r"\d", value) else _default(option)
 
 
 def _default(option: click.Option) -> str:

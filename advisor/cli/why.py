@@ -106,11 +106,12 @@ def why(
         fix = f"write --config {near}" if near else "name the training's configuration"
         raise ConfigFileError(f"{str(config)[:200]} cannot be read", why="there is no such file", fix=fix)
     other = "" if config is None else _other_stage(config, found)
-    found = _with_given(found, words, None if other else config)
+    if other:
+        config = None  # of another training: neither predicted nor named in the next command
+    found = _with_given(found, words, config)
     name = "the input" if files == ["-"] else Path(logs[0]).name or logs[0] if len(logs) == 1 else f"{len(files)} logs"
     forecast = advice = None
     note, problem = other, None
-    config = None if other else config  # nor does it belong into the next command
     try:
         if found.ran_out_of_memory and words:
             advice, problem = _command_advice(words, config, found, question, output, force=force)
@@ -118,9 +119,11 @@ def why(
             forecast = _forecast(config, found, question, output)
             lacking = [f"--{name}" for name in ("model", "gpus") if name not in question]
             note = "" if forecast is not None else f"{config} is not predicted: pass its {' and '.join(lacking)}."
-        elif not other and found.message is not None and found.message.is_lack and question:
+        elif other:
+            pass  # the note says what it is
+        elif found.message is not None and found.message.is_lack and question:
             note = "No configuration is predicted: pass --config FILE, or the training command behind --."
-        elif not other and not found.ran_out_of_memory and (given := _given(config, words, question)):
+        elif not found.ran_out_of_memory and (given := _given(config, words, question)):
             effect = "have" if len(given) > 1 else "has"
             note = f"{' and '.join(given)} {effect} no effect: memory did not run out."
     except DsAdviseError as error:  # the cause is shown first
@@ -194,7 +197,10 @@ def _not_a_config(asked: Path, found: Diagnosis) -> ConfigFileError | None:
     what, named = f"{str(asked)[:80]} is not a DeepSpeed configuration", _named_config(found)
     if named:
         return ConfigFileError(what, why=f"the log names {named}", fix=f"write --config {named}")
-    reader = other_command(str(asked), logged_machines(found))
+    try:
+        reader = other_command(str(asked), logged_machines(found))
+    except ConfigFileError as in_yaml:  # a DeepSpeed configuration in YAML
+        return in_yaml
     if reader.startswith("ds-advise why "):  # a second log
         return ConfigFileError(what, why="it is read as a log", fix="name the training's JSON, such as ds_config.json")
     return ConfigFileError(what, fix=f"write {reader}") if reader else None
@@ -320,16 +326,14 @@ def _command_advice(
     return with_files(advice, Path.cwd(), force=force)
 
 
-def _take_logged_gpus(found: Diagnosis, known: Mapping[str, Any], question: dict[str, Any], output: Output) -> bool:
-    """Put the GPUs of the log into the question if neither the user nor the file, by `known`, names any; return whether
-    it has them."""
+def _take_logged_gpus(found: Diagnosis, known: Mapping[str, Any], question: dict[str, Any], output: Output) -> None:
+    """Put the GPUs of the log into the question if neither the user nor the file, by `known`, names any."""
     from ..command.failed_training import logged_machines
 
     logged = "" if "gpus" in known else logged_machines(found)
     if logged:
         output.say(f"--gpus {logged}, by the log")
         question["gpus"] = logged
-    return bool(logged)
 
 
 def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: Output) -> MemoryForecast | None:
@@ -342,8 +346,7 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
     from ..question.file_question import option_words, read_file_question, split_batch
 
     file = read_file_question(config, question)
-    if _take_logged_gpus(found, file.asked, question, output):
-        file = read_file_question(config, question)
+    _take_logged_gpus(found, file.asked, question, output)
     logged = {} if file.recorded is not None else logged_options(found)
     of_log = {name: value for name, value in logged.items() if name not in question}
     known = of_log | question

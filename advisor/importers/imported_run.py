@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -170,8 +171,13 @@ that only transformers 4 has, and those that change neither the memory nor the t
 
 def known_names(*kinds: str) -> set[str]:
     """The keys of some lists of `KNOWN_KEYS`."""
+    return {name for kind in kinds for name in _lists().get(kind, "").split()}
+
+
+@cache
+def _lists() -> dict[str, str]:
     lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
-    return {name for kind in kinds for name in lists.get(kind, "").split()}
+    return lists
 
 
 def names_of(tool: str, objective: str = "") -> set[str]:
@@ -197,7 +203,6 @@ def with_nearest(unknown: Iterable[str], names: Collection[str], renamed: Mappin
 
 def without_harmless(unread: Iterable[str]) -> tuple[str, ...]:
     """The keys among those that the estimators do not use that may change the memory or the time of a step."""
-    lists: dict[str, str] = json.loads(KNOWN_KEYS.read_text(encoding="utf-8"))
-    topics, others = (lists[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
+    topics, others = (_lists()[kind].replace(" ", "|") for kind in ("harmless-topics", "harmless"))
     harmless = re.compile(rf"({topics})(_\w+)?|" + others.replace("*", r"\w*"))
     return tuple(name for name in unread if not harmless.fullmatch(name))

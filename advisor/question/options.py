@@ -122,7 +122,7 @@ class Option(NamedTuple):
                 raise WorkloadError(what, why="it must be a whole number", fix=self._advice(meant))
             if not 0 < int(value) <= LARGEST_COUNT:
                 raise WorkloadError(
-                    f"{self.name} is {value}",
+                    f"{self.name} is {Decimal(int(value)):.12g}",
                     why=f"it must be between 1 and {LARGEST_COUNT}",
                     fix=self._advice(None),
                 )

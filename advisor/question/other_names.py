@@ -136,11 +136,6 @@ def meant_choice(value: str, choices: Sequence[str]) -> str:
     return near[0] if len(near) == 1 else ""
 
 
-def same_name(name: str, known: Sequence[str]) -> str:
-    """Return the name among `known` that differs in case and hyphens only (`ZeRO-3`); "" without one."""
-    return next((each for each in known if _plain(each) == _plain(name)), "")
-
-
 def _plain(name: str) -> str:
     return re.sub("[-_ ]", "", name.lower())
 
@@ -191,10 +186,10 @@ def meant_plan(name: str) -> str:
 
 
 def known_plan(name: str) -> Strategy | PlainPyTorch:
-    """Return the strategy or the plan of plain PyTorch with this name, in any spelling (`same_name`).
+    """Return the strategy or the plan of plain PyTorch with this name, in any case and with any hyphens (`ZeRO-3`).
     Raises WorkloadError for any other name."""
     for plan in PLANS:
-        if plan == same_name(name, PLANS):
+        if _plain(plan) == _plain(name):
             return plan
     near = meant_plan(name)
     what = f"unknown strategy {name[:40]!r}" if name else "no strategy is named"

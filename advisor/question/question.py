@@ -348,8 +348,10 @@ class Question:
 
     @property
     def epochs(self) -> float | None:
-        """The epochs of the training; None if its amount is not given in samples."""
-        return None if self.job is None or self.job.samples is None else self.job.epochs
+        """The epochs of the training, a whole number as an int; None if its amount is not given in samples."""
+        if self.job is None or self.job.samples is None:
+            return None
+        return int(self.job.epochs) if self.job.epochs == int(self.job.epochs) else self.job.epochs
 
     def _most_tokens_per_step(self) -> float:
         if self.job is None:

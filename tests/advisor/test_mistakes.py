@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ds_advise.advisor.cli.advise import advise
 from ds_advise.advisor.cli.main import run
 from ds_advise.advisor.cli.typed_line import options_of
+from ds_advise.advisor.importers.answer import detect_format
 from ds_advise.advisor.question.other_names import ADVICE, OTHER_NAMES
 from ds_advise.advisor.text.lines import wrapped
 
@@ -353,6 +355,7 @@ LINES = {
     "history --model Qwen2.5": "write ds-advise history Qwen2.5\n",
     "history --kind probe": "write ds-advise history probe\n",
     "why run.log --rank 2": "leave it out: LOG may have all ranks",
+    "why -3": "no such option -3; see ds-advise why --help\n",
     "why run.log --ds_config ds.json": "write --config ds.json\n",
     "why --help-all": "write ds-advise why --help\n",
     "why run.log --verbose": "it is one of ds-advise launch, train; leave it out\n",
@@ -508,11 +511,17 @@ def test_a_deepspeed_configuration_in_yaml_is_converted(command: str, capsys: py
 
 
 @pytest.mark.parametrize(("command", "kind"), [("lint", "a DeepSpeed configuration"), ("explain", "a model")])
-def test_a_file_of_another_tool_is_named(command: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_tool_is_named(
+    command: str, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read once."""
+    reads = Mock(side_effect=detect_format)
+    monkeypatch.setattr("ds_advise.advisor.importers.answer.detect_format", reads)
     Path("run.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n")
     assert run([command, "run.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"run.yaml is an accelerate configuration, not {kind}; write ds-advise from run.yaml" in said
+    assert reads.call_count == 1
 
 
 def test_a_script_given_to_lint_may_print_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1387,6 +1387,12 @@ def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.Captur
     assert "write --config ds.json" in wrong and "--config ds.json" in told("train.log", "--config", "none.json")
     run(["why", "train.log", "--config", "train.py", *asked])
     assert "--config train.py" not in capsys.readouterr().out
+    Path("ds.yaml").write_text("zero_optimization:\n  stage: 2\n")
+    Path("ds.json").rename("other.json")
+    assert run(["why", "train.log", "--config", "ds.yaml", *asked]) == 2
+    said = capsys.readouterr()
+    assert "CUDA out of memory" in said.out and "ds.yaml is a DeepSpeed configuration in YAML" in said.err
+    Path("other.json").rename("ds.json")
     assert "leave --gpus out: the log shows 4x80GB" in told("train.log", "--gpus", "two")
     assert "It is not a log, and is read by: ds-advise --gpus 2x24GB -- torchrun train.py" in told("train.py")
     assert "read by: ds-advise from run.yaml" in told("run.yaml")

@@ -185,6 +185,19 @@ def test_a_recorded_question_judges_its_own_file_alone(
 
 
 @pytest.mark.usefixtures("folder")
+def test_an_impossible_recorded_job_hides_no_other_file(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["gpt2", "--gpus", "24GB", "--samples", "20k", "--offline", "--no-deepspeed-estimate"]
+    assert run([*asked, "-o", "own.json"]) == 0
+    own = json.loads(Path("own.json").read_text())
+    own["ds_advise"]["options"]["epochs"] = -1
+    Path("own.json").write_text(json.dumps(own))
+    capsys.readouterr()
+    assert run(["check", "own.json", "good.json", "--offline"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "good.json" and lines[2].startswith("FAIL  own.json: --epochs is -1: ")
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_plan_that_the_gpus_cannot_run_is_an_unmet_requirement(capsys: pytest.CaptureFixture[str]) -> None:
     """It stops no other file."""
     Path("fp16.json").write_text(json.dumps({**GOOD, "bf16": {"enabled": False}, "fp16": {"enabled": True}}))

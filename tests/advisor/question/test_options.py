@@ -78,6 +78,7 @@ def test_an_option_is_refused_where_it_is_said_to_have_no_effect(name: str) -> N
         ({"lora_rank": 0}, "lora_rank is 0"),
         ({"lora_rank": "many"}, "lora_rank is 'many': it must be a whole number; pass lora_rank=8"),
         ({"seq_len": 2 * 10**9}, "seq_len is 2000000000: it must be between 1 and 1000000000"),
+        ({"seq_len": 1e300}, r"seq_len is 1\.0*e\+300: it must be between"),
         ({"precision": "torch.bfloat16"}, "pass precision='bf16'"),
         ({"micro_batch": True}, "micro_batch is 'True': it must be a whole number"),
         ({"epochs": "three"}, "epochs is 'three': it must be a number; leave epochs out$"),

@@ -29,6 +29,14 @@ def test_the_script_is_given_with_a_command_that_it_understands() -> None:
     assert (options.lora_r, options.model_name_or_path, unknown) == (8, "Qwen/Qwen2.5-0.5B", [])
 
 
+def test_whole_epochs_are_written_as_in_the_training_arguments() -> None:
+    asked = {"gpus": "2xRTX4090", "samples": "20k", "offline": True, "deepspeed_estimate": False}
+    for epochs, written in ((2.0, "2"), (0.5, "0.5")):
+        answer = ds_advise.advise("Qwen2.5-0.5B", epochs=epochs, **asked)  # type: ignore[arg-type]
+        own = script_files(answer, Path("train.py"), "zero.json")[1].arguments
+        assert own[own.index("--num_train_epochs") + 1] == written
+
+
 def test_a_model_under_plain_deepspeed_is_loaded_by_a_second_file() -> None:
     answer = ds_advise.advise("Qwen2.5-0.5B", gpus="2xRTX4090", framework="deepspeed", deepspeed_estimate=False)
     files, script = script_files(answer, Path("train.py"), "zero.json")

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from ds_advise import advise
+from ds_advise import advise, estimate
 from ds_advise.advisor.answer.explanation import Term, explain, explain_plan, substituted_formula
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.search.candidate import Candidate
+from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryTerm, TimeTerm, term_symbols
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.offload_memory import pinned_block
@@ -672,11 +673,18 @@ def test_the_list_subtracts_what_is_overlapped(capsys: pytest.CaptureFixture[str
     assert re.search(r"s - .*s \(overlapped\) = \d+ ms$", part, re.MULTILINE)
 
 
-def test_a_key_of_deepspeed_is_no_setting_of_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--offline", "--strategy", "fsdp", "--set"]
-    assert run([*asked, "reduce_bucket_size=2e8"]) == 2
+@pytest.mark.parametrize("strategy", ["fsdp", "FSDP"])
+def test_a_key_of_deepspeed_is_no_setting_of_plain_pytorch(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In any spelling of its name."""
+    question = {"gpus": "2x24GB", "offline": True, "strategy": strategy}
+    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--offline", "--strategy", strategy]
+    assert run([*asked, "--set", "reduce_bucket_size=2e8"]) == 2
     assert "reduce_bucket_size is a key of DeepSpeed's configuration; leave it out" in capsys.readouterr().err
-    assert run([*asked, "hybrid_shard_size=1"]) == 0
+    with pytest.raises(WorkloadError, match="reduce_bucket_size is a key"):
+        estimate("Qwen2.5-0.5B", settings={"reduce_bucket_size": 200_000_000}, **question)  # type: ignore[arg-type]
+    assert run([*asked, "--set", "hybrid_shard_size=1"]) == 0
+    assert run(asked) == 0
+    assert "PyTorch's FSDP, " in capsys.readouterr().out
 
 
 def test_a_plan_that_does_not_fit_names_one_that_does_and_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
