@@ -203,7 +203,8 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
     """The figures of a group, or the reason why there are none."""
 
     def report(ranks: Ranks, memory: MemorySampler) -> None:
-        waits = next((f"{rank.obstacle}: {rank.remedy}" for rank in ranks.ranks if rank.remedy), "")
+        left = ranks.left
+        waits = f"{left.obstacle}: {left.remedy}" if left is not None else ""
         on_progress(waits or ("compiling its extension" if memory.compiles else "measuring"))
 
     limit_s = _limit_s(task)
@@ -226,8 +227,8 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
             on_progress=report,
         )
     if failure is not None:
-        remedy = "; measure again when nothing else runs" if failure.kind in ("timeout", "hang") else ""
-        return (), f"{failure.message}{f'; {failure.fix}' if failure.fix else remedy}"
+        remedy = failure.fix or ("measure again when nothing else runs" if failure.kind in ("timeout", "hang") else "")
+        return (), "; ".join(filter(None, (failure.message, remedy)))
     reports = [rank.report["report"] for rank in ranks if rank.report is not None]
     return merge_ranks([[BenchFigure(**figure) for figure in report] for report in reports]), None
 

@@ -146,6 +146,7 @@ def worker_error(answer: Mapping[str, Any]) -> DsAdviseError:
     elif kind == "UnrecordableError":
         why = ""
     elif answer["package"] == "transformers" and (known := find_message(text)) is not None:
+        known = known.about(text)
         text, why, fix = text.partition(". ")[0], known.cause, known.fix
     elif where or not text:
         text = f"{kind}: {text}" if text else kind

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import DsAdviseError
-from ...probes.command.words import peel
+from ...probes.command.words import inner
 from ...probes.machine import search_path
 from ...probes.worker_process import OnProgress
 from ..importers.answer import ImportAnswer, complete_answer
@@ -90,10 +90,8 @@ def _obstacle(read: ImportAnswer, options: Mapping[str, Any]) -> str:
     kept = {*_KEPT, "gpus", "format"}
     if replaced := [name for name, value in options.items() if value is not None and name not in kept]:
         return f"--{replaced[0].replace('_', '-')} replaces the file's value"
-    words: list[str] = list(read.command)
-    while layer := peel(words):
-        words = layer.words
-    return "" if shutil.which(words[0], path=search_path()) else f"{words[0]} is not installed here"
+    program = inner(read.command)[0]
+    return "" if shutil.which(program, path=search_path()) else f"{program} is not installed here"
 
 
 def _folder(part: DeepSpeedPart | None) -> Path:

@@ -73,7 +73,8 @@ def observed(request: LaunchRequest) -> dict[str, str]:
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
     """(location, command line) of every node, as `launch` starts it. On one node `launch` uses a free port instead.
 
-    The configuration is in the line if `passed_config` knows how to pass it: `launch` itself needs no word for it."""
+    The configuration is in the line if `passed_config` knows how to pass it: `launch` passes it without a word in the
+    line."""
     rendezvous, (words, passed) = request.rendezvous, passed_config(request) or ((), {})
     environment = launch_environment(request) | passed
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if name != "OMP_NUM_THREADS"]

@@ -94,7 +94,7 @@ class Monitor:
         for rank in self.records.ranks:
             if rank.is_suspended:
                 self._warn(rank.obstacle)
-        if left := next((rank for rank in self.records.ranks if rank.remedy), None):
+        if left := self.records.left:
             self._warn(left.obstacle, left.remedy)
         if not self._request.folder.exists():
             self._warn(f"{self._request.folder} {MOVED}")

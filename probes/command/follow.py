@@ -21,7 +21,7 @@ from typing import Any
 
 from ...estimators.errors import DsAdviseError
 from .imports import on_import
-from .words import RANK_VARIABLES, Program, is_python, launcher_of, peel, program_of, shell_lines, shell_text
+from .words import RANK_VARIABLES, Program, inner, is_python, launcher_of, program_of, shell_lines, shell_text
 
 _TRAINS = re.compile(
     r"(torch|transformers|accelerate|deepspeed|lightning|pytorch[-_]lightning|trl)(?![\w.-])(?![^;]*;.*extra)"
@@ -119,10 +119,7 @@ def _follow_shell(name: str, text: str, variables: Mapping[str, str], folder: Pa
 def _program_words(words: Sequence[str]) -> Sequence[str]:
     """The words without prefixes; as they are where those are not understood."""
     try:
-        rest = words
-        while layer := peel(rest):
-            rest = layer.words
-        return rest
+        return inner(words)
     except DsAdviseError:
         return words
 

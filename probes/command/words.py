@@ -110,6 +110,13 @@ def peel(words: Sequence[str]) -> Layer | None:
     return None
 
 
+def inner(words: Sequence[str]) -> Sequence[str]:
+    """The words of a command without its layers, from its program on. Errors: those of `peel`."""
+    while layer := peel(words):
+        words = layer.words
+    return words
+
+
 def _options(words: list[str], valued: Sequence[str] | None) -> tuple[dict[str, str], list[str]]:
     """The options before the first other word, and the words from there. valued: the options that take a value; None
     are all but srun's flags."""
@@ -260,8 +267,7 @@ def script_in(words: Iterable[str]) -> str:
 def check_script(words: Sequence[str], folder: Path) -> None:
     """Errors: the script that a command names, itself or behind a launcher, or its DeepSpeed configuration is not in
     `folder`."""
-    while layer := peel(words):
-        words = layer.words
+    words = inner(words)
     program = program_of(words)
     target = program.target
     is_script = not program.is_module and (is_python(words[0]) or target.endswith(".py") or os.sep in target)
@@ -314,8 +320,7 @@ _TOOLS: Mapping[str, Sequence[str]] = {
 def is_training(words: Sequence[str]) -> bool:
     """Whether a command may start a training: a launcher, a Python file or module, or a tool's own command."""
     try:
-        while layer := peel(words):
-            words = layer.words
+        words = inner(words)
         return launcher_of(program_of(words)) is not None or is_python(words[0]) or _is_by_tool(words)
     except DsAdviseError:  # `python -c`, an assignment alone
         return False
@@ -327,12 +332,15 @@ def _is_by_tool(words: Sequence[str]) -> bool:
 
 def tools_file(words: Sequence[str]) -> str:
     """The configuration with which a tool's own command trains; "" for another command, and without one."""
-    while layer := peel(words):
-        words = layer.words
-    if not words or not _is_by_tool(words):
+    try:
+        words = inner(words)
+    except DsAdviseError:  # a prefix without a program
         return ""
-    named = [word for before, word in pairwise(words[1:]) if before in (words[1], "--config")]
-    return next((word for word in named if PurePath(word).suffix in (".yaml", ".yml", ".json")), "")
+    if not _is_by_tool(words):
+        return ""
+    parts = [part for word in words[1:] for part in re.split("(?<=^--config)=", word)]
+    named = [part for before, part in pairwise(parts) if before in (parts[0], "--config") and part[:1] != "-"]
+    return next((part for part in named if PurePath(part).suffix in (".yaml", ".yml", ".json")), "")
 
 
 def interpreter_of(

@@ -237,16 +237,22 @@ def on_device(value: Any, dtype: torch.dtype, device: Any) -> Any:
     return tuple(on_device(item, dtype, device) for item in value) if isinstance(value, list | tuple) else value
 
 
+def own_loss(output: Any) -> tuple[Any, str]:
+    """(an output's own loss, else its first tensor; the part of the output that it is: ".loss", "[0]", or "" for the
+    output itself)."""
+    if getattr(output, "loss", None) is not None:
+        return output.loss, ".loss"
+    return (output, "") if isinstance(output, torch.Tensor) else (output[0], "[0]")
+
+
 def load_loss(file: object) -> Callable[[Any, Any], Any]:
     """The file's `loss_fn(output, batch)`; by default the output's own loss, or the mean of its first tensor."""
 
-    def own_loss(output: Any, _batch: Any) -> Any:
-        if getattr(output, "loss", None) is not None:
-            return output.loss
-        first = output if isinstance(output, torch.Tensor) else output[0]
-        return first.float().mean()
+    def default(output: Any, _batch: Any) -> Any:
+        tensor, part = own_loss(output)
+        return tensor if part == ".loss" else tensor.float().mean()
 
-    loss_fn: Callable[[Any, Any], Any] = getattr(file, "loss_fn", None) or own_loss
+    loss_fn: Callable[[Any, Any], Any] = getattr(file, "loss_fn", None) or default
     return loss_fn
 
 

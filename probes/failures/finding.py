@@ -21,11 +21,8 @@ _GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
 _LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
 
-_FAILED = re.compile(
-    r"exitcode ?: (?P<of_rank>-?\d+)\)? local_rank: (?P<local>\d+)|"
-    r"srun: error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): Exited with exit code (?P<of_task>\d+)"
-)
-"""The word of the elastic agent on a rank, and that of Slurm on a task."""
+_FAILED = re.compile(r"exitcode ?: (-?\d+)\)? local_rank: \d+")
+"""The word of the elastic agent on a rank."""
 
 _FAILED_RANK = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 """A rank in torchrun's table of failures (torch 2.13 distributed/elastic/multiprocessing/errors)."""
@@ -194,13 +191,13 @@ class Finding:
     @property
     def failed_rank(self) -> str:
         """What the elastic agent or Slurm says of a rank whose own error is missing; "" for any other line."""
-        found = _FAILED.search(self.error.text)
-        if found is None:
+        if found := _FAILED.search(self.error.text):
+            return f"{self._place} {_end(int(found[1]))}"
+        named = self.named
+        if "task" not in named:
             return ""
-        if found["local"] is not None:
-            return f"{self._place} {_end(int(found['of_rank']))}"
-        verb = "each ended" if found["task"].startswith("tasks") else "ended"
-        return f"{found['task']} on {found['node']} {verb} with exit code {found['of_task']}"
+        verb = "each ended" if named["task"].startswith("tasks") else "ended"
+        return f"{named['task']} on {named['node']} {verb} with exit code {named['code']}"
 
 
 def _signal(number: int) -> str:

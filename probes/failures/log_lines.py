@@ -189,8 +189,8 @@ def _logged(line: LogLine) -> Iterator[LogLine]:
     parts = [said, *(record[key] for key in _TRACEBACKS if isinstance(record.get(key), str))]
     for text in "\n".join(part.rstrip() for part in parts).split("\n"):
         inner = _attributed(line.number, front + text.rstrip())
-        rank = line.rank if inner.rank is None else inner.rank
-        yield from _logged(inner._replace(process=line.process + inner.process, rank=rank))
+        inner_rank = line.rank if inner.rank is None else inner.rank
+        yield from _logged(inner._replace(process=line.process + inner.process, rank=inner_rank))
 
 
 def _record(text: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _FORMS: dict[Sign, re.Pattern[str]] = {
     "prediction_loop": re.compile(r"trainer\.py:prediction_loop .*torch\.cat\("),
 }
 
-SIGN_WORDS = (b"DeepSpeed info", b"[stage3.py:", b"bf16", b"bfloat16")
+SIGN_WORDS = (b"DeepSpeed info", b"[stage_1_and_2.py:", b"[stage3.py:", b"bf16", b"bfloat16")
 """Lines with one of them are read: those of a start, long before an error."""
 
 _WORDS = (

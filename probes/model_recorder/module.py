@@ -23,7 +23,7 @@ from ...estimators.models.model_shape import (
     UserModule,
 )
 from ...estimators.models.program import OuterPrograms, Program, Quantity, Slot
-from ..default_script.engine import batches, built, enable_checkpointing, load_loss
+from ..default_script.engine import batches, built, enable_checkpointing, load_loss, own_loss
 from ..gc_pause import gc_paused
 from ..recording.engine_phases import TensorForm
 from .program import BATCHES, Part, program
@@ -128,7 +128,7 @@ def recorded_module(
             checkpointing=f"model.{method}()" if method else "",
             batch=_form(batch),
             floats=_floats(batch),
-            loss="loss_fn" if loss_fn else _own_loss(output),
+            loss="loss_fn" if loss_fn else _loss_part(output),
         ),
     )
 
@@ -145,12 +145,10 @@ def _floats(batch: Any) -> Literal["none", "some", "all"]:
     return "none" if True not in floats else "some" if False in floats else "all"
 
 
-def _own_loss(output: Any) -> str:
-    """The part of the output that is the loss (`UserModule.loss`): a number, found as `load_loss` finds it."""
-    if getattr(output, "loss", None) is not None:
-        return ".loss"
-    first, part = (output, "") if isinstance(output, torch.Tensor) else (output[0], "[0]")
-    return "unknown" if first.dim() else part
+def _loss_part(output: Any) -> str:
+    """The part of the output that is the loss (`UserModule.loss`). A first tensor that is no number is none."""
+    tensor, part = own_loss(output)
+    return "unknown" if part != ".loss" and tensor.dim() else part
 
 
 def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:

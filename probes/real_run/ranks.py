@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import signal
 import socket
 import time
@@ -169,7 +170,9 @@ class Rank:
     @property
     def remedy(self) -> str:
         """What ends its wait for an extension that nobody builds; "" without such a wait."""
-        return f"rm {self.latest['waits_for']}, unless another machine builds it" if self._builder == "" else ""
+        if self._builder != "":
+            return ""
+        return f"rm {shlex.quote(self.latest['waits_for'])}, unless another machine builds it"
 
     @property
     def is_stuck(self) -> bool:
@@ -253,6 +256,11 @@ class Ranks:
         found = [rank for rank in self.ranks if rank.obstacle]
         failed = first_failed(found) or next((rank for rank in found if rank.is_lost), None)
         return (failed or found[0]).obstacle if found else ""
+
+    @property
+    def left(self) -> Rank | None:
+        """The first rank that waits for an extension which nobody builds now."""
+        return next((rank for rank in self.ranks if rank.remedy), None)
 
     @property
     def stuck(self) -> Rank | None:

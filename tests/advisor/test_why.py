@@ -145,6 +145,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "Task 3 on n01 ended with exit code 1: its error is not in the log.",
         ),
         (
+            "srun: error: n01: tasks 0-3: Exited with exit code 1",
+            "Tasks 0-3 on n01 each ended with exit code 1: its error is not in the log.",
+        ),
+        (
             "E0304 03:55:25.10 4411 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) "
             "local_rank: 2 (pid: 4504) of binary: /opt/conda/bin/python\nRoot Cause (first observed failure):\n[0]:\n"
             "  host      : node1\n  rank      : 10 (local_rank: 2)\n  exitcode  : -9 (pid: 4504)",

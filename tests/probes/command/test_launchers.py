@@ -12,7 +12,7 @@ import pytest
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.probes.command.launchers import Launch, contradictions, read_launch, run_target
 from ds_advise.probes.command.training_command import read_command
-from ds_advise.probes.command.words import check_script, interpreter_of
+from ds_advise.probes.command.words import check_script, interpreter_of, tools_file
 
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
@@ -266,6 +266,24 @@ def test_a_missing_file_is_named_with_the_nearest_one(line: str, message: str, f
 def test_what_may_be_no_file_is_not_missing(line: str, folder: Path) -> None:
     """JSON, its base64, a name, a switch, and an option of the script's own."""
     check_script(shlex.split(line), folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("axolotl train c.yml", "c.yml"),
+        ("axolotl train --config=c.yml", "c.yml"),
+        ("axolotl train --debug --config=c.yml", "c.yml"),
+        ("nohup trl sft --output_dir o --config c.yaml", "c.yaml"),
+        ("trl sft --output_dir=o.yaml", ""),
+        ("trl env c.yaml", ""),
+        ("nohup", ""),
+        ("A=1", ""),
+    ],
+)
+def test_the_file_with_which_a_tool_trains(line: str, file: str) -> None:
+    """A prefix alone has none."""
+    assert tools_file(shlex.split(line)) == file
 
 
 def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,3 +169,10 @@ def test_a_model_without_code_in_transformers_has_its_cause_and_fix() -> None:
     error = worker_error(answer | {"traceback": ""})
     assert error.what.endswith("does not recognize this architecture")
     assert "older than the model" in error.why and "pip install -U transformers" in error.fix
+
+
+def test_cause_and_fix_of_a_known_error_have_its_names() -> None:
+    answer = {"kind": "AttributeError", "phase": "step 1", "where": "trainer.py:9", "package": "transformers"}
+    error = worker_error(answer | {"error": "'MyTrainer' object has no attribute 'deepspeed'", "traceback": ""})
+    assert "the installed Trainer sets no deepspeed" in error.why
+    assert "its current Trainer has deepspeed" in error.fix

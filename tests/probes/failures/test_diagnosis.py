@@ -1228,3 +1228,81 @@ def test_a_message_that_begins_in_the_next_line_is_the_headline() -> None:
     assert first is not None and first.headline.startswith("ImportError: A requires the Other library but it was not")
     long = diagnose_text(f"my.BadError: {'word ' * 40}\n").first
     assert long is not None and long.headline.endswith("word...") and len(long.headline) < 104
+
+
+def test_the_headline_of_a_failed_task_names_it() -> None:
+    first = diagnose_text("srun: error: n01: tasks 0-3: Exited with exit code 1\n").first
+    assert first is not None and first.headline == "tasks 0-3 on n01: exit code 1"
+
+
+def test_a_sign_of_zero_2_long_before_the_error_is_read() -> None:
+    start = "[2026-11-29 10:11:12,131] [INFO] [stage_1_and_2.py:150:__init__] Reduce bucket size 500000000\n"
+    assert "zero12" in diagnose_text(f"{start}{300 * LOSS}{FRAMES}{FULL}\n").signs
+
+
+PACKAGES = "/opt/venv/lib/python3.11/site-packages"
+
+
+def of_frames(*frames: str, error: str) -> str:
+    """A traceback with frames as `FILE: CODE`."""
+    parts = [frame.partition(": ") for frame in frames]
+    lines = "".join(f'  File "{file}", line 9, in main\n    {code}\n' for file, _, code in parts)
+    return f"Traceback (most recent call last):\n{lines}{error}\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ("ValueError: Environment variable RANK expected, but not set\n", "no-rank-in-environment"),
+        # The place of a warning is no frame.
+        (
+            f"{PACKAGES}/transformers/tokenization_utils_base.py:2888: FutureWarning: `x` is deprecated\n"
+            + of_frames(
+                "/data/train.py: json.load(file)", error="json.decoder.JSONDecodeError: Expecting value: line 1"
+            ),
+            "",
+        ),
+        (
+            of_frames(
+                f"{PACKAGES}/transformers/tokenization_utils_base.py: json.load(file)",
+                error="json.decoder.JSONDecodeError: Expecting value: line 1",
+            ),
+            "json-file-damaged",
+        ),
+        # The parent of a spawned process is gone; no file is read.
+        (
+            of_frames(
+                "/usr/lib/python3.11/multiprocessing/spawn.py: self = reduction.pickle.load(from_parent)",
+                error="EOFError: Ran out of input",
+            ),
+            "",
+        ),
+        (
+            of_frames(
+                f"{PACKAGES}/torch/multiprocessing/spawn.py: fn(i, *args)",
+                "/data/train.py: pickle.load(file)",
+                error="EOFError: Ran out of input",
+            ),
+            "empty-file",
+        ),
+        # Of the user's own collective, also behind a line of zero.Init, and of ZeRO-3's.
+        (
+            "[2026-11-29 10:11:12,131] [INFO] [partition_parameters.py:348:__exit__] finished initializing model\n"
+            + of_frames(
+                "/data/train.py: dist.all_gather_into_tensor(out, part)",
+                f"{PACKAGES}/torch/distributed/distributed_c10d.py: group._allgather_base(out, part)",
+                error="TypeError: output tensor must have the same type as input tensor",
+            ),
+            "gathered-types-differ",
+        ),
+        (
+            of_frames(
+                f"{PACKAGES}/deepspeed/runtime/zero/partition_parameters.py: dist.allgather_fn(out, part)",
+                error="TypeError: output tensor must have the same type as input tensor",
+            ),
+            "mixed-dtypes-zero3",
+        ),
+    ],
+)
+def test_what_is_near_an_error_tells_its_kind(log: str, message: str) -> None:
+    assert found(log) == message

@@ -48,6 +48,13 @@ def test_the_example_fills_every_placeholder(message: Message) -> None:
     assert about.cause == message.cause or "{" in message.cause
 
 
+@pytest.mark.parametrize(
+    "ids", [("extension-lock", "extension-lock-interrupted"), ("unequal-sizes", "unequal-sizes-worker")]
+)
+def test_two_messages_of_one_cause_have_the_same_fix(ids: tuple[str, str]) -> None:
+    assert len({message.fix for message in MESSAGES if message.id in ids}) == 1
+
+
 def test_arguments_that_transformers_removed_are_none_of_its_training_arguments() -> None:
     removed = next(message for message in MESSAGES if message.id == "removed-argument")
     replaced = next(message for message in MESSAGES if message.id == "replaced-argument").replaced

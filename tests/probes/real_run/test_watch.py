@@ -3,8 +3,10 @@ Ctrl-C at any moment, which leaves nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -137,6 +139,21 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
     assert failure.message == "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
     assert failure.fix == f"rm {lock}, unless another machine builds it"
     assert failure.message in shown
+
+
+def test_the_remedy_can_be_pasted_and_is_that_of_the_first_rank_with_one(tmp_path: Path) -> None:
+    """A folder's name may have spaces."""
+    lock = tmp_path / "my caches" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert Ranks(tmp_path).left is None
+    for number, waits_for in enumerate(("", str(lock), str(lock))):
+        event = {"time": 0.0, "phase": "load", "waits_for": waits_for}
+        (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(event) + "\n")
+    ranks = Ranks(tmp_path)
+    ranks.read()
+    assert ranks.left is not None and ranks.left.number == 1
+    assert shlex.split(ranks.left.remedy.partition(",")[0]) == ["rm", str(lock)]
 
 
 def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
