@@ -41,6 +41,8 @@ PICTURES = {"en": ROOT / "docs" / "pictures" / "memory.svg", "zh": ROOT / "docs"
 """The chart of each README by its language."""
 QUESTION = ("Qwen2.5-14B", "--gpus", "2x32GB")
 DOTS = "..."
+_CONFIGURATION = re.compile(r"- `(\w+\.json)` is `(\{.*\})`")
+"""A configuration in docs/own-script.md."""
 
 _TERMINAL = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")} | {
     "FORCE_COLOR": "1",
@@ -155,15 +157,13 @@ def make_files(folder: Path) -> None:
     }
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     net = next(block for document in DOCUMENTS for block in blocks(document) if "class Net" in " ".join(block.lines))
-    plain = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
     for name, text in (
         ("ds_config.json", json.dumps(config, indent=2)),
         ("old.json", json.dumps(config | {"zero_optimization": {"stage": 2}})),
         ("net.py", "\n".join(net.lines)),
         ("cifar.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}'),
         ("chats.jsonl", json.dumps(chat) + "\n"),
-        ("zero3.json", json.dumps(config | {"zero_optimization": {"stage": 3}})),
-        ("zero1.json", json.dumps(plain | {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}})),
+        *_CONFIGURATION.findall((ROOT / "docs/own-script.md").read_text()),
         *scripts().items(),
         ("train.log", _LOG),
         ("make_config.py", f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))"),
