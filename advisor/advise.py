@@ -284,7 +284,7 @@ def strategy_candidate(question: Question, strategy: str, settings: str | Mappin
 
 
 _OF_FSDP = ("offload_optimizer", "offload_param")
-"""Keys of DeepSpeed whose effect FSDP has, too (CPUOffload)."""
+"""Keys of DeepSpeed whose effect FSDP has, too (CPUOffload); `unsupported` says with which values."""
 
 
 def _refuse_other_keys(strategy: str, settings: Mapping[str, Any]) -> None:

@@ -294,7 +294,7 @@ def rent(
     if question.get("samples") is not None and about.model.unit == "tokens" and about.workload.rollouts is None:
         length = f"{about.workload.seq_len:,} tokens each"
         basis = (f"Samples are assumed to have {length}, which time and cost depend on (--seq-len, --data FILE).",)
-    found = _without_extremes(list(_market(about, table.machines, most_nodes)), table)
+    found = _without_extremes(_market(about, table.machines, most_nodes), table)
     advice = RentAdvice(
         table=table,
         offers=ranked((one for one in found if isinstance(one, Offer)), deadline_s, most),
@@ -314,7 +314,7 @@ def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
     refused: list[str] = []
     for flags, altered in other_methods(about):
         refused.append(flags)
-        market = _without_extremes(list(_market(altered, advice.table.machines, advice.most_nodes)), advice.table)
+        market = _without_extremes(_market(altered, advice.table.machines, advice.most_nodes), advice.table)
         offers = (one for one in market if isinstance(one, Offer))
         other = replace(advice, offers=ranked(offers, advice.deadline_s, advice.budget))
         if other.recommended is not None:
@@ -322,11 +322,13 @@ def _with_other_methods(about: Question, advice: RentAdvice) -> RentAdvice:
     return replace(advice, refused_methods=tuple(refused))
 
 
-def _without_extremes(found: Sequence[Offer | LeftOut], table: PriceTable) -> list[Offer | LeftOut]:
+def _without_extremes(found: Iterable[Offer | LeftOut], table: PriceTable) -> list[Offer | LeftOut]:
     """The market without offers on which the job takes more than a year, and without those of unknown RAM that need
     more of it per GPU than any machine of the table is known to have; unless there is no other."""
-    known = [each.cluster for each in table.machines if each.cluster.host_memory_bytes_per_node is not None]
-    most = max(((each.host_memory_bytes_per_node or 0) / each.gpus_per_node for each in known), default=inf)
+    found = list(found)
+    clusters = [each.cluster for each in table.machines]
+    known = ((each.host_memory_bytes_per_node, each.gpus_per_node) for each in clusters)
+    most = max((ram / count for ram, count in known if ram is not None), default=inf)
 
     def needs_most(offer: Offer) -> bool:
         figures = offer.figures
@@ -342,7 +344,7 @@ def _without_extremes(found: Sequence[Offer | LeftOut], table: PriceTable) -> li
                 from_attributes(LeftOut, one.figures, reason=reason) if isinstance(one, Offer) and is_out(one) else one
                 for one in found
             ]
-    return list(found)
+    return found
 
 
 def ranked(offers: Iterable[Offer], deadline_s: float | None, budget: float | None) -> tuple[Offer, ...]:

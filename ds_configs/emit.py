@@ -99,7 +99,7 @@ def ds_config(
         config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size, "preset_model": preset}
     config |= optimizer_block(workload, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
-    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+    if plan.swaps:
         config["aio"] = dict(AIO)
     return config
 

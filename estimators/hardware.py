@@ -59,6 +59,8 @@ class Gpu:
     """Rates measured on this device, in ascending order of keys for each precision and pass."""
     assumed: bool = False
     """Whether only a memory size was given and the speed is that of a reference GPU."""
+    same_size: int = 0
+    """Nominal memory in GB of the cards that it may be, if its memory alone is known; else 0."""
     unknown_name: str = ""
     """The name that was given with the memory size, if no GPU of the table has it."""
 
@@ -367,10 +369,10 @@ def find_gpu(name: str) -> Gpu:
             why="they differ in memory or speed",
             fix=f"name one of them: {', '.join(names)}",
         )
-    nearest = nearest_names(name)
-    meant = f"nearest: {', '.join(nearest)}; or give" if nearest else "name one, such as --gpus 2xA100-80GB, or give"
     if _normal(name) == "cpu":
         raise ClusterError("--gpus takes GPUs only", fix="for training on this machine's CPU pass --device cpu")
+    nearest = nearest_names(name)
+    meant = f"nearest: {', '.join(nearest)}; or give" if nearest else "name one, such as --gpus 2xA100-80GB, or give"
     raise ClusterError(
         f"no GPU called {name[:60]!r} is known",
         why="its memory and speed are not known",
@@ -410,22 +412,15 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
             why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
             fix="give the memory of one GPU, such as --gpus 2x24GB",
         )
-    size = _nearest_size(gigabytes)
+    size = min(_references(), key=lambda known: (abs(known - gigabytes), known))
     usable = int(gigabytes * _GIB * UNMEASURED_MEMORY_SHARE)
-    return replace(_references()[size], memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True)
-
-
-def _nearest_size(gigabytes: float) -> int:
-    return min(_references(), key=lambda size: (abs(size - gigabytes), size))
+    return replace(_references()[size], memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True, same_size=size)
 
 
 def same_size_gpus(gpu: Gpu) -> tuple[Gpu, ...]:
     """Return the cards that `gpu` may be if only its memory size was given (`gpu_of_memory`), with its memory; else
     none."""
-    size = _nearest_size(gpu.nominal_gb)
-    if not gpu.assumed or gpu.name != _references()[size].name:
-        return ()
-    return tuple(replace(each, memory_bytes=gpu.memory_bytes) for each in gpus() if each.nominal_gb == size)
+    return tuple(replace(each, memory_bytes=gpu.memory_bytes) for each in gpus() if each.nominal_gb == gpu.same_size)
 
 
 @lru_cache(maxsize=1)

@@ -316,6 +316,11 @@ class Plan(PlanSettings):
         return self.offload_optimizer != "none" or self.offload_param != "none"
 
     @property
+    def swaps(self) -> bool:
+        """Whether tensors are kept on NVMe."""
+        return "nvme" in (self.offload_optimizer, self.offload_param)
+
+    @property
     def strategy(self) -> Strategy | PlainPyTorch:
         if self.sharding != "zero":
             return "torch" if self.sharding == "none" else self.sharding
@@ -323,7 +328,7 @@ class Plan(PlanSettings):
             return "zero1" if self.zero_stage else "ddp"
         if self.zero_stage == 2:
             return "zero2" if self.offload_optimizer == "none" else "zero2-offload"
-        if "nvme" in (self.offload_optimizer, self.offload_param):
+        if self.swaps:
             return "zero3-nvme"
         if self.offload_optimizer == "cpu":
             return "zero3-offload"

@@ -38,8 +38,9 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if obstacle := _why_no_generation(model, workload, plan, cluster):
         return obstacle
     if plan.sharding != "zero":
-        obstacle = _why_no_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else None
-        return obstacle if plan.ranks_per_sample == 1 else "Ulysses and AutoTP need DeepSpeed"
+        if plan.ranks_per_sample > 1:
+            return "Ulysses and AutoTP need DeepSpeed"
+        return _why_no_fsdp2(model, workload, plan) if plan.sharding == "fsdp2" else _why_no_torch_offload(plan)
     ranks, size = cluster.world_size if cluster is not None else 0, plan.sequence_parallel_size
     if ranks % size:
         return f"{ranks} ranks are not divisible into groups of {size}"
@@ -75,7 +76,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
             return "bitsandbytes' int8 layers keep whole weights in addition to ZeRO-3's shards"
         if workload.quantization != "nf4" or plan.offload_param != "none" or plan.quantizes_collectives:
             return "ZeRO-3 is known to shard NF4 weights only on the GPU, with unquantized collectives"
-    if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
+    if cluster is not None and plan.swaps:
         return _why_no_swapping(shard_plan(model, workload, cluster, plan), plan, spec)
     return None
 
@@ -158,7 +159,7 @@ def _why_no_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: C
         return "AutoTP does not support adapters"
     if plan.sequence_parallel_size > 1 or plan.zero_hpz_partition_size > 1:
         return "AutoTP cannot be combined with Ulysses or hpZ"
-    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+    if plan.swaps:
         return "AutoTP with states on NVMe is not known to run"
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return "AutoTP with other losses or kernels, or with tiles, is not known to run"
@@ -247,6 +248,17 @@ def why_no_sequence_parallelism(model: ModelShape, workload: Workload, sequence_
             return f"neither of {attention.kv_heads} key-value heads and {ranks} ranks divides the other"
     if workload.seq_len % ranks:
         return f"a sequence of {workload.seq_len} tokens is not divisible by {ranks} ranks"
+    return None
+
+
+def _why_no_torch_offload(plan: Plan) -> str | None:
+    """Return why plain PyTorch or FSDP 1 does not offload so (torch 2.13 distributed/fsdp/api.py `CPUOffload`)."""
+    if plan.swaps:
+        return "offload to NVMe needs DeepSpeed"
+    if plan.sharding == "none" and plan.offloads:
+        return "offload needs FSDP or DeepSpeed"
+    if plan.offload_optimizer != plan.offload_param:
+        return "FSDP offloads optimizer and parameters together: offload_optimizer and offload_param must be equal"
     return None
 
 

@@ -260,7 +260,7 @@ def _gpu(pynvml: Any, handle: Any) -> Gpu:
         with suppress(ClusterError):
             known = known or find_gpu(spec)
     if known is None:
-        return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable)
+        return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable, same_size=0)
     if abs(total - known.memory_bytes) > _SAME_CARD * known.memory_bytes:
         return replace(known, memory_bytes=usable, nominal_gb=round(total / 2**30))
     return known

@@ -116,7 +116,7 @@ def _leaves_out(plan: Plan) -> tuple[str, ...]:
         missing.append("gathered and prefetched parameters")
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
             missing.append("that the parameters alone are offloaded")
-    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+    if plan.swaps:
         missing.append("NVMe (it counts RAM)")
     return tuple(missing)
 

@@ -108,7 +108,7 @@ def _cards_of_this_size(question: Question, chosen: Candidate) -> str:
     if len(speeds) < 2:
         return ""
     low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
-    gigabytes, unit = same_size_gpus(question.cluster.gpu)[0].nominal_gb, f"{question.model.unit}/s"
+    gigabytes, unit = question.cluster.gpu.same_size, f"{question.model.unit}/s"
     size = f"{gigabytes} GB"
     if gigabytes != question.cluster.gpu.nominal_gb:
         size = f"the nearest known size, {size}"

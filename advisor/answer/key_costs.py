@@ -166,7 +166,7 @@ def _why_no_costs(path: str, plan: Plan) -> str:
         verb = "DeepSpeed refuses it" if known.refused_elsewhere else "it has no effect"
         stages = [f"--strategy zero{stage}" for stage in known.stages if stage]
         return f"{verb} at stage {plan.zero_stage}; {alternatives(stages)} has a plan that uses it"
-    if known is not None and known.nvme_only and "nvme" not in (plan.offload_optimizer, plan.offload_param):
+    if known is not None and known.nvme_only and not plan.swaps:
         return "this plan uses no NVMe"
     if known is not None and (known.field or known.option):
         return ""

@@ -41,6 +41,9 @@ _CLASSES: Mapping[doc.Style, str] = {
     "unknown": "lead strong",
 }
 
+SCRIPTS = ("copy.js", "hints.js")
+"""Scripts of a report that the page has, too."""
+
 _WORDS = {
     "sections_title": "Sections",
     "copy": "Copy",
@@ -75,7 +78,7 @@ def render_html(document: doc.Document, *, date: str = "", command: str = "") ->
         links=joined(*(element("a", heading.title, href=f"#{heading.name}") for heading, _ in drawn)),
         sections=joined(*(section for _, section in drawn)),
         style=f"{text_file('report.css')}\n@media screen and (prefers-color-scheme: dark) {{\n{dark_sheet()}}}",
-        script="".join(map(text_file, ("copy.js", "hints.js", "report.js"))),
+        script="".join(map(text_file, (*SCRIPTS, "report.js"))),
         data=data.replace("<", "\\u003c").replace("&", "\\u0026"),  # keeps browsers from parsing it as markup
     )
 

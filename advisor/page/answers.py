@@ -164,7 +164,7 @@ def _shown(answer: Recommendation, language: Language) -> dict[str, Any]:
 
 
 def _values(answer: Recommendation) -> dict[str, str]:
-    """Return the values of the sliders' options in plain figures: those that the advice chose, and those that were
+    """Return the values of fields in plain figures: those that the advice chose, and those that were
     written in another form, such as 8k."""
     question, chosen = answer.question, answer.recommended
     values = {"seq-len": str(question.workload.seq_len), "lora-rank": str(question.workload.lora_rank)}

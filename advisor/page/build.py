@@ -20,6 +20,7 @@ import packaging
 
 from ...estimators.errors import DsAdviseError
 from .. import html_report
+from ..html_report.report import SCRIPTS
 from ..text.language import Language
 from .answers import FIRST
 
@@ -39,14 +40,10 @@ TYPES = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
-    "copy.js": "text/javascript; charset=utf-8",
-    "hints.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(SCRIPTS, "text/javascript; charset=utf-8"),
     "icon.svg": "image/svg+xml",
 }
 """Media types of the page's own files."""
-
-REPORT_FILES = ("copy.js", "hints.js")
-"""Those that reports also have."""
 
 WORKER_FILES = ("worker.js", "service_worker.js")
 """Additional files of a static page."""
@@ -98,7 +95,7 @@ def page_file(
     """Return one of the page's own files as served. answers: where the answers are computed. language: None selects
     the browser's. build: name of this build's cache. kept: JSON, the files in the cache. shown: JSON, the content of
     the page before Python runs."""
-    folder = files(html_report) if name in REPORT_FILES else files(__package__).joinpath("static")
+    folder = files(html_report) if name in SCRIPTS else files(__package__).joinpath("static")
     raw = folder.joinpath(name).read_bytes()
     if name not in TEMPLATES:
         return raw

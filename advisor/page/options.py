@@ -54,6 +54,10 @@ State = Mapping[str, str]
 unset."""
 
 
+_NAMED = re.compile(r"--([a-z][a-z-]*)")
+"""The flag of an option in a sentence."""
+
+
 def _known_words(option: Option) -> tuple[str, ...]:
     """Return the values to choose from; () for an option that takes a text or a number."""
     if option.name == "optimizer":
@@ -77,9 +81,6 @@ def described_options() -> dict[str, Any]:
         }
         for name, option in OPTIONS.items()
     }
-
-
-_NAMED = re.compile(r"--([a-z][a-z-]*)")
 
 
 def _label(flag: re.Match[str]) -> str:
@@ -148,12 +149,14 @@ def state_question(state: State, say: Callable[[str], None] = lambda _: None) ->
 
 def idle_options(question: Question) -> list[str]:
     """Return the options that the question's model cannot have."""
-    return [name for name, option in OPTIONS.items() if option.name in impossible_options(question.model)]
+    impossible = impossible_options(question.model)
+    return [name for name, option in OPTIONS.items() if option.name in impossible]
 
 
 def file_options(state: State) -> dict[str, Any]:
     """Return the model and the options as a question about a file has them: with the value in place of `max`. Raises
     the errors of `state_question`."""
+    state, _ = without_waiting(state)
     options: dict[str, Any] = {"model": state_model(state), **state_options(state)}
     if "max" in (options.get("seq_len"), options.get("micro_batch")):
         question = state_question(state)
@@ -288,7 +291,7 @@ def page_fix(fix: str) -> str:
 
 def error_options(error: DsAdviseError, state: State) -> list[str]:
     """Return the options that an error names by their flags, else the one that its kind is about."""
-    named = [name for name in re.findall(r"--([a-z-]+)", f"{error.what} {error.fix}") if name in OPTIONS]
+    named = [name for name in _NAMED.findall(f"{error.what} {error.fix}") if name in OPTIONS]
     if named:
         return list(dict.fromkeys(named))
     if isinstance(error, ModelConfigError | UnknownModelError):

@@ -84,8 +84,8 @@ class BatchSweep:
     @property
     def can_run(self) -> bool:
         """Whether the plans can run without NVMe that the question does not name."""
-        plan, nvme = self.smallest_plan, self.question.cluster.nvme_bytes_per_node
-        return ("nvme" not in (plan.offload_optimizer, plan.offload_param) or bool(nvme)) and self.obstacle is None
+        has_place = not self.smallest_plan.swaps or bool(self.question.cluster.nvme_bytes_per_node)
+        return has_place and self.obstacle is None
 
     @cached_property
     def resident_bytes(self) -> int:

@@ -109,7 +109,7 @@ def judge_fit(memory: MemoryEstimate, cluster: Cluster, plan: Plan | None = None
     # The GPU is named first: more RAM or NVMe would not help such a plan.
     if on_gpu.probability < LIKELY:
         return on_gpu
-    swaps = bool(memory.nvme_bytes_per_node) or (plan is not None and plan.strategy == "zero3-nvme")
+    swaps = bool(memory.nvme_bytes_per_node) or (plan is not None and plan.swaps)
     fit, is_unnamed = _on_host(on_gpu, host_bytes, cluster), swaps and not nvme
     if not fit.probability:
         lacks = f"{NEEDS_RAM}, --nvme" if cluster.ram_limit_bytes is None else NEEDS_RAM_AND_NVME

@@ -135,8 +135,8 @@ def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Clus
 
 
 def most_device_bytes(need_bytes: int, allocated_bytes: int, cluster: Cluster, *, is_dry_run: bool) -> int:
-    """Return the memory of a GPU that a predicted need stays below with `FIT_THRESHOLD`; of a dry run too large: all
-    tensors stand for the transient ones. allocated_bytes: its tensors. is_dry_run: whether a dry run predicts it, not
+    """Return the memory of a GPU that a predicted need stays below with `FIT_THRESHOLD`. For a dry run it is too large,
+    since all tensors count as transient. allocated_bytes: its tensors. is_dry_run: whether a dry run predicts it, not
     the closed form."""
     error = _dry_run_error() if is_dry_run else published_error()
     spread = outside_spread_bytes(outside_allocator(cluster))

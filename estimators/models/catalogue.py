@@ -195,18 +195,20 @@ def _meant(name: str) -> str:
 def _misspelled_variant(name: str) -> str:
     """Return the hub id of the model of which a name states a misspelled variant: `llama-3-8b-instuct`; "" without
     one."""
-    pieces = _pieces(name.rpartition("/")[2][:100])
     from difflib import get_close_matches  # as above
 
+    pieces = _pieces(name.rpartition("/")[2][:100])
     longer = [word for word in _VARIANTS if len(word) >= _LONG_WORD]
     spelled = [next(iter(get_close_matches(piece, longer, 1, _CLOSE)), piece) for piece in pieces]
     stripped = _stripped(spelled)
-    same = (known for known in _names() if spelled != pieces and stripped and known.stripped == stripped)
+    if spelled == pieces or not stripped:
+        return ""
+    same = (known for known in _names() if known.stripped == stripped)
     return next((_entries()[known.entry]["id"] for known in same), "")
 
 
 _LONG_WORD = 4
-"""Characters of a word that can be misspelled: two of shorter ones have too little in common."""
+"""Least number of characters of a word that can be misspelled: two of shorter ones have too little in common."""
 
 
 def _begins(name: str, hub_id: str) -> bool:

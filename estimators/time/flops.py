@@ -283,7 +283,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
 
 def head_launches(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[tuple[Product, int], ...]:
     """Return the products that compute `head_product`, with their numbers. A loss that never has all logits computes
-    them in chunks; each reads the weight of the head, and adds to the gradient of all of it, however few its tokens."""
+    them in chunks. Each reads the weight of its columns, and adds to their gradient, however few its tokens."""
     head = head_product(model, workload, micro_batch)
     if head is None:
         return ()

@@ -14,6 +14,7 @@ from ds_advise.estimators.hardware import (
     gpu_of_memory,
     gpus,
     nearest_names,
+    same_size_gpus,
 )
 from ds_advise.estimators.time.roofline import memory_rate, product_rate
 
@@ -85,6 +86,13 @@ def test_a_bare_size_has_exact_memory_and_borrowed_speed(gigabytes: int) -> None
     assert gpu.assumed and gpu.nominal_gb == gigabytes
     assert gpu.name in {known.name for known in gpus()}
     assert product_rate(gpu, "fp16") == product_rate(find_gpu(gpu.name), "fp16")
+
+
+@pytest.mark.parametrize("gigabytes", [14.1, 14.5, 22.1, 36.5, 44.4, 44.6])
+def test_the_borrowed_speed_is_that_of_a_card_that_may_be_meant(gigabytes: float) -> None:
+    """Also where the nearest size to the rounded one is another."""
+    gpu = gpu_of_memory(gigabytes)
+    assert gpu.name in {card.name for card in same_size_gpus(gpu)}
 
 
 @pytest.mark.parametrize("gigabytes", [0, -32, 1.5, 3.9, 513, 1e12, float("inf")])

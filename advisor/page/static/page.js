@@ -202,6 +202,7 @@ function linkFields(root) {
     if (parentElement.closest("svg")) walker.currentNode.data = labelled(data);
     else found.push(walker.currentNode);
   }
+  for (const part of root.querySelectorAll("svg [aria-label]")) part.setAttribute("aria-label", labelled(part.getAttribute("aria-label")));
   for (const node of found) node.replaceWith(...node.data.split(FLAG).map((text, at, texts) => {
     if (!FLAG.test(text)) return text;
     const name = FLAG_NAME.exec(text)[1], flag = `--${name}`, field = fields[name];
@@ -224,7 +225,6 @@ function fieldLink(name, textContent) {
   };
   return make("a", { href: "#question", className: "link", textContent, title: label, onclick });
 }
-const showSliders = () => { for (const box of document.querySelectorAll("[data-slider]")) box.show?.(); };
 function showControls() {
   byId("dropped").hidden = !dropped.length;
   byId("dropped").textContent = `${t("Left out of the address, since the page has no such option:")} ${dropped.map((name) => name.slice(0, 40)).join(", ")}`;
@@ -275,7 +275,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   byId("summary").hidden = true;  // the error is in its place
   tellCommand?.(line);
   Object.assign(used, read);
-  showSliders();
+  if (boxes.length) showControls();  // without Python there are none
 }
 // What an answer has no part of: an error came in between.
 function clearPending() {
@@ -328,10 +328,10 @@ function showAnswer(part) {
 }
 function fill(name, html) {  // html: blocks of a document, drawn and escaped by Python
   byId(name).innerHTML = html;
+  linkFields(byId(name));  // before hints are taken from the titles
   takeTitles(byId(name));
   watchBoxes(byId(name));
   codeButtons(byId(name), { copy: t("Copy"), copied: t("Copied"), failed: t("Not copied"), save: t("Save") });
-  linkFields(byId(name));
 }
 
 // Shows one of the sections that have charts, each with a tab.

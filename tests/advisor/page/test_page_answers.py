@@ -353,6 +353,15 @@ def test_lint_on_the_page_asks_what_the_command_asks(options: str, capsys: pytes
     assert most["part"] == "lint", "the longest that fits, which lint does not search"
 
 
+def test_lint_on_the_page_waits_for_the_amount_of_training_as_the_answer_does() -> None:
+    """An option that is filled before the amount is no error of the form below it."""
+    state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", "method": "lora", "epochs": "3"}
+    assert "no effect yet" in parts(state)["answer"]["warnings"]
+    for length in ("2k", "max"):
+        found = json.loads(judge(json.dumps({"config": '{"bf16": 1}', "state": {**state, "seq-len": length}})))
+        assert found["part"] == "lint", found
+
+
 def test_the_page_draws_the_answer_of_the_terminal_in_its_language() -> None:
     """Every row of the ladder; in Chinese with the texts of the page, and the same code."""
     answers = {}

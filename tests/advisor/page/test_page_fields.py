@@ -241,6 +241,20 @@ def test_charts_name_fields_and_say_that_bars_are_cut(opened: Any) -> None:
     assert "needs NVMe drive" in chart.text_content()
 
 
+def test_hints_of_a_chart_name_fields(opened: Any) -> None:
+    """Also the label that the keyboard shows, and a title, which becomes a label."""
+    page = opened()
+    page.evaluate(
+        """fill("charts", '<svg class="picture"><g role="img" tabindex="0" aria-label="zero3: needs --ram"></g>'
+          + '<g role="img"><title>needs --ram</title></g></svg>')"""
+    )
+    labels = page.locator("#charts [role=img]").evaluate_all("(all) => all.map((each) => each.ariaLabel)")
+    assert labels == ["zero3: needs Host RAM per node", "needs Host RAM per node"]
+    page.focus("#tabs button")
+    page.keyboard.press("Tab")
+    assert page.text_content("#tip") == labels[0]
+
+
 def test_every_further_option_says_what_it_is(opened: Any) -> None:
     """Those that this model or objective cannot have are not offered."""
     page = opened()
@@ -334,3 +348,5 @@ def test_an_empty_field_shows_what_is_used_and_an_example_says_so(opened: Any) -
         "host", "nvme", "link", "interconnect", "software", "price"
     }  # fmt: skip
     assert shown["global-batch-option"] == page.evaluate("used['global-batch']") != ""
+    page.evaluate("showError({sentence: 'An error.', used: {'global-batch': '7'}})")
+    assert page.get_attribute("#global-batch-option", "placeholder") == "7", "read by a question without an answer"

@@ -20,6 +20,7 @@ from ds_advise.estimators.hardware import (
     network_bytes_per_s,
     nvme_read_bytes_per_s,
     nvme_write_bytes_per_s,
+    same_size_gpus,
 )
 from ds_advise.estimators.machine_parts import bridge_of
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes
@@ -285,6 +286,7 @@ def test_auto_takes_the_memory_from_the_driver(driver: Driver) -> None:
     driver(("NVIDIA Future 9000", 60.0))
     cluster = parse_cluster("auto")
     assert cluster.gpu.assumed and cluster.gpu.name == "NVIDIA Future 9000"
+    assert same_size_gpus(cluster.gpu) == (), "the driver names it"
     assert 0.95 < cluster.gpu.memory_bytes / (60 * GIB) < 1
     assert any("NVIDIA Future 9000" in sentence for sentence in cluster.assumptions)
     driver(("NVIDIA GeForce RTX 4090", 48.0))

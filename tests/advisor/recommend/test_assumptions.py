@@ -108,10 +108,17 @@ def test_the_span_of_the_cards_has_those_that_the_plan_likely_fits() -> None:
     assert float(found[1].replace(",", "")) == pytest.approx(same_plan.tokens_per_s, rel=0.02)
 
 
-@pytest.mark.parametrize(("gpus", "size"), [("1x4GB", 8), ("1x22GB", 20), ("1x100GB", 96)])
+@pytest.mark.parametrize(("gpus", "size"), [("1x4GB", 8), ("1x22GB", 20), ("1x44.4GB", 48), ("1x100GB", 96)])
 def test_cards_of_a_size_that_no_card_has_are_named_by_theirs(gpus: str, size: int) -> None:
     screen = " ".join(printed(ask("gpt2", gpus)).split())
     assert f"of the nearest known size, {size} GB: " in screen
+
+
+@pytest.mark.parametrize("gpus", ["2xRTX-3090-23GB", "2xA100-SXM4-80GB-79GB"])
+def test_a_named_card_of_another_size_is_no_other_card(gpus: str) -> None:
+    question = build_question("gpt2", gpus=gpus)
+    assert question.cluster.gpu.assumed and same_size_gpus(question.cluster.gpu) == ()
+    assert not re.search(r"cards? of ", " ".join(printed(ask("gpt2", gpus)).split()))
 
 
 def test_an_unknown_card_is_named_where_its_speed_is_assumed() -> None:

@@ -687,6 +687,24 @@ def test_a_key_of_deepspeed_is_no_setting_of_plain_pytorch(strategy: str, capsys
     assert "PyTorch's FSDP, " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("strategy", "settings", "obstacle"),
+    [
+        ("fsdp", "offload_optimizer=cpu,offload_param=cpu", ""),
+        ("fsdp", "offload_optimizer=cpu", "FSDP offloads optimizer and parameters together"),
+        ("fsdp", "offload_param=cpu", "FSDP offloads optimizer and parameters together"),
+        ("fsdp", "offload_optimizer=nvme,offload_param=nvme", "offload to NVMe needs DeepSpeed"),
+        ("torch", "offload_optimizer=cpu", "offload needs FSDP or DeepSpeed"),
+    ],
+)
+def test_plain_pytorch_offloads_as_fsdp_does(
+    strategy: str, settings: str, obstacle: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", "Qwen2.5-0.5B", "--gpus", "2x24GB", "--ram", "256GB", "--offline", "--strategy", strategy]
+    assert run([*asked, "--set", settings]) == (2 if obstacle else 0)
+    assert obstacle in capsys.readouterr().err
+
+
 def test_a_plan_that_does_not_fit_names_one_that_does_and_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["explain", "Qwen2.5-7B", "--gpus", "2x24GB", "--ram", "256GB", "--offline"]
     assert run([*asked, "--strategy", "zero1"]) == 0
