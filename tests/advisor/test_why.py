@@ -953,6 +953,34 @@ def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.
             "Fix: Install the peft for which the script was written",
         ),
         (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'beta'",
+            "Fix: Install the trl for which the script was written",  # DPOConfig has it
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'model_name_or_path'",
+            "Fix: Install the trl for which the script was written",  # an option of TRL's scripts
+        ),
+        (
+            "TypeError: DPOConfig.__init__() got an unexpected keyword argument 'padding_free'",
+            "Fix: pip install -U trl: a newer trl takes padding_free",
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'dataloader_prefetch_factor'",
+            "Fix: pip install -U trl: a newer trl takes dataloader_prefetch_factor",  # of TrainingArguments
+        ),
+        (
+            "TypeError: Seq2SeqTrainingArguments.__init__() got an unexpected keyword argument 'dataloader_prefetch_factor'",
+            "Fix: pip install -U transformers: transformers",  # of the base class
+        ),
+        (
+            "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'predict_with_generate'",
+            "Fix: Install the transformers for which the script was written",  # of the derived class
+        ),
+        (
+            "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'task_type'",
+            "Fix: pip install -U peft: peft",  # of the base class
+        ),
+        (
             "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep_fp32_wrapper'",
             "Fix: pip install -U accelerate: accelerate",  # the installed one has it
         ),
