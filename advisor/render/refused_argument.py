@@ -31,8 +31,8 @@ _FILES = {
     "TrainingArguments": ("transformers", "training_args.py"),
     "Seq2SeqTrainingArguments": ("transformers", "training_args_seq2seq.py"),
 }
-"""Classes and functions that trainings call, and base classes of those -> their package and its file (accelerate 1.15, deepspeed 0.19.8,
-peft 0.20, transformers 5.24)."""
+"""Classes and functions that trainings call, and base classes of those -> their package and its file (accelerate 1.15,
+deepspeed 0.19.8, peft 0.20, transformers 5.24)."""
 
 OF_TRL = {objective.config or "SFTConfig" for objective in OBJECTIVES.values()}
 """TRL's classes of arguments, which have those of TrainingArguments, too."""

@@ -965,11 +965,11 @@ def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.
             "Fix: pip install -U trl: a newer trl takes padding_free",
         ),
         (
-            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'dataloader_prefetch_factor'",
-            "Fix: pip install -U trl: a newer trl takes dataloader_prefetch_factor",  # of TrainingArguments
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'warmup_steps'",
+            "Fix: pip install -U trl: a newer trl takes warmup_steps",  # of TrainingArguments
         ),
         (
-            "TypeError: Seq2SeqTrainingArguments.__init__() got an unexpected keyword argument 'dataloader_prefetch_factor'",
+            "TypeError: Seq2SeqTrainingArguments.__init__() got an unexpected keyword argument 'warmup_steps'",
             "Fix: pip install -U transformers: transformers",  # of the base class
         ),
         (
@@ -1161,7 +1161,7 @@ def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _why(capsys, "--list", "--json")
     listed = json.loads(text)
     assert code == 0 and len(listed) >= 80 and all(all(map(str, each.values())) for each in listed)
-    assert {*listed[0]} == {"id", "area", "title", "cause", "certain", "fix", "source"}
+    assert {*listed[0]} == {"id", "area", "title", "kind", "certain", "cause", "fix", "source"}
 
 
 def test_a_configuration_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:
