@@ -116,8 +116,8 @@ def _arguments(node: ast.stmt, callee: Callee) -> Iterator[str]:
     if not isinstance(node, ast.ClassDef) or node.name != callee.name:
         return
     methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == callee.method]
-    for part in methods:
-        yield from (each.arg for each in (*part.args.args, *part.args.kwonlyargs))
+    for method in methods:
+        yield from (each.arg for each in (*method.args.args, *method.args.kwonlyargs))
     if methods:
         return
     for part in node.body:
