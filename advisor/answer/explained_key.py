@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,6 @@ from .key_costs import KeyContext, KeyCost, follows_option, key_costs, successor
 from .key_example import as_written, example_of, key_type, refusal, remarks, value_at
 
 _MOST_PLACES = 6
-
-DEPRECATED_NAME = "the deprecated name of "
-"""Start of the meaning of a key that has a successor."""
 
 NOT_LISTED = (
     "Its keys are not listed here; DeepSpeed documents its configuration at https://www.deepspeed.ai/docs/config-json/."
@@ -89,6 +87,11 @@ class KeyExplanation:
     costs: tuple[KeyCost, ...]
     no_cost: str
     """Why there are no costs; "" if there are some."""
+
+    def deprecated(self) -> dict[str, str]:
+        """Return the deprecated names among the keys of a block -> the present ones."""
+        names = {name: _present_name(f"{self.path}.{name}", load_facts()) for name in self.keys}
+        return {name: now for name, now in names.items() if now}
 
 
 def is_key(name: str) -> bool:
@@ -246,9 +249,9 @@ def explain_key(
         no_cost = refusal(path, example, context, facts) or no_cost
 
     def described(path: str) -> str:
-        known, now = facts.find_field(path), successor_path(path, facts).rpartition(".")[2]
+        known, now = facts.find_field(path), _present_name(path, facts)
         of_class = known.description if known is not None else ""
-        return meaning(path) or (f"{DEPRECATED_NAME}{now}" if now else of_class)
+        return meaning(path) or (f"the deprecated name of {now}" if now else of_class)
 
     return KeyExplanation(
         schema_version=SCHEMA_VERSION,
@@ -274,6 +277,11 @@ def explain_key(
         costs=costs,
         no_cost=no_cost,
     )
+
+
+def _present_name(path: str, facts: DeepSpeedFacts) -> str:
+    """Return the name that took the place of a deprecated one; "" for any other."""
+    return successor_path(path, facts).rpartition(".")[2]
 
 
 def _describe(path: str, kind: FieldType, facts: DeepSpeedFacts) -> str:
@@ -351,15 +359,10 @@ def _is_what_is_added(path: str, bad: Any, good: Any) -> bool:
     before, after = _leaves(bad), _leaves(good)
     new = {each for each in after if after[each] != before.get(each)}
     replaced = {each.rpartition(".")[0] for each in {*before} - {*after}}
-    whole = next(each for each in _blocks(path) if value_at(each, bad) is None)
+    blocks = accumulate(path.split("."), "{}.{}".format)  # the outermost first, then the key
+    whole = next(each for each in blocks if value_at(each, bad) is None)
     others = {each for each in new if each.startswith(f"{whole}.") and not f"{each}.".startswith(f"{path}.")}
     return len(new) <= _FEW and replaced <= {path.rpartition(".")[0]} and not others
-
-
-def _blocks(path: str) -> Iterator[str]:
-    """Yield the blocks around a key, the outermost first, and the key."""
-    names = path.split(".")
-    yield from (".".join(names[:count]) for count in range(1, len(names) + 1))
 
 
 def _leaves(config: Any, above: str = "") -> dict[str, Any]:

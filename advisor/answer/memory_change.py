@@ -248,6 +248,7 @@ def _fitting(
     file: Mapping[str, Any],
 ) -> Iterator[_Fitting]:
     """Yield the changes that fit. file: the configuration that they change."""
+    before = need(failed)
     for what, plan, changed, found, now in (tried for tried in helping if tried.fits):
         try:
             configs = [
@@ -273,7 +274,7 @@ def _fitting(
             speed=speed,
         )
         parts = _parts(plan, changed) - _parts(failed.plan, workload)
-        yield _Fitting(change, parts, (need(failed) - now) / max(1 - speed, _LEAST_LOSS))
+        yield _Fitting(change, parts, (before - now) / max(1 - speed, _LEAST_LOSS))
 
 
 def _parts(plan: Plan, workload: Workload) -> frozenset[tuple[str, str]]:

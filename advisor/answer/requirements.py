@@ -11,7 +11,7 @@ from ...estimators.time.job import HOUR_S
 from ...validate.lint import load_facts
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
-from ..question.machine_parts import parse_size
+from ..question.machine_parts import MOST_MEMORY_BYTES, parse_size
 from ..question.prices import parse_money
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
@@ -78,8 +78,8 @@ def parse_limits(
             f"{name} is {min_tokens_per_second:g}", why="it must be above 0", fix=f"pass a valid {name}"
         )
     limits: dict[RequirementName, float | None] = {
-        "memory": parse_size("--max-memory", max_memory, least=2**20, most=64 * 2**40) if max_memory else None,
-        "ram": parse_size("--max-ram", max_ram, least=2**20, most=64 * 2**40) if max_ram else None,
+        "memory": parse_size("--max-memory", max_memory, least=2**20, most=MOST_MEMORY_BYTES) if max_memory else None,
+        "ram": parse_size("--max-ram", max_ram, least=2**20, most=MOST_MEMORY_BYTES) if max_ram else None,
         "speed": min_tokens_per_second,
         "duration": None if max_duration is None else parse_duration("--max-duration", max_duration),
         "cost": None if max_cost is None else parse_money("--max-cost", max_cost, currency),
@@ -98,7 +98,7 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
     advice = report.count("advice")
     counts = f"{counted_noun(len(errors), 'error')}, " if errors else "no errors, "
     counts += counted_noun(len(warnings), "warning")
-    counts += f", {advice} piece{'s' * (advice != 1)} of advice" if advice else ""
+    counts += f", {counted_noun(advice, 'piece')} of advice" if advice else ""
     counts += f"; read by {report.reader}{' (assumed: pass --framework)' * report.framework_is_assumed}"
     detail = "\n".join((counts, *errors))
     yield Requirement(

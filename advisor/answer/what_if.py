@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -76,21 +76,20 @@ def use_pytorch(question: Question, plain: Candidate) -> Change:
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
-    storage, kinds = _storage(question, ladder, chosen), _kinds(question, chosen)
+    storage, first = _storage(question, ladder, chosen), _of_less_ram(question)
     if chosen is None:
         yield from _grown(question, chosen, _optimizers_on_the_host(question))
         # The smallest and the fastest plan with more RAM or NVMe, then more GPUs.
         yield from islice(storage, 2)
         yield from _grown(question, chosen, _gpus(question))
     if chosen is not None and chosen.fit.assumed_host_bytes:
-        # The answer depends on the RAM, so plans with less of it come first: without a reference, and adapters, which
-        # need the least.
-        for series in islice(kinds, 1 + len([*_precomputed(question)])):
+        # The answer depends on the RAM, so plans with less of it come first.
+        for series in first:
             yield from _grown(question, chosen, series)
         yield from _smaller_hosts(question, chosen)
         yield next(storage, None)
     yield from storage
-    for series in kinds:
+    for series in chain(first, _kinds(question, chosen)):
         yield from _grown(question, chosen, series)
 
 
@@ -130,16 +129,19 @@ def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change
         yield answer.change(flags, answer.job_outcome(question, chosen), assumed=True)
 
 
-def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
-    back = "" if question.options["experts"] == "zero" else " --experts zero"
-    without_autoep = question.replace_options(
-        experts="zero"
-    )  # AutoEP supports none of these methods, losses and states
+def _of_less_ram(question: Question) -> Iterator[Iterable[Asked]]:
+    """Yield the kinds of change that come first: bf16, no reference model, and adapters, which need the least."""
+    back, without_autoep = _without_autoep(question)
     if question.workload.precision == "fp16" and question.cluster.gpu.has_bf16:  # the host checks fp16 for overflow
         yield [("--precision bf16", _altered(question, precision="bf16"))]
     yield from ([(flags + back, altered)] for flags, altered in _precomputed(without_autoep))
     yield ((flags + back, altered) for flags, altered in other_methods(without_autoep))
-    yield from ([(flags + back, altered)] for flags, altered in _without_autoep(without_autoep))
+
+
+def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
+    """Yield the other kinds."""
+    back, without_autoep = _without_autoep(question)
+    yield from ([(flags + back, altered)] for flags, altered in _other_loss(without_autoep))
     if chosen is None or not chosen.fit.assumed_host_bytes:
         yield from ([asked] for asked in _smaller_states(question))
     yield from ([asked] for asked in _models(question, chosen))
@@ -226,6 +228,11 @@ def _altered(question: Question, **workload: Any) -> Question:
     return replace(question, workload=replace(question.workload, **workload))
 
 
+def _without_autoep(question: Question) -> Asked:
+    """Return the question without AutoEP, which supports few methods, losses and states, and the flag for it."""
+    return "" if question.options["experts"] == "zero" else " --experts zero", question.replace_options(experts="zero")
+
+
 def other_methods(question: Question) -> Iterator[Asked]:
     """Yield the question with other training methods, with their flags."""
     if question.model.module:
@@ -239,14 +246,13 @@ def other_methods(question: Question) -> Iterator[Asked]:
 
 
 def _precomputed(question: Question) -> Iterator[Asked]:
-    """Yield reference log-probabilities computed before the training. They come first, because the training stays the
-    same."""
+    """Yield reference log-probabilities computed before the training, which stays the same."""
     workload = question.workload
     if reference_passes(workload) and not workload.rollouts:
         yield "--precompute-ref-log-probs", _altered(question, precompute_ref_log_probs=True)
 
 
-def _without_autoep(question: Question) -> Iterator[Asked]:
+def _other_loss(question: Question) -> Iterator[Asked]:
     """Yield another loss, which AutoEP does not support."""
     loss = offered_loss(question.model, question.workload, question.cluster.gpu)
     if loss is not None and not question.free_loss:  # a free loss has been searched already
@@ -283,8 +289,8 @@ def _too_small(candidate: Candidate) -> int:
 
 def _smaller_states(question: Question) -> Iterator[Asked]:
     """Yield AdamW with states in 8 bits, and in bf16, neither of which AutoEP supports."""
-    back = "" if question.options["experts"] == "zero" else " --experts zero"
-    workload, question = question.workload, question.replace_options(experts="zero")
+    back, question = _without_autoep(question)
+    workload = question.workload
     if workload.method != "full" or question.options["optimizer_dtype"] != "fp32":
         return
     if workload.optimizer == "adamw" and not question.cluster.gpu.is_cpu:

@@ -12,7 +12,7 @@ from ...estimators.hardware import KERNEL_MEMORY_SHARE, Cluster
 from ...estimators.machine_parts import bridge_of, pcie_bytes_per_s
 from ..text.units import counted_noun
 from .gpu_text import described_cluster
-from .machine_parts import NETWORK, drive_rates, parse_rate, parse_size, with_host, with_links
+from .machine_parts import MOST_MEMORY_BYTES, NETWORK, drive_rates, parse_rate, parse_size, with_host, with_links
 from .options import MachineOptions, names_in
 
 MOST_CPU_RANKS = 1024
@@ -88,7 +88,7 @@ def cluster_here(options: Mapping[str, Any], *, devices: int | None = None) -> C
 def memory_limit_bytes(options: Mapping[str, Any]) -> int | None:
     """The memory limit of each rank on the CPU; None without a limit."""
     memory = options.get("memory")
-    return None if memory is None else parse_size("--memory", memory, least=10 * 2**20, most=64 * 2**40)
+    return None if memory is None else parse_size("--memory", memory, least=10 * 2**20, most=MOST_MEMORY_BYTES)
 
 
 def parse_cluster(
@@ -245,7 +245,7 @@ def parse_ram(text: str) -> tuple[int, str]:
     `256GB` and `0.5TB` are modules as sold, in powers of two: usable = size * (1 - KERNEL_MEMORY_SHARE).
     `200GiB` is exactly the usable size (the RAM that `free` shows, or a container's limit).
     """
-    size = parse_size("--ram", text, least=2**30, most=64 * 2**40)
+    size = parse_size("--ram", text, least=2**30, most=MOST_MEMORY_BYTES)
     if "i" in text.lower():
         return size, ""
     usable = int(size * (1 - KERNEL_MEMORY_SHARE))

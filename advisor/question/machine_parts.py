@@ -190,6 +190,9 @@ _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "mi
 _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
 """Units of memory, which is sold in powers of two; drives are sold in powers of ten."""
 
+MOST_MEMORY_BYTES = 64 * 2**40
+"""Largest memory that an option takes."""
+
 
 def _meant_size(text: str, least: int, most: int) -> str:
     """The size of memory that a text in another form means: `256GB` for `256`, `256GBs` and `256 gigabytes`, and for

@@ -150,15 +150,18 @@ def _start(
     steps = next_steps(answer, config_path, details=details, dry_run=has_dry_run, launchers=has_launchers)
     first = next(steps, None)
     if isinstance(first, Sentence):
-        is_other = bool(answer.kept_config)
-        kept = f"; {answer.kept_config} {IS_ANOTHER}" if is_other else ""
-        written = f"Wrote {', '.join(answer.files)}{kept}. " if answer.files else ""
-        if not is_written and (answer.recommended or answer.try_first):
-            plans = {config_path: answer.recommended, str(try_first_path(Path(config_path))): answer.try_first}
-            missing, *others = [path for path, plan in plans.items() if plan is not None]
-            missing = f"{missing} is not written. The commands below need {' and '.join(['it', *others])}"
-            kept = f"{answer.kept_config} is not written: it {IS_ANOTHER}. -o {config_path} writes this one"
-            written = f"{kept if is_other else missing}. "
+        kept = answer.kept_config
+        plans = {config_path: answer.recommended, str(try_first_path(Path(config_path))): answer.try_first}
+        needed = [path for path, plan in plans.items() if plan is not None]
+        if needed and not is_written and kept:
+            written = f"{kept} is not written: it {IS_ANOTHER}. -o {config_path} writes this one. "
+        elif needed and not is_written:
+            all_needed = " and ".join(["it", *needed[1:]])
+            written = f"{needed[0]} is not written. The commands below need {all_needed}. "
+        elif answer.files:
+            written = f"Wrote {', '.join(answer.files)}{f'; {kept} {IS_ANOTHER}' if kept else ''}. "
+        else:
+            written = ""
         yield Heading("Start it", "start", printed=False)
         yield Sentence(written + first.text)
         yield from steps

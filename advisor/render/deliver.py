@@ -69,8 +69,8 @@ def deliver(
                 check_write(text, file, force=force)
         except DsAdviseError as error:
             failure, files = error, []
-            own = [config for config in _configs(answer, destination) if config[0] == destination]
-            if not force and any(_is_other(text, file) for file, text in own):
+            own = dict(_configs(answer, destination)).get(destination)
+            if not force and own is not None and _is_other(own, destination):
                 answer, named = _free(answer, destination)
     path = str(named) if isinstance(named, Path) else CONFIG_NAME
     if html is not None or plot is not None:

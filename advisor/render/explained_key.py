@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...estimators.optimizers import OPTIMIZERS
 from ...validate.lint.rules_types import MICRO
 from ...validate.lint.values import json_text
-from ..answer.explained_key import AUTO, DEPRECATED_NAME, NOT_LISTED, KeyExplanation
+from ..answer.explained_key import AUTO, NOT_LISTED, KeyExplanation
 from ..answer.key_costs import KeyCost, may_cost
 from ..document.blocks import Block, Cell, Figure, Gap, Row, Sentence, Snippet, Table
 from ..search.choice import SAME_SPEED
@@ -49,12 +49,12 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     if rows:
         yield from (Gap(), Table(["", ""], rows))
     if key.keys:
-        old = {name: words for name, words in key.keys.items() if words.startswith(DEPRECATED_NAME)}
+        old = key.deprecated()
         live = {name: words for name, words in key.keys.items() if name not in old}
         rows = [Row([Snippet(name), capitalised(_first_sentence(words))]) for name, words in live.items()]
         yield from (Gap(), Table(["", ""], rows))
         if old:
-            names = (f"{name} (now {words.removeprefix(DEPRECATED_NAME)})" for name, words in old.items())
+            names = (f"{name} (now {now})" for name, now in old.items())
             yield from (Gap(), Sentence(f"Deprecated: {', '.join(names)}.", "dim"))
     yield Gap()
     if key.plan:

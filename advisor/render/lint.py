@@ -24,7 +24,7 @@ from ..text.units import counted_noun, ended, gib, printable, rate, whole_gib
 
 _STYLES: Mapping[str, Level] = {"error": "bad", "warning": "unsure", "advice": "advice"}
 
-LONGEST_PATH = 100
+_LONGEST_PATH = 100
 """Characters of a path, longer than any of DeepSpeed's; an unknown key may have more."""
 
 _MANY = 8
@@ -301,14 +301,14 @@ def _counts(errors: int, warnings: int, advice: int) -> Iterator[str]:
         yield f"{counted_noun(advice, 'piece')} of advice"
 
 
-def shown_path(finding: LintFinding) -> str:
+def key_path(finding: LintFinding) -> str:
     """The path of a finding's key, with an ellipsis where it is cut."""
     path = printable(".".join(finding.path))
-    return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH - 3]}..."
+    return path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH - 3]}..."
 
 
 def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) -> Iterator[doc.Block]:
-    path, style = shown_path(finding), _STYLES[finding.severity]
+    path, style = key_path(finding), _STYLES[finding.severity]
     mark, fixable = f"{finding.code} {finding.severity}", "[*] " if finding.edits else ""
     yield doc.Sentence(f" {fixable}{ended(printable(finding.sentence))}", "bold", mark=mark, mark_style=style)
     yield doc.Sentence(f"  --> {printable(name)}:{finding.line}:{finding.column}  {path}".rstrip(), "dim", hang=6)
@@ -326,7 +326,7 @@ def _finding(finding: LintFinding, name: str, document: Document, *, why: bool) 
 def finding_lines(finding: LintFinding, name: str) -> Iterator[doc.Block]:
     """Yield a finding's problem, place, key and fix, without the lines of the file."""
     mark = f"{finding.code} {finding.severity}"
-    place = f"{printable(name)}:{finding.line} {shown_path(finding)}".rstrip()
+    place = f"{printable(name)}:{finding.line} {key_path(finding)}".rstrip()
     fix = f" Fix: {ended(printable(finding.fix))}" if finding.fix else ""
     problem = f" {place}: {ended(printable(finding.sentence))}{fix}"
     yield doc.Sentence(problem, hang=4, mark=mark, mark_style=_STYLES[finding.severity])

@@ -15,7 +15,7 @@ from ...validate.lint.config_file import shown_name
 from ...validate.lint.rule import Severity
 from ..answer.lint_file import LintAnswer, UnreadFile
 from ..text.units import printable
-from .lint import counted_findings, shown_path
+from .lint import counted_findings, key_path
 
 LintFormat = Literal["concise", "github", "sarif"]
 
@@ -89,7 +89,7 @@ def _lines(answer: LintAnswer | UnreadFile) -> Iterator[_Line]:
 
 def _message(found: LintFinding) -> str:
     """What is wrong, with the whole path of the key, since no line of the file is shown, and the fix."""
-    path, key = shown_path(found), found.path[-1] if found.path else ""
+    path, key = key_path(found), found.path[-1] if found.path else ""
     if all(name in found.what for name in found.path):
         what = found.sentence
     elif found.what.startswith(f"{key} "):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import NamedTuple
 
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.launch_commands import COUNTS
-from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
 from ...probes.failures.messages import MemoryPhase, find_message
@@ -19,15 +18,12 @@ from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
 from ..text.units import alternatives, numbered
 from .auto_classes import auto_classes
-from .refused_argument import fix_of, owner
+from .refused_argument import OF_TRL, fix_of, names_of_trl, owner
 
 _QUOTED_FILE = re.compile(r"[\"']([^\"']+\.json)[\"']")
 
 _CLOSE = 0.75
 """Least likeness of a misspelled name and the right one."""
-
-_OF_TRL = {objective.config or "SFTConfig" for objective in OBJECTIVES.values()}
-"""TRL's classes of arguments, which have those of TrainingArguments, too."""
 
 _KEY = re.compile(r"[\w.]+")
 _PROBLEM = re.compile(r"\s+(?P<what>[A-Z].*?)(?: \[type=\w+, input_value=(?P<value>.+), input_type=\w+\])?$")
@@ -175,8 +171,8 @@ def _of_argument(first: Finding, fix: str) -> str:
     callee, name = (first.named.get(group, "") for group in ("callee", "argument"))
     of = owner(first)
     fix = fix if of is None else fix_of(of, name)
-    is_listed = callee in _OF_TRL or callee.endswith("TrainingArguments")
-    near = _near(name, *(["trl"] if callee in _OF_TRL else [])) if is_listed else ""
+    own = (names_of_trl(callee) or known_names("trl")) if callee in OF_TRL else set[str]()
+    near = _near(name, own) if own or callee.endswith("TrainingArguments") else ""
     return f"Rename {name} to {near}, if that is meant; else {fix[0].lower()}{fix[1:]}" if near else fix
 
 
@@ -328,9 +324,9 @@ def _of_second(first: Finding, fix: str) -> str:
     return f"Remove `{found[1]}`{too} from {CONFIG_NAME}, or {fix.partition(', or ')[2]}"
 
 
-def _near(name: str, *others: str) -> str:
-    """Return the argument of TrainingArguments that is like a name; "" for none. others: further lists of names."""
-    near = nearest(name, known_names("training-arguments", *others), cutoff=_CLOSE)
+def _near(name: str, others: Collection[str] = ()) -> str:
+    """Return the argument of TrainingArguments that is like a name; "" for none. others: further arguments."""
+    near = nearest(name, known_names("training-arguments").union(others), cutoff=_CLOSE)
     return near if near != name else ""
 
 

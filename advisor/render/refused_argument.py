@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.finding import Finding
 from ...validate.lint.installed_facts import source_folder
 from ..importers.imported_run import known_names
@@ -20,6 +21,8 @@ _FILES = {
     "DeepSpeedEngine": ("deepspeed", "runtime/engine.py"),
     "init_distributed": ("deepspeed", "comm/comm.py"),
     "LoraConfig": ("peft", "tuners/lora/config.py"),
+    "PeftConfig": ("peft", "config.py"),
+    "PeftConfigMixin": ("peft", "config.py"),
     "get_peft_model": ("peft", "mapping_func.py"),
     "prepare_model_for_kbit_training": ("peft", "utils/other.py"),
     "BitsAndBytesConfig": ("transformers", "utils/quantization_config.py"),
@@ -28,12 +31,11 @@ _FILES = {
     "TrainingArguments": ("transformers", "training_args.py"),
     "Seq2SeqTrainingArguments": ("transformers", "training_args_seq2seq.py"),
 }
-"""Classes and functions that trainings call -> their package and its file (accelerate 1.15, deepspeed 0.19.8,
-peft 0.20, transformers 5.24)."""
+"""Classes and functions that trainings call, and base classes of those -> their package and its file (accelerate 1.15,
+deepspeed 0.19.8, peft 0.20, transformers 5.24)."""
 
-_OF_TRL = re.compile(r"(?:SFT|DPO|GRPO|RLOO|KTO|ORPO|CPO|PPO|Reward)(?:Trainer|Config)")
-_LISTED = {"transformers": ("training-arguments",), "trl": ("training-arguments", "trl")}
-"""Lists of the arguments of a package's configuration (`KNOWN_KEYS`)."""
+OF_TRL = {objective.config or "SFTConfig" for objective in OBJECTIVES.values()}
+"""TRL's classes of arguments, which have those of TrainingArguments, too."""
 
 _CALL = r"([A-Za-z_][\w.]*)\([^()]*"
 """A call in the code of a frame up to one of its arguments, or to the end of the line."""
@@ -56,7 +58,7 @@ def owner(first: Finding) -> Callee | None:
         called = re.search(rf"{_CALL}\b{first.named.get('argument')}=", code) or re.search(f"{_CALL}$", code)
         words = called[1].split(".") if called else []
     for place, word in enumerate(words):
-        package = "trl" if _OF_TRL.fullmatch(word) else _FILES[word][0] if word in _FILES else ""
+        package = "trl" if word.replace("Trainer", "Config") in OF_TRL else _FILES[word][0] if word in _FILES else ""
         if package:
             return Callee(package, word, *words[place + 1 : place + 2])
     return None
@@ -80,11 +82,18 @@ def _titled(package: str) -> str:
         return f"a newer {package}"
 
 
+def names_of_trl(config: str) -> set[str]:
+    """The arguments that TRL's class of arguments has beside those of TrainingArguments; none if they are not
+    listed."""
+    return known_names(f"trl-{config.removesuffix('Config').lower()}")
+
+
 def _taken(callee: Callee) -> Collection[str]:
-    """The arguments that the installed version takes; of a configuration those of its list, where it is not
-    installed. Empty if they are not known."""
-    listed = callee.name.endswith(("Arguments", "Config")) and callee.package in _LISTED and callee.name not in _FILES
-    return known_names(*_LISTED[callee.package]) if listed else _installed(callee)
+    """The arguments that the installed version takes; of TRL's classes of arguments those of its list. Empty if they
+    are not known."""
+    if callee.name not in OF_TRL:
+        return _installed(callee)
+    return names_of_trl(callee.name) | _installed(Callee("transformers", "TrainingArguments"))
 
 
 @cache
@@ -100,13 +109,20 @@ def _installed(callee: Callee) -> frozenset[str]:
 
 
 def _arguments(node: ast.stmt, callee: Callee) -> Iterator[str]:
-    """Yield the arguments of a function, of a method of a class, or of a class of data."""
+    """Yield the arguments of a function, of a method of a class, or of a class of data; of what a class inherits those
+    of its base classes."""
     if isinstance(node, ast.FunctionDef) and node.name == callee.name:
         yield from (each.arg for each in (*node.args.args, *node.args.kwonlyargs))
     if not isinstance(node, ast.ClassDef) or node.name != callee.name:
         return
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == callee.method]
+    for method in methods:
+        yield from (each.arg for each in (*method.args.args, *method.args.kwonlyargs))
+    if methods:
+        return
     for part in node.body:
-        if isinstance(part, ast.FunctionDef) and part.name == callee.method:
-            yield from (each.arg for each in (*part.args.args, *part.args.kwonlyargs))
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and callee.method == "__init__":
             yield part.target.id
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            yield from _installed(callee._replace(name=base.id))

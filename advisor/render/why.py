@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ...estimators.json_form import from_attributes
 from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
-from ...probes.failures.messages import filled, messages
+from ...probes.failures.messages import messages
 from ...probes.failures.out_of_memory import unfragmented
 from ...probes.failures.scan import MOST_EARLIER
 from ..answer.memory_change import MARGIN, MemoryForecast
@@ -26,7 +26,7 @@ from .error_place import LONGEST, error_place, verb
 from .explanation import assumed_line
 from .known_cause import cause_and_fix, course_of_loss
 from .runs import next_command
-from .why_report import PhaseOfFailure, WhyReport, outcome, why_report
+from .why_report import KnownMessage, PhaseOfFailure, WhyReport, outcome, why_report
 
 _WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
@@ -399,34 +399,9 @@ def _other_gpu(found: Diagnosis, forecast: MemoryForecast | None, advice: Comman
         yield doc.Sentence(text, "yellow")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownMessage:
-    """A known message, as data for JSON."""
-
-    id: str
-    area: str
-    title: str
-    cause: str
-    certain: bool
-    """Whether the message has one cause."""
-    fix: str
-    source: str
-
-
 def known_messages() -> list[KnownMessage]:
     """Return the table of messages, with what only a log fills left out of cause and fix."""
-    return [
-        KnownMessage(
-            id=message.id,
-            area=message.area,
-            title=message.title,
-            cause=filled(message.cause, {}),
-            certain=message.certain,
-            fix=filled(message.fix, {}),
-            source=message.source,
-        )
-        for message in messages()
-    ]
+    return [from_attributes(KnownMessage, message.filled({})) for message in messages()]
 
 
 def message_list() -> Iterator[doc.Block]:

@@ -957,6 +957,34 @@ def test_what_filled_the_ram_is_not_stated_as_certain(log: Path, capsys: pytest.
             "Fix: Install the peft for which the script was written",
         ),
         (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'beta'",
+            "Fix: Install the trl for which the script was written",  # DPOConfig has it
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'model_name_or_path'",
+            "Fix: Install the trl for which the script was written",  # an option of TRL's scripts
+        ),
+        (
+            "TypeError: DPOConfig.__init__() got an unexpected keyword argument 'padding_free'",
+            "Fix: pip install -U trl: a newer trl takes padding_free",
+        ),
+        (
+            "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'warmup_steps'",
+            "Fix: pip install -U trl: a newer trl takes warmup_steps",  # of TrainingArguments
+        ),
+        (
+            "TypeError: Seq2SeqTrainingArguments.__init__() got an unexpected keyword argument 'warmup_steps'",
+            "Fix: pip install -U transformers: transformers",  # of the base class
+        ),
+        (
+            "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'predict_with_generate'",
+            "Fix: Install the transformers for which the script was written",  # of the derived class
+        ),
+        (
+            "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'task_type'",
+            "Fix: pip install -U peft: peft",  # of the base class
+        ),
+        (
             "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep_fp32_wrapper'",
             "Fix: pip install -U accelerate: accelerate",  # the installed one has it
         ),
@@ -1137,7 +1165,7 @@ def test_the_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _why(capsys, "--list", "--json")
     listed = json.loads(text)
     assert code == 0 and len(listed) >= 80 and all(all(map(str, each.values())) for each in listed)
-    assert {*listed[0]} == {"id", "area", "title", "cause", "certain", "fix", "source"}
+    assert {*listed[0]} == {"id", "area", "title", "kind", "certain", "cause", "fix", "source"}
 
 
 def test_a_configuration_is_no_log(capsys: pytest.CaptureFixture[str]) -> None:

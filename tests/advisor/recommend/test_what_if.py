@@ -77,6 +77,17 @@ def test_another_loss_is_named() -> None:
     assert lora.outcome.endswith(", standard loss")
 
 
+def test_changes_of_less_ram_come_first_in_each_precision() -> None:
+    """The answer depends on the RAM. With fp16 bf16 is one of those changes, and displaces none."""
+    for precision in ("bf16", "fp16"):
+        options = {"gpus": "1xA100-80GB", "objective": "dpo", "precision": precision}
+        found = answer(build_question("Qwen2.5-7B", **options))
+        assert found.recommended is not None and found.recommended.fit.assumed_host_bytes
+        flags = [change.flags for change in found.changes if not change.assumed]
+        ram = next(place for place, each in enumerate(flags) if each.startswith("--ram"))
+        assert {"--precompute-ref-log-probs", "--method lora"} <= {*flags[:ram]}, precision
+
+
 def test_more_ram_is_offered_only_where_it_is_faster_than_less() -> None:
     """The RAM of a faster plan may lead to the plan of the smaller amount, where that plan is not sure to fit."""
     found = answer(build_question("Qwen2.5-14B", gpus="16x32GB", ram="32GB", method="lora"))

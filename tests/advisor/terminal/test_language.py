@@ -40,15 +40,17 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
         "2x8xA100-80GB",
         {"objective": "grpo", "interconnect": "10Gb/s", "samples": "1M", "eval_split": 0.05},
     ),
+    ("Qwen2.5-0.5B", "2xRTX9090-48GB", {"objective": "dpo"}),
+    ("Qwen2.5-0.5B", "2x24GB", {"objective": "embedding", "micro_batch": 2}),
 ]
 NAMES = re.compile(
     r"pip install [a-z-]+|\w+=[\"{].*|.dtype.*|   (from_pretrained|    |model = |peft_config = |\)).*"
-    r"|PATH:|ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+"
+    r"|PATH:|ds-advise .*|deepspeed --.*|(export|echo) .*|# .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+"
     r"|zero.Init|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP"
-    r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|GRPOConfig|TRL|grpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA|PCIe"
+    r"|PyTorch|DeepSpeed|NF4|dropout|TrainingArguments|(GR|D)POConfig|DDP|TRL|grpo|dpo|Ulysses|AutoTP|AutoEP|GPU|NVMe|NCCL|CUDA|PCIe"
     r"|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all|json|accelerate|transformers|generate|vLLM"
     r"|engine.save.checkpoint|train.py|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|lamb|rank|chunked(-head)?"
-    r"|fused|standard|RTX|Ada|Gb/s|V100-\S*|P40|\d (min|ms|Tflop)|\d+GiB"
+    r"|fused|standard|RTX(9090)?|Ada|Gb/s|V100-\S*|P40|\d (min|ms|Tflop)|\d+GiB"
 )
 """What stays as it is in every language: names, options, keys, commands and units."""
 
@@ -191,10 +193,12 @@ def _texts(part: Any) -> Iterator[str]:
         "rep/b.json, to copy",
         "DeepSpeed's estimate_zero2 gives 30.1 GiB per GPU (ours: 28.0) and 2.0 GiB of RAM per node. It counts fp32 "
         "master weights in place of bf16; gradients in 16 bits and in fp32 at once. It leaves out logits.",
+        "ds_config.json is not written. The commands below need it and ds_config_try_first.json.",
+        "a.json is not written: it is another configuration (--force replaces it). -o b.json writes this one.",
     ],
 )
 def test_a_sentence_is_whole_in_one_language(english: str) -> None:
     """Without a space between Chinese words, where a field that holds figures elsewhere holds words."""
     chinese = translate(english, "zh")
     assert re.search("[\u4e00-\u9fff]", chinese)
-    assert not re.search(r"\b(and|fits|It|of|per|to|while|with)\b|[\u4e00-\u9fff] [\u4e00-\u9fff]", chinese)
+    assert not re.search(r"\b(and|fits|[Ii]t|need|of|one|per|to|while|with)\b|[\u4e00-\u9fff] [\u4e00-\u9fff]", chinese)
