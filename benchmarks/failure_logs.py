@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.render.named_fix import named_fix
-from ds_advise.probes.failures.diagnosis import diagnose_text
+from ds_advise.advisor.render.named_fix import named_fix, upgrade
+from ds_advise.probes.failures.diagnosis import Diagnosis, diagnose_text
+from ds_advise.probes.failures.installed_code import other_release
 
 LOGS = Path(__file__).parent / "data/failure_logs.jsonl"
 
@@ -58,7 +59,7 @@ def scores(path: Path = LOGS) -> Iterator[Score]:
 def _score(case: Mapping[str, Any]) -> Score:
     found = diagnose_text(case["log"])
     message, phase, words = found.message, found.phase, case["fix"]
-    fix = named_fix(found) if found.explanation else ""
+    fix = _printed_fix(found)
     return Score(
         source=case["source"],
         expected=tuple(case["cause"]),
@@ -67,6 +68,14 @@ def _score(case: Mapping[str, Any]) -> Score:
         phase=(phase is not None and phase.name == case["phase"]) if case["phase"] else None,
         fix=any(word in fix for word in words) if words else None,
     )
+
+
+def _printed_fix(found: Diagnosis) -> str:
+    """The fix that `why` prints, or what it proposes to try for an error that is not known."""
+    if found.explanation is not None:
+        return named_fix(found)
+    other = other_release(found.first.error.frames) if found.first is not None else None
+    return "" if other is None else upgrade(other)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -359,14 +358,6 @@ def mount_point(path: str | Path) -> str:
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent
     return str(folder)
-
-
-def installed_version(package: str) -> str:
-    """The version of an installed package, without importing it; "" if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def search_path(python: Path | None = None) -> str:

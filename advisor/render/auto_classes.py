@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from ...validate.lint.installed_facts import source_folder
+from ...probes.installed_packages import source_folder
 
 _TABLE = re.compile(r"^(MODEL_FOR_\w+_MAPPING)_NAMES = OrderedDict\((.*?)^\)", re.MULTILINE | re.DOTALL)
 _CLASS = re.compile(r"^class _?(AutoModel\w+)\(_BaseAutoModelClass\):\n    _model_mapping = (\w+)", re.MULTILINE)

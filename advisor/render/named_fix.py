@@ -12,6 +12,7 @@ from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.launch_commands import COUNTS
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
+from ...probes.failures.installed_code import OtherRelease
 from ...probes.failures.messages import MemoryPhase, find_message
 from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
 from ...validate.lint.values import nearest
@@ -365,3 +366,12 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "loss": _at_loss,
 }
 """Message, or phase of memory that ran out -> what makes its fix precise."""
+
+
+def upgrade(other: OtherRelease) -> str:
+    """What to try for an error that is not known, if the code that raised it is of another release."""
+    name = f"{other.package} {other.installed}"
+    return (
+        f"pip install -U {other.package} where the training ran. The {name} that is installed here has no line "
+        f"`{other.code}` in {other.file}: the log is of another release, and this one may not have the fault."
+    )

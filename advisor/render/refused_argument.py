@@ -6,12 +6,11 @@ import ast
 import re
 from collections.abc import Collection, Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from ...estimators.objectives import OBJECTIVES
 from ...probes.failures.finding import Finding
-from ...validate.lint.installed_facts import source_folder
+from ...probes.installed_packages import installed_version, source_folder
 from ..importers.imported_run import known_names
 
 _FILES = {
@@ -76,10 +75,8 @@ def fix_of(callee: Callee, argument: str) -> str:
 
 
 def _titled(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return f"a newer {package}"
+    installed = installed_version(package)
+    return f"{package} {installed}" if installed else f"a newer {package}"
 
 
 def names_of_trl(config: str) -> set[str]:

@@ -25,6 +25,7 @@ from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain
 from .error_place import LONGEST, error_place, verb
 from .explanation import assumed_line
 from .known_cause import cause_and_fix, course_of_loss
+from .named_fix import upgrade
 from .runs import next_command
 from .why_report import KnownMessage, PhaseOfFailure, WhyReport, outcome, why_report
 
@@ -157,6 +158,8 @@ def _unknown(report: WhyReport, found: Diagnosis, reader: str) -> Iterator[doc.B
         return
     if found.first.role != "effect":
         yield doc.Sentence("This exception is none of the known messages: its cause and its fix are not known.")
+        if report.other_release is not None:
+            yield doc.Sentence(f" {upgrade(report.other_release)}", mark="Try:", mark_style="bold")
     elif found.first.message is not None:
         fix = found.first.message.filled(found.first.named).fix
         yield doc.Sentence(f" {ended(fix)}", mark="Next:", mark_style="bold")

@@ -8,6 +8,7 @@ from typing import Any
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding, Wait
+from ...probes.failures.installed_code import OtherRelease, other_release
 from ...probes.failures.messages import ErrorKind, Phase
 from ...probes.failures.out_of_memory import MemoryFigures
 from ..answer.memory_change import MemoryForecast
@@ -104,6 +105,8 @@ class WhyReport:
     """The first error; null if the log has none."""
     message: KnownMessage | None
     """Null if the error is not known."""
+    other_release: OtherRelease | None
+    """Of an error that is not known, the package that raised it, if the installed release does not have that code."""
     phase: PhaseOfFailure | None
     memory: MemoryFigures | None
     collective: Wait | None
@@ -150,6 +153,7 @@ def why_report(
         last_line=found.last_line,
         error=None if first is None else _first_error(first),
         message=None if message is None else from_attributes(KnownMessage, message, fix=_fix(found)),
+        other_release=other_release(first.error.frames) if first is not None and first.role == "unknown" else None,
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
         collective=found.collective,

@@ -21,7 +21,7 @@ from ...estimators.time.job import job_duration
 from ...estimators.time.step_time import assumptions
 from ...estimators.workload import Method, Workload
 from ...probes.default_script import words
-from ...probes.machine import installed_version
+from ...probes.installed_packages import installed_version
 from ...probes.run import Device, Run
 from ..advise import answer as answer_question
 from ..advise import build_question

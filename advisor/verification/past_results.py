@@ -21,7 +21,8 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.dry_run.run import dry_run
-from ...probes.machine import host_memory_bytes, installed_version, this_machine
+from ...probes.installed_packages import installed_version
+from ...probes.machine import host_memory_bytes, this_machine
 from ...probes.real_run.result import ProbeResult
 from ...probes.real_run.run import probe
 from ...probes.recording.result import DryRunResult

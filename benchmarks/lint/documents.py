@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 
 from ds_advise.estimators.json_form import to_json
-from ds_advise.probes.machine import installed_version
+from ds_advise.probes.installed_packages import installed_version, source_folder
 from ds_advise.validate.lint import RULES, Rule
-from ds_advise.validate.lint.installed_facts import BUNDLED, source_folder
+from ds_advise.validate.lint.installed_facts import BUNDLED
 from ds_advise.validate.lint.read_deepspeed import read_facts
 
 MANUAL = Path(__file__).parents[2] / "docs" / "lint.md"

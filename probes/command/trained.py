@@ -18,7 +18,7 @@ from ...estimators.models.families import FAMILIES
 from ...estimators.models.model_shape import ModelShape, UserModule
 from ...estimators.models.vision_parts import without_layers
 from ...estimators.objectives import OBJECTIVES
-from ..machine import installed_version
+from ..installed_packages import installed_version
 from ..model_recorder.module import copy_without_data, recorded_module, resized
 from ..recording.engine_phases import Call, EngineObserver
 from .observe import batch_length, ranks_per_sample

@@ -38,7 +38,7 @@ _LIBRARY = re.compile(
 
 _LAUNCHER = re.compile(r"accelerate/commands/|torch/distributed/(?:run|launcher)|deepspeed/launcher/")
 
-_LONGEST_CODE = 400
+LONGEST_CODE = 400
 
 
 class NumberedLine(NamedTuple):
@@ -60,7 +60,12 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         """`file:function code`, also of a file on Windows with `/`."""
-        return f"{self.file}:{self.name} {self.code}".replace("\\", "/", self.file.count("\\")).rstrip()
+        return f"{self.posix_file}:{self.name} {self.code}".rstrip()
+
+    @property
+    def posix_file(self) -> str:
+        """The file with `/`, also on Windows."""
+        return self.file.replace("\\", "/")
 
     @property
     def is_own(self) -> bool:
@@ -70,9 +75,19 @@ class Frame(NamedTuple):
     @property
     def short_file(self) -> str:
         """The path of a library's file from the folder of the packages; the whole path of the user's."""
-        parts = PurePath(self.file).parts
-        begin = next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
-        return self.file if self.is_own else str(PurePath(*parts[begin or -3 :]))
+        parts = PurePath(self.posix_file).parts
+        return self.file if self.is_own else str(PurePath(*parts[self._packages or -3 :]))
+
+    @property
+    def package(self) -> str:
+        """The installed package that it is in; "" for any other file."""
+        return PurePath(self.posix_file).parts[self._packages] if self._packages else ""
+
+    @property
+    def _packages(self) -> int:
+        """Number of the parts of its path down to the folder of the installed packages; 0 without that folder."""
+        parts = PurePath(self.posix_file).parts
+        return next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
 
     @property
     def is_launcher(self) -> bool:
@@ -85,7 +100,7 @@ class Frame(NamedTuple):
         return bool(_RAISED.match(self.code))
 
     def with_code(self, code: str) -> Frame:
-        return self._replace(code=f"{self.code} {code.strip()}".strip()[:_LONGEST_CODE])
+        return self._replace(code=f"{self.code} {code.strip()}".strip()[:LONGEST_CODE])
 
 
 def frame_of(line: NumberedLine) -> Frame | None:

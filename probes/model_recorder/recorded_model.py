@@ -23,7 +23,7 @@ from ...estimators.errors import ModelConfigError
 from ...estimators.json_form import Form, from_json, to_json
 from ...estimators.models.config_fields import MAX_LAYERS
 from ...estimators.models.model_shape import ModelShape, UserModule
-from ..machine import installed_version
+from ..installed_packages import installed_version
 from ..run import absolute_factory
 from ..store_path import store_path
 from .process import answer

@@ -1475,3 +1475,30 @@ def test_a_change_that_contains_another_one_comes_behind_it() -> None:
         )
     }
     assert _best_first([*made.values()]) == ("batch", "optimizer", "both")
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "proposed"),
+    [
+        ("site-packages/deepspeed/runtime/engine.py", "self.no_such_line_in_any_release(loss)", "deepspeed"),
+        ("site-packages/deepspeed/runtime/no_such_file.py", "return loss", "deepspeed"),
+        ("site-packages/deepspeed/runtime/engine.py", "def backward(self,", ""),  # the installed file has it
+        ("site-packages/no_such_package/trainer.py", "self.no_such_line_in_any_release(loss)", ""),
+        ("site-packages/torch/nn/modules/linear.py", "self.no_such_line_in_any_release(loss)", ""),
+        ("train.py", "self.no_such_line_in_any_release(loss)", ""),
+    ],
+)
+def test_code_that_the_installed_release_lacks_is_of_another_one(
+    file: str, code: str, proposed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = (
+        f'  File "/opt/lib/python3.9/{file}", line 9, in backward\n    {code}\n',
+        '  File "/opt/lib/python3.9/site-packages/torch/autograd/function.py", line 7, in apply\n    super().x()\n',
+        '  File "/opt/lib/python3.9/abc.py", line 8, in register\n    x.y()\n',
+    )
+    Path("odd.log").write_text(f"Traceback (most recent call last):\n{''.join(frames)}ValueError: an odd value\n")
+    exit_code, text = _why(capsys, "odd.log")
+    assert exit_code == 1 and "its cause and its fix are not known" in " ".join(text.split())
+    assert (f"Try: pip install -U {proposed} where the training ran." in " ".join(text.split())) is bool(proposed)
+    other = json.loads(_why(capsys, "odd.log", "--json")[1])["other_release"]
+    assert (other and (other["package"], other["code"])) == ((proposed, code) if proposed else None)

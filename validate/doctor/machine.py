@@ -20,7 +20,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...probes.machine import installed_version, read_text
+from ...probes.installed_packages import installed_version
+from ...probes.machine import read_text
 from .findings import Runner, run_program
 
 _T = TypeVar("_T")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...ds_configs.files import replace_file
 from ...estimators.json_form import from_json, to_json
-from ...probes.machine import installed_version
+from ...probes.installed_packages import installed_version, source_folder
 from ...probes.store_path import store_path
 from .facts import DeepSpeedFacts
 
@@ -43,9 +42,3 @@ def load_facts() -> DeepSpeedFacts:
         cached.parent.mkdir(parents=True, exist_ok=True)
         replace_file(cached, json.dumps(to_json(facts)))
     return facts
-
-
-def source_folder(package: str) -> Path | None:
-    """The folder of an installed package's sources; the package is not imported."""
-    spec = find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin else None

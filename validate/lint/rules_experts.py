@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ...estimators.models.families import leaf_classes_to_write
-from ...probes.machine import installed_version
+from ...probes.installed_packages import installed_version
 from .. import parse_version
 from . import rule_conditions as when
 from .linted_config import LintedConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...probes.installed_packages import source_folder
 from . import rule_conditions as when
-from .installed_facts import source_folder
 from .linted_config import LintedConfig
 from .rule import Severity, Violation, advice_rule, error_rule, section, violation, warning_rule
 from .rule_conditions import at, that

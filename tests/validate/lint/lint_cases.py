@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ds_advise.advisor.answer.lint_file import lint_settings
-from ds_advise.probes.machine import installed_version
+from ds_advise.probes.installed_packages import installed_version, source_folder
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_deepspeed, read_document
-from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import Rule
 
 _ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}

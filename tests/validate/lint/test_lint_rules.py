@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from ds_advise.ds_configs.conversions import TRUTHS
+from ds_advise.probes.installed_packages import source_folder
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
-from ds_advise.validate.lint.installed_facts import source_folder
 from ds_advise.validate.lint.rule import REMOVAL, Rule
 from ds_advise.validate.lint.rules_types import DTYPES
 from pydantic import TypeAdapter
