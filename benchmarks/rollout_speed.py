@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.rollouts import Rollouts
 from ds_advise.estimators.time.rollout_time import vllm_engine

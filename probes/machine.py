@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..estimators.errors import ClusterError, NoGpuError
-from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, Gpu, find_gpu, gpu_of_memory
+from ..estimators.gpu_catalogue import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from ..estimators.hardware import Gpu
 
 
 def read_text(file: Path) -> str:

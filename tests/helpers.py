@@ -25,7 +25,8 @@ from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan, Strategy

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 
 from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s, same_size_gpus
+from ...estimators.gpu_catalogue import same_size_gpus
+from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s
 from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
 from ...estimators.objectives import (
     LOSSES,

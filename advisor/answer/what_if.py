@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...estimators.errors import WorkloadError
-from ...estimators.hardware import Cluster, find_gpu
+from ...estimators.gpu_catalogue import find_gpu
+from ...estimators.hardware import Cluster
 from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.memory.fit_probability import host_bytes_to_fit
 from ...estimators.memory.plan_memory import node_bytes

@@ -296,8 +296,9 @@ def checkpoint(folder: Path, to_hf: Path | None, dtype: str, force: bool, output
     from ...estimators.json_form import from_attributes
     from ...validate.checkpoint import is_only_latest, newest_usable, read_checkpoint
     from ...validate.checkpoint_class import compare_states_with_class, compare_with_class
+    from ...validate.checkpoint_contents import read_contents
     from ...validate.checkpoint_layout import checkpoint_layout, checkpoints_below, earlier_and_later, saved_states
-    from ...validate.checkpoint_weights import read_contents, write_model
+    from ...validate.checkpoint_weights import write_model
     from ..render.checkpoint import CheckpointAnswer, UnusableCheckpoint, checkpoint_document
     from ..render.deliver import show_document
 

@@ -12,7 +12,8 @@ from ...ds_configs.config_keys import CONFIG_KEYS
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...validate.lint.config_file import read_config_file
-from ..question.options import OPTIONS, Option
+from ..question.option import Option
+from ..question.options import OPTIONS
 from ..question.other_names import other_name
 from .mistaken_files import is_there
 from .typed_line import GPUS, line, typed_words, value_of

@@ -15,7 +15,9 @@ import click
 from click.core import ParameterSource
 
 from ...ds_configs.job import JOB_KINDS
-from ..question.options import OPTIONS, MethodOptions, Option, RolloutOptions, names_in, parse_count
+from ..question.option import Option, parse_count
+from ..question.options import OPTIONS, MethodOptions, names_in
+from ..question.rollout_options import RolloutOptions
 from ..text.output import Output, OutputMode, to_stderr
 from .help import GroupedCommand
 
@@ -124,7 +126,7 @@ def complete_model(_context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_gpus(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """GPU kinds after the typed counts: `8xA1` becomes `8xA100-SXM4-80GB`."""
-    from ...estimators.hardware import gpus
+    from ...estimators.gpu_catalogue import gpus
 
     *counts, kind = incomplete.split("x")
     numbers = next((index for index, count in enumerate(counts) if not count.isdigit()), len(counts))

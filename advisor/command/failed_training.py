@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.launch_commands import COUNTS, shell_line
-from ...estimators.hardware import gpus
+from ...estimators.gpu_catalogue import gpus
 from ...probes.failures.diagnosis import Diagnosis
 from ..importers.script_arguments import ScriptArguments
 from ..question.file_question import is_ds_config, option_words

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.rollouts import PROMPT_LEN
 from ...estimators.workload import PRECISIONS
-from ..question.options import OPTIONS, RolloutOptions, names_in
+from ..question.options import OPTIONS, names_in
+from ..question.rollout_options import RolloutOptions
 
 FP8_RESTS_IN = "bf16"
 """What accelerate trains in besides the products with `mixed_precision: fp8` (1.15 utils/dataclasses.py

@@ -15,7 +15,7 @@ from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.job import JOB_KINDS
 from ...ds_configs.record import RECORD_KEY
 from ...estimators.errors import ClusterError, DsAdviseError
-from ...estimators.hardware import gpus
+from ...estimators.gpu_catalogue import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
 from ..advise import answer as answer_question

@@ -25,7 +25,8 @@ from ..question.effective import effective_objectives, impossible_options, impos
 from ..question.gpu_text import OR_THIS_MACHINE, described_cluster
 from ..question.job import NEED_AMOUNT, has_amount
 from ..question.model_source import guessed_name, id_in_address, model_shape
-from ..question.options import GROUPS, KIBI, CpuOptions, ModuleOptions, Option, names_in, parse_count
+from ..question.option import KIBI, Option, parse_count
+from ..question.options import GROUPS, CpuOptions, ModuleOptions, names_in
 from ..question.options import OPTIONS as QUESTION_OPTIONS
 from ..question.question import Question
 

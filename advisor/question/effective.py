@@ -8,7 +8,9 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import select_parts
 from ...estimators.objectives import OBJECTIVES, ObjectiveSpec
 from ...estimators.workload import Objective
-from .options import OPTIONS, Option, RolloutOptions, names_in
+from .option import Option
+from .options import OPTIONS, names_in
+from .rollout_options import RolloutOptions
 
 
 def effective_objectives(name: str) -> tuple[Objective, ...]:

@@ -24,8 +24,9 @@ from ...validate.lint.document import Document
 from ...validate.lint.document_reader import FIX
 from .cluster import build_cluster, gpus_argument, machine_arguments, parse_cluster
 from .model_source import is_user_module, load_model
-from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, RolloutOptions, fill_defaults, names_in
+from .options import OPTIONS, CpuOptions, JobOptions, MachineOptions, fill_defaults, names_in
 from .question import Question
+from .rollout_options import RolloutOptions
 from .workload import apply_model_options, build_workload, plan_settings, trains_projector_alone
 
 _MACHINE, _JOB = names_in(MachineOptions, CpuOptions), names_in(JobOptions)

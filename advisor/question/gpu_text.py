@@ -9,11 +9,9 @@ from dataclasses import replace
 from math import ceil, prod
 
 from ...estimators.errors import ClusterError
-from ...estimators.hardware import (
+from ...estimators.gpu_catalogue import (
     LARGEST_GB,
     SMALLEST_GB,
-    Cluster,
-    Gpu,
     assumes_sxm,
     find_gpu,
     gpu_of_memory,
@@ -21,6 +19,7 @@ from ...estimators.hardware import (
     gpus_named,
     nearest_names,
 )
+from ...estimators.hardware import Cluster, Gpu
 from ..text.units import alternatives, counted_noun
 from .machine_parts import parse_size
 

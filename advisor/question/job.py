@@ -14,7 +14,8 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ..data.counting import EPOCHS, count_data
-from .options import JobOptions, QuestionOptions, names_in, parse_count
+from .option import parse_count
+from .options import JobOptions, QuestionOptions, names_in
 from .rollouts import build_rollouts
 
 _UNITS = {

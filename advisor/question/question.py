@@ -21,7 +21,8 @@ from ...estimators.rollouts import Rollouts
 from ...estimators.time.job import Job, Price
 from ...estimators.unsupported import context_parallel_advice, unsupported, why_no_sequence_parallelism
 from ...estimators.workload import NEXT_TOKEN, Workload
-from .options import GLOBAL_BATCH, LARGEST_COUNT, PlanOptions, Risk, plan_options
+from .option import LARGEST_COUNT
+from .options import GLOBAL_BATCH, PlanOptions, Risk, plan_options
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """The largest batch that the search tries, in tokens per optimizer step: about that of the largest published

@@ -15,7 +15,8 @@ from ...estimators.objectives import OBJECTIVES, reward_model, trained_model
 from ...estimators.rollouts import BATCH_SIZE, Rollouts
 from .cluster import build_cluster
 from .effective import effective_objectives
-from .options import RolloutOptions, names_in
+from .options import names_in
+from .rollout_options import RolloutOptions
 
 if TYPE_CHECKING:
     from .question import Question

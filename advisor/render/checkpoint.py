@@ -13,7 +13,8 @@ from typing import Literal
 from ...estimators.json_form import SCHEMA_VERSION
 from ...validate.checkpoint import CheckpointFile, is_only_latest
 from ...validate.checkpoint_class import ClassComparison
-from ...validate.checkpoint_weights import CheckpointContents, Conversion, merge_command
+from ...validate.checkpoint_contents import CheckpointContents
+from ...validate.checkpoint_weights import Conversion, merge_command
 from ..document import blocks as doc
 from ..text.units import count, counted_noun, ended, gib, printable, size
 

@@ -14,7 +14,8 @@ from ...estimators.plan import Strategy
 from ...probes.run import Device
 from ..data.counting import SEED
 from ..question.job import check_epochs
-from ..question.options import LORA_METHODS, Option, declared
+from ..question.option import Option, declared
+from ..question.options import LORA_METHODS
 
 CheckKind = Literal["probe", "dry-run", "none"]
 

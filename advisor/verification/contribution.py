@@ -18,7 +18,8 @@ from packaging.version import Version
 from ... import __version__
 from ...ds_configs.record import without_record
 from ...estimators.errors import DsAdviseError, UnknownModelError
-from ...estimators.hardware import Cluster, find_gpu
+from ...estimators.gpu_catalogue import find_gpu
+from ...estimators.hardware import Cluster
 from ...estimators.json_form import from_json, to_json
 from ...estimators.models import catalogue
 from ...estimators.models.model_shape import ModelShape

@@ -25,7 +25,7 @@ from statistics import mean
 from types import ModuleType
 from typing import Any
 
-from ds_advise.estimators.hardware import find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
 
 from .timed_runs import DATA, LEFT_OUT, TimedRun, weights

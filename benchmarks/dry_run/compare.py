@@ -11,7 +11,8 @@ from typing import Any, cast
 from ds_advise.advisor.question.model_source import model_shape
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import gradients_before_first_reduction, shard_plan

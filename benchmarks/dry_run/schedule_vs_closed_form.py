@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from ds_advise.estimators.hardware import find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.schedule.simulate import simulate
 from ds_advise.estimators.time.step_time import estimate_time

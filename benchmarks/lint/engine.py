@@ -153,7 +153,8 @@ def _outcome(folder: Path, question: EngineQuestion) -> str:
 
 
 def _tiny_run(folder: Path, config: dict[str, Any], world_size: int) -> Any:
-    from ds_advise.estimators.hardware import Cluster, find_gpu
+    from ds_advise.estimators.gpu_catalogue import find_gpu
+    from ds_advise.estimators.hardware import Cluster
     from ds_advise.estimators.models.model_shape import Input
     from ds_advise.estimators.workload import Workload
     from ds_advise.probes.run import Run

@@ -290,7 +290,8 @@ def _loaders(observer: Any, evaluated_batches: int) -> Any:
 def _answer_as_gpu(gpu: Any, ledger: Any, world_size: int) -> None:
     """`torch.cuda` is the host, and functions that a CPU computes in other pieces than a GPU are computed as there."""
     import torch
-    from ds_advise.estimators.hardware import Cluster, find_gpu
+    from ds_advise.estimators.gpu_catalogue import find_gpu
+    from ds_advise.estimators.hardware import Cluster
 
     autocast: Any = importlib.import_module("ds_advise.probes.simulated_gpu.autocast")
     cuda: Any = importlib.import_module("ds_advise.probes.simulated_gpu.cuda")

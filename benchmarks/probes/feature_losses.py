@@ -32,7 +32,8 @@ from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import FIRST_WITHOUT_AUTOEP
 from ds_advise.ds_configs.training_script import script_lines, trainer_lines
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import BinaryIO
 
 from .finding import Finding, Wait, timed_out
+from .first_error import choose, has_first_clock, is_timeout, of_root
 from .log_command import Ranks, seen_ranks
 from .log_error import LogError
 from .logged_steps import Place
@@ -36,23 +37,8 @@ _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 _REPEATS = "launcher-repeats"
 """The message that only says that some rank failed."""
 
-_NEAR = 100
-"""Lines between a message and the same one with its traceback."""
-
-_KERNEL = re.compile(r"\.cuh?:\d+: .*Assertion `.*` failed")
-"""The line of an assertion in a kernel, which names neither the rank nor the user's code."""
-
-_RAISED_BY_KERNEL = "device-assert"
-"""The message that torch raises for it."""
-
-_IN_A_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/")
-"""A file of a frame in which a rank waits for the others."""
-
 _WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 """What a warning of Python begins with: its file and line."""
-
-_CLOCK = re.compile(r"\[E(\d{3,4}) (\d\d:\d\d:\d\d[.\d]*)")
-"""Day and time in front of a message of torch's C++ code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +182,13 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
     survived, failed = ([each for part in parts for each in part] for parts in zip(*sorted_out, strict=True))
     errors = [*_findings(found, failed)]
     findings = [each for each in errors if not _is_mentioned(each, errors)]
-    chosen = _choose(findings) or next(filter(None, map(_waiting, scans)), None)
-    timeouts = [*filter(_is_timeout, findings)]
+    chosen = choose(findings) or next(filter(None, map(_waiting, scans)), None)
+    timeouts = [*filter(is_timeout, findings)]
     waits = _waits(timeouts)
     if len(waits) > 1 and chosen in timeouts:  # the rank that waits elsewhere is shown
         chosen = next(each for each in timeouts if each.rank == waits[-1].ranks[0])
     if chosen is not None and len(found.roots) == 1:
-        chosen = _of_root(chosen, next(iter(found.roots)), findings, found.failure_times)
+        chosen = of_root(chosen, next(iter(found.roots)), findings, found.failure_times)
     ranks = {each.rank for each in findings if chosen is not None and each.role != "effect"}
     seen = [rank for rank in {*found.ranks.values(), *(each.rank for each in findings)} if rank is not None]
     waiting = {rank for wait in waits for rank in wait.ranks}
@@ -228,7 +214,7 @@ def _diagnosis(scans: Sequence[Scan]) -> Diagnosis:
         command=found.command,
         started=started,
         signs=signs,
-        is_first=chosen is not None and ({chosen.rank} == found.roots or _has_first_clock(chosen, findings)),
+        is_first=chosen is not None and ({chosen.rank} == found.roots or has_first_clock(chosen, findings)),
         devices=_other_devices(chosen, findings),
         begin=found.begin,
         lines=found.lines,
@@ -246,17 +232,6 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
     return found.signs | signs_in(" ".join(found.command)) | signs_of(frames)
 
 
-def _of_root(chosen: Finding, root: int, findings: Sequence[Finding], times: Mapping[int, str]) -> Finding:
-    """The error of the rank that torchrun saw fail first, if it is of the kind of the chosen one, whose time the log
-    does not show; also an exception that is not known, if `times` has an earlier time for it: of equal ones torchrun
-    names any rank."""
-    if chosen.rank is None or chosen.rank == root or _clock(chosen):
-        return chosen
-    is_earlier = root in times and times[root] < times.get(chosen.rank, "")
-    roles = {chosen.role, "unknown"} if is_earlier else {chosen.role}
-    return next((each for each in findings if each.rank == root and each.role in roles), chosen)
-
-
 def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether a line only has the words of a message, such as a sample of the data: it belongs to no traceback, its
     process later raised another error, and the words are quoted, or a step was logged in between."""
@@ -272,19 +247,6 @@ def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
     return bool(own) and (finding.is_quoted or own[0].steps > error.until)
 
 
-def _has_first_clock(chosen: Finding, findings: Sequence[Finding]) -> bool:
-    """Whether the first error of every other rank shows its time, and none is earlier than that of the chosen one."""
-    others = {each.rank: each for each in reversed(findings) if each.role != "effect" and each.rank != chosen.rank}
-    own, times = _clock(chosen), map(_clock, others.values())
-    return own is not None and all(time is not None and own <= time for time in times)
-
-
-def _clock(finding: Finding) -> tuple[str, ...] | None:
-    """Day and time of an error; None for one without."""
-    found = _CLOCK.search(finding.error.head)
-    return found and found.groups()
-
-
 def _is_effect(finding: Finding, chosen: Finding) -> bool:
     """Whether an error only follows from the chosen one: also a late message that comes after a known cause."""
     is_later = finding.error.log == chosen.error.log and finding.error.order > chosen.error.order
@@ -298,10 +260,6 @@ def _other_devices(chosen: Finding | None, findings: Sequence[Finding]) -> tuple
     figures = [memory_figures(each.error.text) for each in (chosen, *same) if each.rank is None]
     own, *others = [None if each is None else each.device for each in figures]
     return tuple(sorted({each for each in others if each is not None} - {own}))
-
-
-def _is_timeout(finding: Finding) -> bool:
-    return finding.message is not None and finding.message.kind == "communication_timeout"
 
 
 def _waits(timeouts: Sequence[Finding]) -> tuple[Wait, ...]:
@@ -371,68 +329,6 @@ def _of_chain(chain: Sequence[Finding]) -> Finding:
             same = (each for each in chain if each.message == known.message)
             return next((each for each in same if each.named), known)
     return next((each for each in chain if each.role == "unknown"), chain[0])
-
-
-def _choose(findings: Sequence[Finding]) -> Finding | None:
-    first = {
-        role: next((each for each in findings if each.role == role), None)
-        for role in ("cause", "unknown", "late", "effect")
-    }
-    cause, unknown, late = _earliest(first["cause"], findings), first["unknown"], _earliest(first["late"], findings)
-    if cause is not None:
-        # An unknown exception of another process that came first is the cause, and this one its effect.
-        is_later = (
-            unknown is not None and unknown.error.log == cause.error.log and unknown.error.order < cause.error.order
-        )
-        is_elsewhere = is_later and unknown is not None and unknown.error.process != cause.error.process
-        return unknown if is_elsewhere else _with_frames(cause, findings)
-    if late is not None and _is_timeout(late) and (raised := _raised_elsewhere(findings)) is not None:
-        return raised
-    if unknown is not None and late is not None and unknown.error.log == late.error.log:
-        return min(unknown, late, key=attrgetter("error.order"))
-    return unknown or late or first["effect"]
-
-
-def _raised_elsewhere(findings: Sequence[Finding]) -> Finding | None:
-    """The exception of a rank that did not time out, which the others waited for, wherever its lines stand. Where the
-    lines do not name the rank, it is one of a file of the user's that no collective operation raised: the watchdog ends
-    its own process without a traceback."""
-    waiting = {each.rank for each in findings if _is_timeout(each)}
-    exceptions = [
-        each
-        for each in findings
-        if each.error.is_exception and each.role in ("unknown", "late") and not _is_timeout(each)
-    ]
-    named = (each for each in exceptions if each.rank not in {*waiting, None})
-    unnamed = (
-        each
-        for each in exceptions
-        if each.rank is None
-        and each.own_frame is not None
-        and not any(_IN_A_COLLECTIVE.search(frame.file) for frame in each.error.frames)
-    )
-    return next(iter((*named, *unnamed)), None)
-
-
-def _with_frames(cause: Finding, findings: Sequence[Finding]) -> Finding:
-    """The cause with its traceback, in front of which a logger may have printed the message alone. An assertion of a
-    kernel is raised as an error of its own, in the process that started the kernel."""
-    error = cause.error
-    if not error.frames and _KERNEL.search(error.text):
-        raised = (each.error for each in findings if each.message is not None and each.message.id == _RAISED_BY_KERNEL)
-        if (own := next((each for each in raised if each.log == error.log and each.frames), None)) is not None:
-            rank = own.rank if error.rank is None else error.rank
-            return replace(cause, error=replace(error, frames=own.frames, rank=rank))
-    near = (each for each in findings if 0 <= each.error.order - error.order < _NEAR)
-    same = (each for each in near if each.message == cause.message and each.error.process == error.process)
-    return next((each for each in same if each.error.has_place), cause)
-
-
-def _earliest(first: Finding | None, findings: Sequence[Finding]) -> Finding | None:
-    """Of the ranks that report the same, the one whose clock shows the earliest time; the first line without clocks."""
-    same = [each for each in findings if first is not None and each.message == first.message]
-    times = [*filter(None, map(_clock, same))]
-    return first if not same or len(times) < len(same) else same[times.index(min(times))]
 
 
 def _waiting(found: Scan) -> Finding | None:

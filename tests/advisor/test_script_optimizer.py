@@ -12,7 +12,8 @@ from ds_advise.advisor.importers.answer import import_file
 from ds_advise.advisor.question.workload import configured_workload
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.training_script import training_arguments
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find

@@ -11,7 +11,8 @@ from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_script import training_arguments
 from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware import Cluster, find_gpu, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import find_gpu, gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.fit_probability import host_bytes_to_fit
 from ds_advise.estimators.memory.plan_memory import node_bytes
 from ds_advise.estimators.models.catalogue import find

@@ -17,7 +17,8 @@ from ds_advise.ds_configs.files import write_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
 from ds_advise.ds_configs.training_script import training_arguments, training_arguments_snippet
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import search_path

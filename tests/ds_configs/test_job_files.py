@@ -13,7 +13,8 @@ from ds_advise.advisor.cli.main import run
 from ds_advise.ds_configs.job import Job, JobKind, Offer
 from ds_advise.ds_configs.job_files import job_files
 from ds_advise.ds_configs.launch_commands import read_hostfile
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 
 CPU = replace(find_gpu("H100"), architecture="cpu")
 TWO_NODES = Cluster(nodes=2, gpus_per_node=8, gpu=find_gpu("H100"))

@@ -13,7 +13,8 @@ from ds_advise.ds_configs.launch_commands import read_hostfile
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import autoep_size_in, unmodeled_features
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Strategy
 from ds_advise.estimators.workload import Workload

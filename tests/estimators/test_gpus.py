@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware import (
+from ds_advise.estimators.gpu_catalogue import (
     UNMEASURED_MEMORY_SHARE,
     assumes_sxm,
     find_gpu,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.estimators.hardware import find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
 from ds_advise.estimators.plan import STRATEGIES
 from ds_advise.probes import machine
 

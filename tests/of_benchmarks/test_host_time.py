@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ds_advise.estimators.hardware import HOST_SCORE_S, Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import HOST_SCORE_S, Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.host_costs import HostCosts, host_costs

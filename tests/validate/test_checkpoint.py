@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
+from ds_advise.validate.checkpoint_contents import read_contents
 from ds_advise.validate.checkpoint_steps import mixed_steps
-from ds_advise.validate.checkpoint_weights import read_contents
 from safetensors.torch import save_file
 
 from tests.helpers import write_checkpoint

@@ -12,8 +12,8 @@ import pytest
 import torch
 from ds_advise.advisor.cli.main import run
 from ds_advise.validate.checkpoint import checkpoints_in, newest_usable, read_checkpoint, write_checksums
+from ds_advise.validate.checkpoint_contents import read_contents
 from ds_advise.validate.checkpoint_trainer import missing_to_load
-from ds_advise.validate.checkpoint_weights import read_contents
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import write_checkpoint

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 from ds_advise.advisor.answer.evidence import deepspeed_sentence
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Offload, Plan

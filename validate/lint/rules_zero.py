@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...ds_configs.config_keys import CONFIG_KEYS, acts_at
-from ...estimators.hardware import gpus
+from ...estimators.gpu_catalogue import gpus
 from ...estimators.plan import ConfigKey
 from ...estimators.units import alternatives, gib, listed
 from . import rule_conditions as when

@@ -19,7 +19,8 @@ from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import propose
 from ds_advise.advisor.train.settings import TrainingSettings
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.time.job import Price
 

@@ -42,7 +42,8 @@ from ds_advise.advisor.verification.past_results import keep_probe
 from ds_advise.advisor.verification.prediction import by_estimate
 from ds_advise.advisor.verification.probe_order import measured_estimate
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.time.job import checkpoint_bytes
 from ds_advise.probes.command.observed import ObservedArguments, ObservedOption

@@ -22,7 +22,8 @@ from ds_advise.advisor.text.lines import SPARKS
 from ds_advise.advisor.text.view import MemoryUse, View, line, rows
 from ds_advise.advisor.verification.prediction import Prediction
 from ds_advise.advisor.verification.run_view import RunView
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.probes.real_run.events import EventLogReader
 from ds_advise.probes.real_run.ranks import Rank, Ranks
 from ds_advise.probes.real_run.sampling import Extension, MemorySampler

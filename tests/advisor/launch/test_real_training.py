@@ -15,7 +15,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan, Strategy
 from ds_advise.estimators.workload import Framework, Workload

@@ -13,14 +13,13 @@ from ds_advise.advisor.question.cluster import build_cluster, cluster_here, mach
 from ds_advise.advisor.question.gpu_text import meant_gpus
 from ds_advise.estimators import hardware
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.gpu_catalogue import gpus, same_size_gpus
 from ds_advise.estimators.hardware import (
     KERNEL_MEMORY_SHARE,
-    gpus,
     machine_assumptions,
     network_bytes_per_s,
     nvme_read_bytes_per_s,
     nvme_write_bytes_per_s,
-    same_size_gpus,
 )
 from ds_advise.estimators.machine_parts import bridge_of
 from ds_advise.probes.machine import cpu_cores, host_memory_bytes

@@ -13,7 +13,8 @@ import pytest
 from ds_advise.advisor.cli.advise import advise as command
 from ds_advise.advisor.page.options import OPTIONS as PAGE_OPTIONS
 from ds_advise.advisor.question.effective import effective_objectives
-from ds_advise.advisor.question.options import GROUPS, OPTIONS, RolloutOptions, fill_defaults, names_in
+from ds_advise.advisor.question.options import GROUPS, OPTIONS, fill_defaults, names_in
+from ds_advise.advisor.question.rollout_options import RolloutOptions
 from ds_advise.advisor.question.workload import build_workload, plan_settings
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.objectives import OBJECTIVES

@@ -12,7 +12,8 @@ from ds_advise.advisor.answer.comparison import compare
 from ds_advise.advisor.answer.lint_file import lint_settings
 from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.run import Run
 

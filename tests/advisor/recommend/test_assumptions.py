@@ -15,7 +15,7 @@ from ds_advise.advisor.rent import rent
 from ds_advise.advisor.search.candidate import FIT_THRESHOLD, judge_fit, predict
 from ds_advise.advisor.text.units import rate
 from ds_advise.estimators.estimate import Formula
-from ds_advise.estimators.hardware import gpus, same_size_gpus
+from ds_advise.estimators.gpu_catalogue import gpus, same_size_gpus
 from ds_advise.estimators.memory.fit_probability import HOST_MARGIN, host_bytes_to_fit, host_fit_probability
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.step_time import estimate_time

@@ -18,7 +18,8 @@ from ds_advise.advisor.search.choice import WORTH_A_RISK
 from ds_advise.advisor.text.output import Output
 from ds_advise.advisor.verification.verify import by_speed, verify
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase, Terms
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import to_json
 from ds_advise.estimators.memory.device_overhead import allocator_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import SourceSpread, fit_probability

@@ -8,7 +8,8 @@ from random import Random
 from statistics import mean
 
 import pytest
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time.flops import model_flops_utilization, peak_flops_per_s

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config

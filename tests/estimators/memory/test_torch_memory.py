@@ -12,7 +12,8 @@ import torch
 from ds_advise import estimate
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.activations.activation_memory import activation_layout
 from ds_advise.estimators.memory.activations.recording import LayerRecorder
 from ds_advise.estimators.memory.device_overhead import EARLIER_BATCHES

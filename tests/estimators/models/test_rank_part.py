@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import estimate
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.hardware import Cluster, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.memory.gathered_parameters import gathered_parameters
 from ds_advise.estimators.memory.partition import EXPERT_GROUP_NUMEL, bucket_fills
 from ds_advise.estimators.memory.trainable import optimizer_groups, shard_tensors, tensor_set

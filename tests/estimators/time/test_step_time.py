@@ -11,7 +11,8 @@ import pytest
 from ds_advise.advisor.question.cluster import parse_cluster
 from ds_advise.ds_configs.presets import layer_units_plan
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware import AttentionSpeed, Cluster, dram_bytes_per_s, find_gpu
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import AttentionSpeed, Cluster, dram_bytes_per_s
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.time import collective_time as collective

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
-from ds_advise.estimators.hardware import Cluster, gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.estimators.json_form import from_json
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Input

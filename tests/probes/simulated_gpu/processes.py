@@ -36,7 +36,8 @@ def failures(module: ModuleType) -> dict[str, str]:
 
 def run_cases(path: str) -> None:
     """Run the cases on a simulated GPU of four, as a worker runs a script. A case takes the mode of values."""
-    from ds_advise.estimators.hardware import Cluster, find_gpu
+    from ds_advise.estimators.gpu_catalogue import find_gpu
+    from ds_advise.estimators.hardware import Cluster
     from ds_advise.probes.simulated_gpu import autocast, cuda, libraries, values
     from ds_advise.probes.simulated_gpu.fast_fake_tensor import FastFakeTensorMode
     from ds_advise.probes.simulated_gpu.rank import simulate, simulated_recorder
