@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
@@ -20,16 +17,14 @@ from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
 from .answer.recommendation import Recommendation
 from .answer.what_if import changes, use_pytorch
+from .documented import documented
 from .plan_estimate import PlanEstimate
-from .python_words import python_words
 from .question.cluster import build_cluster, cluster_here, is_described, memory_limit_bytes
 from .question.model_source import guessed_name, is_user_module, load_model, module_options
 from .question.options import (
-    GROUPS,
     OPTIONS,
     JobOptions,
     QuestionOptions,
-    check_names,
     fill_defaults,
     names_in,
     plan_options,
@@ -56,8 +51,6 @@ if TYPE_CHECKING:
     from .answer.comparison import ComparisonContext
     from .question.file_question import FileQuestion
     from .text.output import Output
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def build_question(
@@ -172,67 +165,6 @@ def build_question(
         question = longest_sequence_question(question, only)
         return question.with_default_batch() if question.free_batch else question
     return question
-
-
-def documented(function: _Function) -> _Function:
-    """The function with every option in its signature and docstring in place of `**options`; a keyword that is not in
-    the signature is an UnknownOptionError."""
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[name].default, annotation=_written(annotation)
-        )
-        for name, annotation in QuestionOptions.__annotations__.items()
-    ]
-    parameters = [*own, *shared]
-    names = [each.name for each in parameters]
-
-    @wraps(function)
-    def checked(*args: Any, **given: Any) -> Any:
-        with python_words():
-            check_names(given, names, function.__name__)
-            return function(*args, **given)
-
-    shown = _Signature(parameters, return_annotation=signature.return_annotation)
-    checked.__signature__ = shown  # type: ignore[attr-defined]
-    checked.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n{_options_text()}\n    "
-    return cast(_Function, checked)
-
-
-class _Signature(inspect.Signature):
-    """A signature whose text, which `help` shows, has one line per parameter."""
-
-    def __str__(self) -> str:
-        lines = re.split(r", (?=\*,|\w+: )", super().__str__()[1:])
-        return "(\n    " + ",\n    ".join(lines).replace(") -> ", ",\n) -> ")
-
-
-def _written(annotation: Any) -> Any:
-    """The type of an option, as its declaration writes it."""
-    declared = annotation.__origin__
-    return getattr(declared, "__forward_arg__", declared)
-
-
-def _options_text() -> str:
-    """The options by group, for a docstring. They are named as parameters, not as on the command line."""
-    lines = []
-    for title, group in GROUPS.items():
-        lines += ["", f"    {title}:"]
-        for option in (OPTIONS[name] for name in names_in(group)):
-            text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), option.text)
-            lines += _filled(f"{option.name}: {text}")
-    return "\n".join(lines[1:])
-
-
-def _filled(text: str) -> list[str]:
-    """The lines of an entry, as `textwrap` makes them: its import takes longer than an answer can wait."""
-    lines = ["       "]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= 100:
-            lines.append("           ")
-        lines[-1] += f" {word}"
-    return lines
 
 
 @documented

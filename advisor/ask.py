@@ -10,7 +10,8 @@ from typing import Any, Literal, Unpack
 
 from ..estimators.errors import WorkloadError
 from ..estimators.models.model_shape import ModelShape
-from .advise import answer, build_question, documented
+from .advise import answer, build_question
+from .documented import documented
 from .question.options import QuestionOptions
 from .results import Answer
 

@@ -6,15 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.gpu_catalogue import find_gpu
-from ...estimators.hardware import Cluster
 from ...estimators.memory.activations.loss import why_no_tiling
-from ...estimators.memory.fit_probability import host_bytes_to_fit
-from ...estimators.memory.plan_memory import node_bytes
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
 from ...estimators.objectives import LOSSES, offered_loss, reference_passes
@@ -22,14 +18,17 @@ from ...estimators.optimizers import optimizer
 from ...estimators.time.collective_time import ring
 from ..question.cluster import gpus_argument, parse_ram
 from ..question.question import Question
-from ..search.candidate import Candidate, LadderStep, candidate_duration
+from ..search.candidate import Candidate, LadderStep
 from ..search.rollouts import fastest_generation
 from ..search.search import best_over_losses, fastest
-from ..text.job import hours, money
-from ..text.labels import batch_label
-from ..text.units import rate, whole_gib
-from .assumed_parts import WORTH_LISTING, deciding_parts, network_phrase
+from .assumed_parts import WORTH_LISTING, deciding_parts
+from .changed_answer import ChangedAnswer, too_small
 from .recommendation import Change, Changes
+from .storage_changes import storage_changes
+
+Asked = tuple[str, Question]
+"""Flags, and the question that includes them."""
+
 
 MOST_STEPS = 3
 """Steps of each kind of change that are tried if a plan already fits: three doublings of the GPUs."""
@@ -40,12 +39,6 @@ LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
 LARGE_NODE_RAM = "2TB"
 """RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
 
-RAM_AS_SOLD = ("1TB", "512GB", "256GB", "128GB", "64GB", "32GB")
-"""Common sizes of a host's RAM."""
-
-LARGE_DRIVE_BYTES = 8 * 10**12
-"""Size of an NVMe drive above any plan's need per node; the listed size is what the plan really takes."""
-
 BATCHES = (0.25, 4)
 """Other global batches that are shown, as shares of the default: 8 and 128 of 32, the ends of published recipes
 (`options.GLOBAL_BATCH`)."""
@@ -53,10 +46,6 @@ BATCHES = (0.25, 4)
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
-
-
-Asked = tuple[str, Question]
-"""Flags, and the question that includes them."""
 
 
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Changes:
@@ -70,14 +59,14 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 def use_pytorch(question: Question, plain: Candidate) -> Change:
     """Return the change to plain PyTorch, whose plan `plain` fits."""
-    answer = _Answer(question, plain)
+    answer = ChangedAnswer(question, plain)
     return answer.change("--sharding fsdp", f"{answer.outcome(question, None)}, without DeepSpeed")
 
 
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
-    storage, first = _storage(question, ladder, chosen), _of_less_ram(question)
+    storage, first = storage_changes(question, ladder, chosen), _of_less_ram(question)
     if chosen is None:
         yield from _grown(question, chosen, _optimizers_on_the_host(question))
         # The smallest and the fastest plan with more RAM or NVMe, then more GPUs.
@@ -103,7 +92,7 @@ def _grown(question: Question, chosen: Candidate | None, series: Iterable[Asked]
         if best is None or best.tokens_per_s < enough or (position > 0 and best.strategy in strategies):
             yield None
         else:
-            answer = _Answer(*best_over_losses(altered, best))
+            answer = ChangedAnswer(*best_over_losses(altered, best))
             yield answer.change(flags, answer.job_outcome(question, chosen))
             strategies.add(answer.best.strategy)
         is_last = best is not None if chosen is None else position == MOST_STEPS - 1
@@ -126,7 +115,7 @@ def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change
         if best is None or 1 / WORTH_LISTING < ratio < WORTH_LISTING:
             yield None
             continue
-        answer = _Answer(*best_over_losses(altered, best))
+        answer = ChangedAnswer(*best_over_losses(altered, best))
         yield answer.change(flags, answer.job_outcome(question, chosen), assumed=True)
 
 
@@ -153,76 +142,6 @@ def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[As
         return
     yield ((flags + back, altered) for flags, altered in _tiles(without_autoep))
     yield _larger_gpus(question)
-
-
-class _Answer(NamedTuple):
-    """The answer to an altered question."""
-
-    question: Question
-    best: Candidate
-
-    def outcome(self, question: Question, chosen: Candidate | None, *notes: str) -> str:
-        """Return the answer as text. question, chosen: the question that was altered, and its answer. notes: further
-        differences, left out if the loss differs."""
-        best = self.best
-        speed, unit = rate(best.tokens_per_s), question.model.unit
-        text = f"{best.strategy}, {speed} {unit}/s"
-        rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
-        rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
-        if rounds:
-            text = f"{text}, less exact"
-        if chosen is None:
-            text = f"fits: {text}"
-            if not best.plan.pin_memory:
-                text = f"{text}, pin_memory false"
-        else:
-            ratio = best.tokens_per_s / chosen.tokens_per_s
-            network = network_phrase(self.question.cluster)
-            assumed = f" at {network}" if network and network != network_phrase(question.cluster) else ""
-            text = f"{text} ({ratio:.{1 if ratio >= 1 else 2}f} x{assumed})"
-            if chosen.plan.pin_memory and not best.plan.pin_memory:
-                text = f"{text}, pin_memory false"
-        need = best.fit.assumed_host_bytes
-        if need > (0 if chosen is None else chosen.fit.assumed_host_bytes):
-            text = f"{text}, needs {whole_gib(need):,} GiB RAM"
-        elif chosen is not None and self._suits_smaller_host(chosen):
-            text = f"{text}, {whole_gib(best.ram_to_fit):,} GiB RAM"
-        if (loss := self.question.workload.loss) != question.workload.loss:
-            return f"{text}, {loss} loss"
-        return ", ".join((text, *notes))
-
-    def change(self, flags: str, outcome: str, *, assumed: bool = False) -> Change:
-        """Return the change of these flags to the answer, with its figures."""
-        return Change(
-            flags=flags,
-            outcome=outcome,
-            assumed=assumed,
-            strategy=self.best.strategy,
-            tokens_per_second=self.best.tokens_per_s,
-            device_bytes_per_gpu=self.best.device_bytes,
-            host_bytes_per_node=self.best.memory.host_bytes_per_node,
-            assumed_host_bytes=self.best.fit.assumed_host_bytes,
-        )
-
-    def _suits_smaller_host(self, chosen: Candidate) -> bool:
-        """Whether the answer that is changed depends on the RAM, and a smaller size of it suffices for this one. An
-        answer to a question with an amount of RAM has it in its flags."""
-        asks = chosen.fit.assumed_host_bytes and self.question.cluster.host_memory_bytes_per_node is None
-        return bool(asks) and _too_small(self.best) < _too_small(chosen)
-
-    def job_outcome(self, question: Question, chosen: Candidate | None) -> str:
-        """Return the outcome with the job's duration, and with its cost if the price still applies to these
-        machines."""
-        text, price = self.outcome(question, chosen), self.question.price
-        duration = candidate_duration(self.question, self.best)
-        if duration is None or self.question.workload.seq_len != question.workload.seq_len:
-            return text
-        was, now = question.cluster, self.question.cluster
-        text = f"{text}, job {hours(duration.duration_s)}"
-        same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
-        if price is not None and same_node and was.gpu.name == now.gpu.name:
-            text = f"{text}, {money(duration.cost(price), price.currency)}"
-        return text
 
 
 def _altered(question: Question, **workload: Any) -> Question:
@@ -271,8 +190,8 @@ def _smaller_hosts(question: Question, chosen: Candidate) -> Iterator[Change | N
         else:
             yield None
             continue
-        answer = _Answer(*best_over_losses(asked, best))
-        is_smaller = _too_small(answer.best) < _too_small(chosen)
+        answer = ChangedAnswer(*best_over_losses(asked, best))
+        is_smaller = too_small(answer.best) < too_small(chosen)
         if is_smaller or answer.best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
             yield answer.change(flags, answer.job_outcome(question, chosen))
 
@@ -281,11 +200,6 @@ def _optimizers_on_the_host(question: Question) -> Iterator[Asked]:
     """Yield AdamW in place of an optimizer that cannot be offloaded."""
     if optimizer(question.workload.optimizer).cpu_state_bytes is None:
         yield "--optimizer adamw", _altered(question, optimizer="adamw")
-
-
-def _too_small(candidate: Candidate) -> int:
-    """Return how many of `RAM_AS_SOLD` are too small for a plan."""
-    return sum(parse_ram(size)[0] < candidate.ram_to_fit for size in RAM_AS_SOLD)
 
 
 def _smaller_states(question: Question) -> Iterator[Asked]:
@@ -377,101 +291,3 @@ def _larger_gpus(question: Question) -> Iterator[Asked]:
     large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=usable)
     for flags, altered in _gpus(question.about_cluster(large_node)):
         yield f"{flags} --ram {LARGE_NODE_RAM}", altered
-
-
-def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
-    """Yield more host RAM or NVMe; for a plan that assumes an amount of RAM, the plans that a smaller amount allows."""
-    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
-    for limit in ("host", "nvme"):
-        need = attrgetter(f"memory.{limit}_bytes_per_node")
-        stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
-        cluster = question.cluster
-        fixed = limit == "host" and cluster.host_memory_bytes_per_node is None and cluster.ram_limit_bytes is not None
-        if not stopped or fixed:  # no more RAM than that can be bought
-            continue
-        best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
-        shown = [best]
-        if chosen is None:
-            least = min(stopped, key=lambda candidate: whole_gib(need(candidate)))
-            shown = [least] if best.tokens_per_s < WORTH_LISTING * least.tokens_per_s else [least, best]
-        elif best.tokens_per_s < WORTH_LISTING * chosen.tokens_per_s:
-            continue
-        enough = 0.0
-        for plan in shown:
-            larger = _sufficient_storage(question.cluster, plan)
-            asked = replace(question, cluster=larger)
-            fitting = fastest_generation(asked).best  # none if the GPU is too small for `plan`
-            if fitting is not None and fitting.tokens_per_s >= enough:  # more RAM may not be faster than less
-                enough = WORTH_LISTING * fitting.tokens_per_s
-                answer = _Answer(*best_over_losses(asked, fitting))
-                outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
-                yield answer.change(_storage_flags(question.cluster, larger), outcome)
-    if chosen is not None and not chosen.plan.pin_memory:
-        yield from _pinned(question, chosen)
-    if chosen is not None and chosen.fit.assumed_host_bytes:
-        yield from _less_ram(question, ladder, chosen)
-
-
-def _pinned(question: Question, chosen: Candidate) -> Iterator[Change]:
-    """Yield the RAM in which the answer's offload is page-locked, if that is faster by `WORTH_LISTING`."""
-    pinned = chosen.plan.replace_fields(pin_memory=True)
-    ram = host_bytes_to_fit(node_bytes(question.model, question.workload, question.cluster, pinned))
-    larger = replace(question.cluster, host_memory_bytes_per_node=whole_gib(ram) * 2**30)
-    asked = replace(question, cluster=larger)
-    best = fastest_generation(asked).best
-    if best is not None and best.plan.pin_memory and best.tokens_per_s >= WORTH_LISTING * chosen.tokens_per_s:
-        answer = _Answer(*best_over_losses(asked, best))
-        outcome = answer.outcome(question, chosen, "pin_memory true")
-        yield answer.change(_storage_flags(question.cluster, larger), outcome)
-
-
-def _other_batch(best: Candidate, ladder: Sequence[LadderStep]) -> Iterator[str]:
-    """Yield the micro batch if the ladder shows the strategy with another."""
-    shown = (step.candidate for step in ladder if step.candidate is not None and step.strategy == best.strategy)
-    if any(batch_label(each.plan) != batch_label(best.plan) for each in shown):
-        yield f"micro batch {batch_label(best.plan)}"
-
-
-def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidate) -> Iterator[Change]:
-    """Yield, for each strategy, the smallest tried RAM size below the need at which that strategy is the answer, with
-    an NVMe drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
-    page-locked memory, and `RAM_AS_SOLD`."""
-    given, found = question.cluster, dict[str, Change]()
-    drive_bytes = given.nvme_bytes_per_node
-    pageable = node_bytes(question.model, question.workload, given, chosen.plan.replace_fields(pin_memory=False))
-    for size in (f"{whole_gib(host_bytes_to_fit(pageable))}GiB", *RAM_AS_SOLD):
-        usable, _ = parse_ram(size)
-        if usable >= chosen.ram_to_fit:
-            continue
-        cluster = replace(given, host_memory_bytes_per_node=usable)
-        asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-        best = fastest_generation(asked).best
-        if best is None and not drive_bytes:
-            drive_bytes = LARGE_DRIVE_BYTES  # still less RAM needs the drive too
-            asked = replace(question, cluster=replace(cluster, nvme_bytes_per_node=drive_bytes))
-            best = fastest_generation(asked).best
-        if best is None:
-            found[""] = Change(flags=f"--ram {size}", outcome="nothing fits")
-            break
-        answer = _Answer(*best_over_losses(asked, best))
-        drive = _storage_flags(cluster, _sufficient_storage(cluster, answer.best))
-        outcome = answer.outcome(question, chosen, *_other_batch(answer.best, ladder))
-        found[answer.best.strategy] = answer.change(f"--ram {size} {drive}".rstrip(), outcome)
-    yield from found.values()
-
-
-def _sufficient_storage(cluster: Cluster, plan: Candidate) -> Cluster:
-    changes, memory = dict[str, Any](), plan.memory
-    if plan.ram_to_fit > cluster.most_host_bytes_per_node:
-        changes["host_memory_bytes_per_node"] = whole_gib(plan.ram_to_fit) * 2**30
-    if memory.nvme_bytes_per_node > (cluster.nvme_bytes_per_node or 0):
-        changes["nvme_bytes_per_node"] = whole_gib(memory.nvme_bytes_per_node) * 2**30
-    return replace(cluster, **changes)
-
-
-def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
-    amounts = (
-        ("--ram ", cluster.host_memory_bytes_per_node, larger.host_memory_bytes_per_node),
-        ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
-    )
-    return " ".join(f"{flag}{new >> 30}GiB" for flag, old, new in amounts if new is not None and new != old)
