@@ -9,13 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from .python_words import python_words
-from .question.options import (
-    GROUPS,
-    OPTIONS,
-    QuestionOptions,
-    check_names,
-    names_in,
-)
+from .question.options import GROUPS, OPTIONS, QuestionOptions, check_names, names_in
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

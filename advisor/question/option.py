@@ -13,9 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ...estimators.errors import WorkloadError
-from ...estimators.workload import (
-    Method,
-)
+from ...estimators.workload import Method
 
 LARGEST_COUNT = 10**9
 """Larger counts are assumed to be typing errors."""
