@@ -138,7 +138,7 @@ _ALL = f"{__name__}.all"
 
 
 def _show_all(context: click.Context, _option: click.Parameter, is_passed: bool) -> None:
-    if is_passed:
+    if is_passed and not context.resilient_parsing:  # the shell completes behind it
         context.meta[_ALL] = True
         click.echo(context.get_help(), color=context.color)
         context.exit()

@@ -653,6 +653,7 @@ sys.exit(run(sys.argv[1:]))"""
         ("gpt2 --data rows", "file,rows"),
         ("lint ds_", "file,ds_"),
         ("why train", "file,train"),
+        ("why --help-all --modu", "plain,--modules-to-save"),
     ],
 )
 def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: str) -> None:
