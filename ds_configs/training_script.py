@@ -332,7 +332,8 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
         lines += _PAIR_LOSS
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
-        fields = [f"r={workload.lora_rank}", f"target_modules={json.dumps(targets)}"]
+        fields = [f"r={workload.lora_rank}", f"lora_alpha={workload.lora_alpha}"]
+        fields.append(f"target_modules={json.dumps(targets)}")
         fields += [f"lora_dropout={workload.lora_dropout:g}"] * bool(workload.lora_dropout)
         fields += ["use_dora=True"] * workload.dora
         if prefixes := frozen_prefixes(model):

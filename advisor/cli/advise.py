@@ -103,8 +103,6 @@ def advise(
     With a model   ds-advise Qwen2.5-14B --gpus 2x32GB
                    ds-advise llama3.1-8b --gpus 4x8xH100 --seq-len max
     With a script  ds-advise --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py
-    With a log     ds-advise why train.log
-    With a file    ds-advise lint ds_config.json
 
     Exit code: 0 if a plan fits (with --sharding fsdp also PyTorch's), 1 if none fits, 2 if the question cannot be
     answered or its file not be written.

@@ -112,6 +112,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     ds-advise check ds_config.json
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --min-tokens-per-second 20000
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --max-duration 24h
+    ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --price 2.49/h --max-cost 500
 
     Exit code: 0 if all are met, 1 if one is not, 2 if a file cannot be read or the question cannot be answered.
     """

@@ -5,14 +5,32 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import click
 
 from ..question.options import GROUPS, names_in
 
 _FILES = ("destination", "no_write", "script", "emit", "force", "html", "plot", "markdown")
-_OUTPUT = (*_FILES, "language", "as_json", "quiet", "debug", "help")
+_OUTPUT = (*_FILES, "language", "as_json", "quiet", "debug", "help", "help_all")
+
+COMMON = {
+    "Machine": ("gpus", "ram", "nvme"),
+    "Training": ("method", "seq_len", "global_batch", "micro_batch", "precision", "optimizer", "data"),
+    "Answer": ("details", "verify", "probe", "destination"),
+}
+"""The options of `advise` that most questions need, by their title in the help of the program. The help of a command
+has them too; those of a training only where the command chooses the batch: elsewhere a configuration has them."""
+
+_RARE = frozenset(
+    {
+        *("all_candidates", "sharding", "no_deepspeed_estimate", "budget", "script", "markdown", "language"),
+        *("no_write", "quiet", "debug", "stall_s", "timeout_s", "no_check", "no_probe", "verbose", "node_rank"),
+        *("format", "system", "max_steps", "save_steps", "report_to", "seed", "rank", "lora_alpha"),
+        "expandable_segments",
+    }
+)
+"""Options of a command itself and of the output that only its whole help has, unless its examples have them."""
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -106,12 +124,35 @@ def _wrapped(text: str, *form: int | str) -> str:
 _NO_BREAK, _NO_SPACE = "\N{NON-BREAKING HYPHEN}", "\N{NO-BREAK SPACE}"
 
 
-_FEW = 4
-"""Options that need no groups."""
+def _has_few(records: Mapping[str, object]) -> bool:
+    """Whether a command has so few options that its help has all of them, in no groups."""
+    return len(records.keys() - {*_OUTPUT}) <= 4
 
 
 class HelpContext(click.Context):
     formatter_class = HelpFormatter
+
+
+_ALL = f"{__name__}.all"
+"""Key of a context whose help has all options."""
+
+
+def _show_all(context: click.Context, _option: click.Parameter, is_passed: bool) -> None:
+    if is_passed and not context.resilient_parsing:  # the shell completes behind it
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
+"""The option of every command that shows all of its options."""
 
 
 class GroupedCommand(click.Command):
@@ -122,19 +163,85 @@ class GroupedCommand(click.Command):
     own_title = "Options"
     """The group of the options that no other command shares."""
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), _HELP_ALL]
+
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options: those that most questions need, or with --help-all all of them."""
+        assert isinstance(formatter, HelpFormatter)
         records = help_records(self, context)
-        is_short = len(records.keys() - {*_OUTPUT}) <= _FEW
-        shared = {} if is_short else {title: names_in(group) for title, group in GROUPS.items()}
-        groups = {"Options": (), **shared, "Output": _OUTPUT}
+        groups = self._groups(records)
+        has_few = _has_few(records)
+        if has_few and _ALL not in context.meta:
+            groups["Output"].remove("help_all")
+        if has_few or _ALL in context.meta:
+            write_options(formatter, {title: [records[name] for name in names] for title, names in groups.items()})
+            return
+        short = self._short_groups(records, groups)
+        shown = {name for names in short.values() for name in names}
+        name, text = records["help_all"]
+        if others := [title for title, names in groups.items() if names and shown.isdisjoint(names)]:
+            records["help_all"] = (name, f"{text[:-1]}: also {', '.join(others)}.")
+        rows = {title: [_usual(records, name) for name in names] for title, names in short.items()}
+        write_options(formatter, rows, column=_SHORT_COLUMN)
+
+    def _groups(self, records: Mapping[str, object]) -> dict[str, list[str]]:
+        """The names of all options by the title of their group."""
+        groups = {"Options": (), **({} if _has_few(records) else _SHARED), "Output": _OUTPUT}
         grouped = {name for names in groups.values() for name in names}
         groups[self.own_title] += tuple(name for name in records if name not in grouped)
-        assert isinstance(formatter, HelpFormatter)
-        formatter.least_column = max(len(name) for name, _ in records.values())
-        for title, names in groups.items():
-            if shown := [records[name] for name in names if name in records]:
-                with formatter.section(title):
-                    formatter.write_dl(shown)
+        return {title: [name for name in names if name in records] for title, names in groups.items()}
+
+    def _short_groups(
+        self, records: Mapping[str, tuple[str, str]], all_groups: Mapping[str, Iterable[str]]
+    ) -> dict[str, list[str]]:
+        """The names of the options in the short help by title: the command's own, those of its examples, and those that
+        most questions need."""
+        _, _, examples = (self.help or "").partition("\b\n")
+        flags = {*re.findall(r" (--[\w-]+)", examples.partition("\n\n")[0])}
+        titles = [*COMMON] if "global_batch" in records else ["Machine"]
+        needed = {name for title in titles for name in COMMON[title]}
+        needed |= {name for name, (text, _) in records.items() if flags & {*text.split()}}
+        groups: dict[str, list[str]] = {"Options": [], "Machine": [], "Training": [], self.own_title: [], "Output": []}
+        for name in (name for names in all_groups.values() for name in names):
+            is_own = name not in _IS_SHARED
+            if name in needed or (is_own and name not in _RARE):
+                own = "Output" if name in _OUTPUT else self.own_title
+                groups[own if is_own else "Machine" if name in _SHARED["Machine"] else "Training"].append(name)
+        return groups
+
+
+_SHARED = {title: names_in(group) for title, group in GROUPS.items()}
+_SHARED["Training"] += ("accumulation",)
+_IS_SHARED = frozenset(name for names in _SHARED.values() for name in names)
+
+
+def write_common(formatter: HelpFormatter, command: click.Command, context: click.Context) -> None:
+    """Write the options of `COMMON`, by title."""
+    records = help_records(command, context)
+    rows = {f"{title} options": [_usual(records, name) for name in names] for title, names in COMMON.items()}
+    write_options(formatter, rows, column=_SHORT_COLUMN)
+
+
+def _usual(records: Mapping[str, tuple[str, str]], name: str) -> tuple[str, str]:
+    """The option and its help; of the defaults of a shared one only the usual, without those of special trainings."""
+    option, text = records[name]
+    is_shared = name in _IS_SHARED or name in _OUTPUT
+    return option, re.sub(r"(\[default: [^;]*);.*", r"\1]", text) if is_shared else text
+
+
+def write_options(formatter: HelpFormatter, rows: Mapping[str, list[tuple[str, str]]], *, column: int = 0) -> None:
+    """Write options and their help by title. column: the width of the options; 0 for that of the longest."""
+    names = [name for group in rows.values() for name, _ in group]
+    formatter.least_column = column or max(map(len, names))
+    for title, group in rows.items():
+        if group:
+            with formatter.section(title):
+                formatter.write_dl(group, **{"col_max": column} if column else {})
+
+
+_SHORT_COLUMN = 20
+"""Width of the options in a short help."""
 
 
 def help_records(command: click.Command, context: click.Context) -> dict[str, tuple[str, str]]:

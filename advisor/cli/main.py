@@ -26,7 +26,7 @@ from ...probes.command_line import set_command_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
 from .commands import COMMANDS, GROUPS, command_named
-from .help import HelpContext, HelpFormatter, help_records
+from .help import HelpContext, HelpFormatter, write_common
 from .model_argument import is_model, option_without_value, with_model, words_behind_settings
 from .options import complete_model
 
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
 PREDICTING = ("advise", "explain", "rent", "compare", "check", "lint", "from")
 """Commands whose process ends with their prediction. They make about a hundred thousand objects and no reference
 cycles."""
-
-COMMON = {
-    "Machine": ("gpus", "ram", "nvme"),
-    "Training": ("method", "seq_len", "global_batch", "micro_batch", "precision", "optimizer", "data"),
-    "Answer": ("details", "verify", "probe", "destination"),
-}
-"""The parameters of `advise` in the short help, by title."""
 
 _LONGEST_TEXT = 300
 """Maximum number of characters of an error message, which may quote the arguments."""
@@ -78,7 +71,8 @@ class AdviseByDefault(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:
-            args = ["advise", "--help"]
+            args = [*(name for name in args[1:2] if name in COMMANDS), "--help-all"]
+            args = args if args[1:] else ["advise", *args]
         elif args[:1] in (["--help"], ["-h"]) and args[1:2] and args[1] in COMMANDS:
             args = [args[1], "--help"]
         elif args[:1] == ["help"] and not Path("help").exists():
@@ -123,35 +117,30 @@ class AdviseByDefault(click.Group):
         with HelpContext(main_command, info_name=context.info_name, show_default=True) as inner:
             main_command.format_usage(inner, formatter)
             formatter.write_usage(inner.command_path, "SUBCOMMAND [OPTIONS] ...", prefix="       ")
-            records = help_records(main_command, inner)
         formatter.write_paragraph()
         claim, _, examples, *_ = inspect.cleandoc(main_command.help or "").split("\n\n")
         with formatter.indentation():
-            formatter.write_text(f"{claim}\n\n{examples}")
+            formatter.write_text(f"{claim}\n\n{examples}\n{_OTHER_EXAMPLES}")
         formatter.least_column = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
-        formatter.least_column = _COLUMN
-        for title, names in COMMON.items():
-            with formatter.section(f"{title} options"):
-                for name in names:
-                    option, text = records[name]
-                    # Of the defaults only the usual one: `--help-all` also has those of special trainings.
-                    formatter.write_dl([(option, re.sub(r"(\[default: [^;]*);.*", r"\1]", text))], col_max=_COLUMN)
+        write_common(formatter, main_command, inner)
         formatter.write_paragraph()
         formatter.write_text(
             "\b\n"
             "Objectives    --objective dpo, kto, reward, grpo, ppo, embedding, ...\n"
             "Files         --no-write, --force, --script FILE.py, --emit KIND\n"
             "To share it   --html FILE, --plot FILE.svg, --markdown, --json, --lang\n"
-            "All options   ds-advise --help-all, ds-advise SUBCOMMAND --help\n"
+            "All options   ds-advise --help-all, ds-advise SUBCOMMAND --help-all\n"
             'Completion    eval "$(_DS_ADVISE_COMPLETE=bash_source ds-advise)"'
         )
 
 
-_COLUMN = 20
-"""Width of the options in the short help."""
+_OTHER_EXAMPLES = """\
+With a log     ds-advise why train.log
+With a file    ds-advise lint ds_config.json"""
+"""Examples of other commands than `advise`."""
 
 
 def _misspelled_command(context: click.Context, args: Sequence[str]) -> str | None:
@@ -313,14 +302,14 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     message = message[:1].lower() + message[1:]
     if fix.endswith("?"):
         return f"{message}; {fix}", "", _help_hint(args)
+    hint = _help_hint(args, "--help" if message.startswith("missing ") else "--help-all")
     is_exact = fix.startswith(("write", "leave")) or re.search("; (?:write|leave) ", message)
-    return message, "", fix if is_exact else "; ".join(filter(None, (fix, _help_hint(args))))
+    return message, "", fix if is_exact else "; ".join(filter(None, (fix, hint)))
 
 
-def _help_hint(args: Sequence[str]) -> str:
-    """The help command that lists the options, of the command or of all."""
-    command = next((f"{word} --help" for word in args[:1] if word in COMMANDS), "--help-all")
-    return f"see ds-advise {command}"
+def _help_hint(args: Sequence[str], option: str = "--help-all") -> str:
+    """The command that shows the help of the command: all of its options, or with --help its usage first."""
+    return f"see ds-advise {' '.join([*(word for word in args[:1] if word in COMMANDS), option])}"
 
 
 _PACKAGES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}

@@ -63,7 +63,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"write {positive} {off}" if off else f"leave {positive} out"
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
-        return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
+        return f"write ds-advise {of}{help_option}"
     if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
         return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
     written = other_name(name)
@@ -218,7 +218,7 @@ def of_others(option: str, owners: Sequence[str], args: Sequence[str], command: 
     if option in _FILES and value and "--json" in named_options(command):
         written = line([*without((option,), args, command), "--json"])
         return f"write {written} > {shlex.quote(str(Path(value).with_suffix('.json')))}"
-    return "leave it out" if option in (*_FILES, *_MORE) else f"see ds-advise {owners[0]} --help"
+    return "leave it out" if option in (*_FILES, *_MORE) else f"see ds-advise {owners[0]} --help-all"
 
 
 _FILES, _MORE = ("--output", "--html", "--plot"), ("--verbose", "--details", "--explain")

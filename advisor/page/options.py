@@ -90,7 +90,7 @@ def _label(flag: re.Match[str]) -> str:
 
 
 def grouped_options() -> dict[str, list[str]]:
-    """Return the options by the title of their group, as in `--help`."""
+    """Return the options by the title of their group, as in `--help-all`."""
     names = {option.name: name for name, option in OPTIONS.items()}
     found = {title: [names[each] for each in names_in(group) if each in names] for title, group in GROUPS.items()}
     return {title: group for title, group in found.items() if group}

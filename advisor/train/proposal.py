@@ -240,7 +240,7 @@ def script_arguments(proposal: Proposal, model: str) -> tuple[str, ...]:
             "per_device_eval_batch_size": workload.eval_batch or 0,  # 0 for that of the training
         }
     if workload.method != "full":
-        arguments["lora_alpha"] = settings.lora_alpha or 2 * workload.lora_rank
+        arguments["lora_alpha"] = settings.lora_alpha or workload.lora_alpha
     return words.option_words(arguments)
 
 

@@ -275,6 +275,7 @@ class Session:
             "package": package_of(error),
             "traceback": "".join(traceback.format_exception(error)),
             "script_traceback": script_traceback(error),
+            "fix": str(getattr(error, "fix", "")),  # of the default script's errors, which are no DsAdviseErrors
         }
         refuses = isinstance(error, SystemExit) and error.code == 2  # argparse has printed the words
         if refuses or isinstance(error, ValueError):

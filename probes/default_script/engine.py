@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ def main() -> None:
         if options.gradient_checkpointing:
             enable_checkpointing(model)
         inputs = parse_inputs(options.input_shape, options.input_dtype)
-        make_batch, loss_fn = batches(file, inputs, _dtype(config), device), load_loss(file)
+        make_batch, loss_fn = batches(model, file, inputs, _dtype(config), device), load_loss(file)
         loader = partial(_batches_of_module, make_batch, options)
         engine = _engine(config, model, options, None)
     else:
@@ -207,26 +208,55 @@ def parse_inputs(shapes: str | None, types: str) -> list[tuple[tuple[int, ...], 
 
 
 def batches(
-    file: ModuleType, inputs: Sequence[tuple[tuple[int, ...], str]], dtype: torch.dtype, device: Any
+    model: torch.nn.Module,
+    file: ModuleType,
+    inputs: Sequence[tuple[tuple[int, ...], str]],
+    dtype: torch.dtype,
+    device: Any,
 ) -> Callable[[int, int], Any]:
-    """Batches by number of samples and sequence length: from the file's `make_batch`, or of zeros, from `inputs`."""
+    """Batches by number of samples and sequence length: from the file's `make_batch`, or of zeros, from `inputs`. They
+    raise UnusableModelError if they are not the arguments of the module's `forward`."""
     own_function = getattr(file, "make_batch", None)
 
     def make_batch(batch: int, seq_len: int) -> Any:
         if own_function is not None:
-            return on_device(own_function(batch, seq_len), dtype, device)
+            made = on_device(own_function(batch, seq_len), dtype, device)
+            _check_arguments(model, made, "return all of its arguments from make_batch, as a tuple or a dict")
+            return made
         if not inputs:
             raise UnusableModelError(
                 f"{file.__file__} defines no make_batch, so the shape of one sample is needed",
-                fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)",
+                fix=_HOW_TO_GIVE_INPUTS,
             )
         types = [dtype if name == "float" else getattr(torch, name) for _, name in inputs]
-        return tuple(
+        zeros = tuple(
             torch.zeros((batch, *shape), dtype=kind, device=device)
             for (shape, _), kind in zip(inputs, types, strict=True)
         )
+        _check_arguments(model, zeros, _HOW_TO_GIVE_INPUTS)
+        return zeros
 
     return make_batch
+
+
+_HOW_TO_GIVE_INPUTS = (
+    "pass --input-shape 3,32,32 for one input, --input-shape 3,32,32+scalar --input-dtype float+int64 for two, "
+    "or define make_batch(micro_batch_size, seq_len)"
+)
+
+
+def _check_arguments(model: torch.nn.Module, batch: Any, fix: str) -> None:
+    """Raise UnusableModelError if a batch is not the arguments of the module's `forward`."""
+    positional, named = ((), batch) if isinstance(batch, Mapping) else (batch, {})
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # of a function without one, such as one in C
+        return
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        names = ", ".join(signature.parameters)
+        raise UnusableModelError(f"forward of {type(model).__name__} takes {names}: {error}", fix=fix) from None
 
 
 def on_device(value: Any, dtype: torch.dtype, device: Any) -> Any:

@@ -145,7 +145,7 @@ def _adaptation(run: Run) -> dict[str, Any]:
         in_fp32 = workload.software.fp32_adapters or workload.method == "qlora"
         arguments |= {
             "lora_r": workload.lora_rank,
-            "lora_alpha": 2 * workload.lora_rank,
+            "lora_alpha": workload.lora_alpha,
             "lora_dropout": workload.lora_dropout or None,
             "lora_dora": workload.dora or None,
             "lora_target_modules": list(workload.lora_targets or ("all-linear",)),

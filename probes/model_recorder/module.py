@@ -39,7 +39,7 @@ def recorded_file(own: UserModule, seq_len: int) -> ModelShape:
     """The shape of the module in a file. Raises UnusableModelError, UnrecordableError, and any error of its code."""
     with torch.device("meta"):
         model, file = built(own.factory)
-        make_batch = batches(file, own.inputs, torch.bfloat16, "meta")
+        make_batch = batches(model, file, own.inputs, torch.bfloat16, "meta")
         return recorded_module(model, make_batch, getattr(file, "loss_fn", None), own, seq_len)
 
 

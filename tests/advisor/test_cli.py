@@ -446,14 +446,14 @@ def test_a_misspelled_command_is_corrected(capsys: pytest.CaptureFixture[str], w
 
 def test_the_commands_with_a_language_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["lint", "ds_config.json", "--lang", "zh"]) == 2
-    error = "no such option --lang: it is one of ds-advise advise, page; see ds-advise advise --help"
+    error = "no such option --lang: it is one of ds-advise advise, page; see ds-advise advise --help-all"
     assert capsys.readouterr().err == f"ds-advise: {error}\n"
 
 
 @pytest.mark.parametrize("words", ["probe --foo", "train", "from acc.yaml --gpus 80GB --foo", "launch --foo"])
 def test_a_wrong_option_points_to_its_commands_help(capsys: pytest.CaptureFixture[str], words: str) -> None:
     assert run_here(words.split()) == 2
-    assert re.search(rf"(; s|\? S)ee ds-advise {words.split()[0]} --help\n$", capsys.readouterr().err)
+    assert re.search(rf"(; s|\? S)ee ds-advise {words.split()[0]} --help-all\n$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", ["{} --gpus 80GB -o {}.json", "{}/x --gpus 80GB"])
@@ -499,11 +499,50 @@ def test_the_short_help_has_the_commands_and_the_long_one_all_options(capsys: py
     shared = ("--html", "--json", "--markdown", "--plot", "--emit", "--lang", "--script", "--no-write", "--force")
     assert all(f" {option}" in short for option in (*shared, "--objective", "--micro-batch"))
     assert [name for name in COMMANDS if f"\n  {name} " not in short] == []
+    assert "why train.log" in short and "lint ds_config.json" in short
     assert run_here(["--help-all"]) == 0
     long = capsys.readouterr().out
     assert [option.flag for option in OPTIONS.values() if f"\n  {option.flag}" not in long] == []
     assert [line for line in long.splitlines() if len(line) > 80 and "  ds-advise " not in line] == []
     assert [title for title in GROUPS if f"\n{title}:\n" not in long] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_of_a_command_has_its_own_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of those that commands share, it has the machine and what its examples use; --help-all has the rest. Where the
+    command has few options, there is no rest."""
+    assert run_here([name, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert run_here([name, "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert len(short.splitlines()) <= 64
+    command = program.get_command(click.Context(program), name)
+    assert command is not None
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    lines = {max(each.opts, key=len): rf"\n  (-\w, )?{max(each.opts, key=len)}\b" for each in options}
+    assert [flag for flag, line in lines.items() if not re.search(line, long)] == []
+    lacking = [flag for flag, line in lines.items() if not re.search(line, short)]
+    assert bool(lacking) == ("--help-all" in short)
+    examples = (command.help or "").partition("\b\n")[2].partition("\n\n")[0]
+    assert [flag for flag in lacking if re.search(rf"{flag}\b(?!-)", examples) or flag in ("--gpus", "--model")] == []
+    assert {"--lora-rank", "--loss", "--software"} & lines.keys() <= {*lacking}
+    assert "ds-advise why" not in long or name == "why"
+
+
+def test_the_help_of_a_command_names_the_groups_that_only_the_whole_help_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A default of a special training is in the whole help too; of an option of the command it stays."""
+    assert run_here(["--help-all", "why"]) == 0
+    assert "\nSoftware:\n" in capsys.readouterr().out
+    assert run_here(["why", "--help"]) == 0
+    assert "--help-all Show all options and exit: also Method, Training, Software," in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert run_here(["train", "--help"]) == 0
+    assert "[default: 2e-5; 2e-4 with LoRA]" in " ".join(capsys.readouterr().out.split())
+    assert run_here(["explain", "--help"]) == 0
+    assert "[default: about 32]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["lint", "--help"], ["doctor", "--help"]])
@@ -614,6 +653,7 @@ sys.exit(run(sys.argv[1:]))"""
         ("gpt2 --data rows", "file,rows"),
         ("lint ds_", "file,ds_"),
         ("why train", "file,train"),
+        ("why --help-all --modu", "plain,--modules-to-save"),
     ],
 )
 def test_the_shell_completes_names_and_files(tmp_path: Path, words: str, found: str) -> None:

@@ -233,6 +233,14 @@ def test_the_printed_script_is_that_of_the_trainer(objective: Any) -> None:
     assert training_arguments(plan, workload, CLUSTER).keys() <= known
 
 
+def test_the_printed_adapters_have_the_scale_of_those_that_train_makes() -> None:
+    """Twice the rank; peft's own default is 8 at any rank."""
+    workload = Workload(method="lora", lora_rank=16)
+    assert "LoraConfig(r=16, lora_alpha=32, " in "".join(
+        script_lines(MODEL, workload, PLANS["zero2"], CLUSTER, "ds_config.json")
+    )
+
+
 def test_kto_has_two_samples_in_a_micro_batch() -> None:
     question = build_question(MODEL, gpus="8xH100", objective="kto")
     assert min(micro for micro, _ in question.batch_shapes()) == 2

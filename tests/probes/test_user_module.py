@@ -214,6 +214,39 @@ def test_an_error_of_the_modules_own_code_points_to_the_shape(tmp_path: Path) ->
     assert ".," not in str(caught.value)
 
 
+WITH_LABELS = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 2)
+
+    def forward(self, rows, labels):
+        return torch.nn.functional.cross_entropy(super().forward(rows), labels)
+"""
+
+
+@pytest.mark.usefixtures("in_forks")
+def test_inputs_that_are_not_the_arguments_of_forward_are_refused_with_those_that_are(tmp_path: Path) -> None:
+    """From --input-shape and from the file's `make_batch`; a probe would fail alike."""
+    (tmp_path / "own.py").write_text(WITH_LABELS, encoding="utf-8")
+    for shapes in (None, "8", "8+scalar+scalar"):
+        with pytest.raises(ModelConfigError, match=r"input-shape 3,32,32\+scalar --input-dtype float\+int64") as caught:
+            build_question(f"{tmp_path}/own.py:Net", gpus=GPUS, input_shape=shapes)
+        assert shapes is None or "forward of Net takes rows, labels: " in str(caught.value)
+    own_function = "\ndef make_batch(batch, _):\n    return (torch.zeros(batch, 8),)\n"
+    (tmp_path / "own.py").write_text(WITH_LABELS + own_function, encoding="utf-8")
+    with pytest.raises(ModelConfigError, match="return all of its arguments from make_batch"):
+        build_question(f"{tmp_path}/own.py:Net", gpus=GPUS)
+    (tmp_path / "own.py").write_text(WITH_LABELS, encoding="utf-8")
+    assert (
+        build_question(
+            f"{tmp_path}/own.py:Net", gpus=GPUS, input_shape="8+scalar", input_dtype="float+int64"
+        ).model.parameters
+        == 18
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

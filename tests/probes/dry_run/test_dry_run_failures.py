@@ -27,6 +27,9 @@ import neighbour
 
 def net(): return neighbour.same(torch.nn.Linear(4, 4))
 def raises(): return {}["missing"]
+class Pair(torch.nn.Linear):
+    def forward(self, row, label): return super().forward(row)
+def pair(): return Pair(4, 4)
 """
 BATCH = (
     FILE
@@ -45,6 +48,7 @@ TRAINER = Workload(precision="fp32", framework="hf")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, other keys of the configuration
     "works": ("own.py", "net", {}),
     "raises": ("own.py", "raises", {}),
+    "one_input_of_two": ("own.py", "pair", {}),
     "bad_batch": ("batch.py", "net", {}),
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
@@ -102,6 +106,7 @@ def test_a_training_without_a_step_is_an_error() -> None:
     [
         ("raises", "load", ("KeyError: 'missing'", "load", "own.py:")),
         ("auto", "start", ('nothing replaces "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
+        ("one_input_of_two", "preparation", ("forward of Pair takes row, label: ", "--input-shape 3,32,32+scalar")),
         ("bad_batch", "preparation", ("RuntimeError", "preparation", "batch.py:")),
         ("unknown_optimizer", "initialize", ("Adamm", "DeepSpeed rejects")),
         ("wrong_batch", "load", ("accumulation steps", "DeepSpeed rejects")),
