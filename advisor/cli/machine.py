@@ -13,7 +13,18 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
-from .options import COUNT, DEBUG, FORCE, LANG, PATH, CommandWithItsWords, Whole, output_options, warn_ignored
+from .options import (
+    COUNT,
+    DEBUG,
+    FORCE,
+    LANG,
+    PATH,
+    CommandWithItsWords,
+    OutputFile,
+    Whole,
+    output_options,
+    warn_ignored,
+)
 
 if TYPE_CHECKING:
     from ...probes.store import Record, Store
@@ -161,7 +172,12 @@ def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> i
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--model", metavar="MODEL", help="Folder with the config.json of a model that has no public name.")
 @click.option(
-    "-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file; - is stdout."
+    "-o",
+    "--output",
+    "file",
+    type=OutputFile("measured.json"),
+    metavar="FILE",
+    help="Write the JSON object to this file; - is stdout.",
 )
 @FORCE
 @output_options
