@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
@@ -12,19 +12,7 @@ from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
-from .options import (
-    COUNT,
-    DEBUG,
-    FORCE,
-    LANG,
-    PATH,
-    Whole,
-    output_options,
-    warn_ignored,
-)
-
-if TYPE_CHECKING:
-    pass
+from .options import COUNT, DEBUG, FORCE, LANG, PATH, Whole, output_options, warn_ignored
 
 
 @click.command(cls=GroupedCommand)

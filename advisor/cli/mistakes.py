@@ -64,6 +64,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
         return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
+    if not value and name in _names_of(command):
+        return f"write {line([word for word in args if word != option])}"
     if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
         return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
     written = other_name(name)
@@ -125,11 +127,16 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
 
 
-_OF_WHY = {
-    "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
-        *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
-    )
+_OF_COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "why": {
+        "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
+            *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
+        )
+    },
+    "rent": {"--prices FILE: a CSV table of machines with their prices": ("price", "cost", "hourly_price")},
+    "history": {"--force": ("yes", "y")},
 }
+"""Command -> what `_of_command` returns, for those but `train`."""
 _ELSEWHERE = "another value needs ds-advise launch with a script of yours"
 
 
@@ -137,7 +144,7 @@ def _of_command(name: str) -> Mapping[str, Sequence[str]]:
     """Return what to do in place of options that mean something else with other commands than this one, or what to
     write as in `OTHER_NAMES`, each with the names of the options."""
     if name != "train":
-        return _OF_WHY if name == "why" else {}
+        return _OF_COMMANDS.get(name, {})
     from ..train.settings import FIXED_ARGUMENTS, WARMUP  # imported here: they are slow
 
     further = {"max_grad_norm": ("gradient_clipping", "clip_grad")}
@@ -354,6 +361,26 @@ _CHECKPOINT = re.compile(r"checkpoint|global_step", re.IGNORECASE)
 
 _REASONS = {"--probe": "every answer is a search, and --probe measures its best candidates on this machine; "}
 """What an option of `COMMANDS_OF_OTHERS` does, where the line does not say it."""
+
+
+def _names_of(command: click.Command) -> Sequence[str]:
+    """Return the names that other tools have for a command."""
+    return COMMANDS_OF_OTHERS.get(command.name or "", "").split()
+
+
+def with_option(words: Sequence[str], command: click.Command) -> str:
+    """Return the line in which the first word that names an option without dashes is that option, `--forget 5` for
+    `rm 5`, or one that names the command is left out; "" without such a word."""
+    known = named_options(command)
+    for word in words:
+        rest = [each for each in words if each != word]
+        name = word.lower()
+        if name in _names_of(command):
+            return line([str(command.name), *rest])
+        flag, _, value = (f"--{name}" if f"--{name}" in known else other_name(name)).partition(" ")
+        if flag in known:
+            return line([str(command.name), flag, *(rest or re.sub("[{}]", "", value).split())])
+    return ""
 
 
 def other_tools_command(args: Sequence[str]) -> str:
