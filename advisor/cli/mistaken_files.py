@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
-from ..question.gpu_text import meant_gpus, near_gpus
+from ..question.gpu_text import meant_gpus, near_gpus, started
 from ..question.other_names import meant_plan
 from .commands import COMMANDS, command_named
 from .model_argument import is_model
@@ -50,7 +50,7 @@ def _command_for(name: str, found: _InForm | None, gpus: str = "") -> str:
         return line(["lint", name]) if model == "MODEL" else line(["explain", name, "--model", model, "--gpus", gpus])
     if path.suffix.lower() == ".py":
         printed = f", or, if it prints the configuration, python {name} | ds-advise lint -" * (typed[:1] == ["lint"])
-        return f"ds-advise --gpus {gpus} -- torchrun {name}{printed}"
+        return f"ds-advise --gpus {gpus} -- {started(name, gpus)}{printed}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     if (run := _run_of_tool(found)) is not None:
@@ -146,8 +146,9 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         what = f"{name[:80]}: no such file" if is_missing else what
         own, _, users = " ".join(divided_words([near if word == name else word for word in args])).partition(" -- ")
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
-        starter = "" if users.split()[0] in STARTERS else "torchrun "
-        return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
+        if users.split()[0] not in STARTERS and args[0] != "launch":
+            users = started(users, value_of("--gpus", f"{own}{gpus}".split()))
+        return what, f"write ds-advise {own}{gpus} -- {users}"
     run = _run_of_tool(in_form) if command else None
     if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
         part = str(run.deepspeed.path)
