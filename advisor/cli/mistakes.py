@@ -64,10 +64,10 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
         return f"write ds-advise {of}{help_option.removesuffix('-all') if of else help_option}"
-    if not value and name in _names_of(command):
-        return f"write {line([word for word in args if word != option])}"
     if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
         return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
+    if name in _names_of(command) and (not value or is_model(value) or is_there(Path(value))):
+        return f"write {line([word for word in args if word != option])}"
     written = other_name(name)
     target = written.partition(" ")[0]
     needed = needed_method(target, args, known)
@@ -420,6 +420,14 @@ def no_option_value(name: str, command: click.Command) -> str:
             text = (option.help or "").partition("  [")[0].rstrip(".")
             return f"write {name} {metavar}" + (f" ({text})" if text else "")
     return ""
+
+
+def with_lacking(name: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the line with an option that it lacks: `write ds-advise compare a.json b.json --model MODEL`."""
+    option = named_options(command).get(name)
+    end = args.index("--") if "--" in args else len(args)
+    value = [option.metavar or option.type.name.upper()] if option is not None and not option.is_flag else []
+    return f"write {line([*args[:end], name, *value, *args[end:]])}"
 
 
 def near_choice(error: click.BadParameter, args: Sequence[str], command: click.Command) -> str:
