@@ -211,6 +211,15 @@ class Store:
             connection.execute(f"DELETE FROM records{where}")
             return found
 
+    def newest_number(self) -> int:
+        """The largest number that a record was given, also of a removed one; 0 without any. All numbers up to it were
+        given."""
+        if not self._has_content():
+            return 0
+        with self._open() as connection:
+            found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+            return int(found[0]) if found else 0
+
     def _has_content(self) -> bool:
         try:
             return self.path.stat().st_size > 0

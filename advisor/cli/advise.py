@@ -16,8 +16,8 @@ from .options import (
     EMIT,
     FORCE,
     LANG,
-    PATH,
     CommandWithUsersCommand,
+    OutputFile,
     complete_model,
     output_options,
     passed_options,
@@ -44,13 +44,16 @@ class _Advise(CommandWithUsersCommand):
     "-o",
     "--output",
     "destination",
-    default=CONFIG_NAME,
+    type=OutputFile(CONFIG_NAME),
+    default=Path(CONFIG_NAME),
     show_default=False,
     metavar="FILE",
     help=f"Output file; - is stdout.  [default: {CONFIG_NAME}; if that is another configuration, ds_config-2.json ...]",
 )
 @click.option("--no-write", is_flag=True, help="Do not write the configuration.")
-@click.option("--script", type=PATH, metavar="FILE.py", help="Also write a script that trains the plan.")
+@click.option(
+    "--script", type=OutputFile("train.py"), metavar="FILE.py", help="Also write a script that trains the plan."
+)
 @EMIT
 @FORCE
 @click.option(
@@ -78,7 +81,7 @@ class _Advise(CommandWithUsersCommand):
 def advise(
     model: str | None,
     question: dict[str, Any],
-    destination: str,
+    destination: Path,
     no_write: bool,
     script: Path | None,
     emit: tuple[JobKind, ...],
@@ -118,29 +121,26 @@ def advise(
         )
     if model is None:
         raise click.UsageError("missing argument MODEL, or the training command behind --")
-    if output.mode == "json" and destination == "-":
+    on_stdout = destination == Path("-")
+    if output.mode == "json" and on_stdout:
         raise click.UsageError("--json and -o - both write to stdout; leave one out")
     if no_write and "destination" in passed_options():
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
-    if (emit or script) and (no_write or destination == "-"):
+    if (emit or script) and (no_write or on_stdout):
         raise click.UsageError(
             f"--{'emit' if emit else 'script'} writes files that refer to the configuration file; "
             "leave --no-write and -o - out"
         )
     if not checks["probe"]:
         warn_ignored("budget", "without --probe")
-    if not destination:
-        raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    if destination != "-" and not Path(destination).name:
-        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
-    if markdown and (output.mode != "human" or destination == "-" or details or all_candidates):
+    if markdown and (output.mode != "human" or on_stdout or details or all_candidates):
         raise click.UsageError("--markdown prints a summary; leave --json, --quiet, -o -, --details and --all out")
     refuse_unknown(model)
     shows_estimate = output.mode == "json" or details or html is not None
     answer = checked_answer(
         model, deepspeed_estimate=shows_estimate and not no_deepspeed_estimate, output=output, **checks, **question
     )
-    place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
+    place: Destination = None if no_write else "-" if on_stdout else destination
     return deliver(
         answer,
         place,
@@ -162,7 +162,7 @@ def _command_advice(
     words: tuple[str, ...],
     config_file: str | None,
     question: dict[str, Any],
-    destination: str,
+    destination: Path,
     output: Output,
     *,
     no_write: bool,
@@ -180,15 +180,15 @@ def _command_advice(
         raise click.UsageError(f"--{others[0].replace('_', '-')} does not apply to a command")
     if config_file is not None and is_model(config_file):
         raise click.UsageError(f"the command behind -- has its own model; leave {config_file} out")
-    if destination == "-" or not Path(destination).name:
-        raise click.UsageError(f"--output {destination} is no file; name one, or pass --no-write")
+    if destination == Path("-"):
+        raise click.UsageError("--output - is no file; name one, or pass --no-write")
     given = {name: value for name, value in question.items() if name in passed or name == "gpus"}
     with output.progress("dry run") as on_progress:
         answer = advise_command(
             words,
             given,
             config_file=None if config_file is None else Path(config_file),
-            destination=destination if "destination" in passed or force else "",
+            destination=str(destination) if "destination" in passed or force else "",
             say=output.say,
             on_progress=on_progress,
             on_task=on_progress.begin,

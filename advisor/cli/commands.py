@@ -31,8 +31,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "This machine": {
         "doctor": ("machine:doctor", "Find what makes trainings fail or slow on this machine."),
         "bench": ("machine:bench", "Measure this machine's speeds for later answers."),
-        "history": ("machine:history", "List measurements, print them as JSON, or remove them."),
-        "contribute": ("machine:contribute", "Show measured runs as rows that improve the predictions."),
+        "history": ("records:history", "List measurements, print them as JSON, or remove them."),
+        "contribute": ("records:contribute", "Show measured runs as rows that improve the predictions."),
     },
     "For other programs": {
         "schema": ("schema:schema", "Print the JSON Schema of a command's --json."),

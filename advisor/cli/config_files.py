@@ -25,6 +25,7 @@ from .options import (
     TRAINING,
     CommandWithItsWords,
     Decorator,
+    OutputFile,
     complete_file,
     model_option,
     output_options,
@@ -304,7 +305,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
     "-o",
     "--output",
     "destination",
-    type=PATH,
+    type=OutputFile("better.yaml"),
     metavar="FILE",
     help="Write the changed configuration, and the DeepSpeed configuration next to it.  [default: show the changes]",
 )
@@ -341,8 +342,6 @@ def from_file(
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
-    if destination is not None and not destination.name:
-        raise click.UsageError(f"--output {destination} is a folder; name a file in it, or pass --no-write")
     if destination is not None and not destination.parent.is_dir():
         raise click.UsageError(f"--output {destination}: there is no folder {destination.parent}; create it")
     answer, failure = import_file(file, destination=destination, **question), None

@@ -10,11 +10,9 @@ import click
 
 from ...estimators.errors import ConfigFileError
 from ..text.output import Output, ignore_closed_pipe
-from .commands import command_named
 from .config_files import file_options
 from .help import GroupedCommand
 from .options import ACCUMULATION, complete_file, model_option, output_options
-from .typed_line import typed_words, with_file, words_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,11 +82,6 @@ def lint(
     if listed or explained:
         return _show_rules(explained, output)
     if not config_files:
-        if model := question.get("model"):
-            own = command_named("lint")
-            written = with_file("lint", words_for(own, typed_words(), own))
-            what = f"lint checks a file, and {str(model)[:80]} is a model"
-            raise click.UsageError(f"{what}; write {written}")
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..answer.lint_file import LintAnswer, lint_file, lint_files
     from ..render.deliver import show_document

@@ -1,23 +1,18 @@
-"""Commands that are not about one training: `doctor`, `bench`, `history`, `contribute`, `checkpoint` and `page`."""
+"""Commands about this machine and its files: `doctor`, `bench`, `checkpoint` and `page`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
-from ...estimators.errors import ConfigFileError, DsAdviseError
+from ...estimators.errors import ConfigFileError
 from ..text.language import Language, language_of_environment
 from ..text.output import Output
 from ..text.units import counted_noun
 from .help import GroupedCommand
-from .options import COUNT, DEBUG, FORCE, LANG, PATH, CommandWithItsWords, Whole, output_options, warn_ignored
-
-if TYPE_CHECKING:
-    from ...probes.store import Record, Store
-    from ..document.blocks import Document
+from .options import COUNT, DEBUG, FORCE, LANG, PATH, Whole, output_options, warn_ignored
 
 
 @click.command(cls=GroupedCommand)
@@ -82,189 +77,6 @@ def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | 
     if any(skipped["reason"] == INTERRUPTED for skipped in record.result["skipped"]):
         raise KeyboardInterrupt
     return 0
-
-
-@click.command(cls=CommandWithItsWords)
-@click.argument("words", nargs=-1, metavar="[ID ... | WORD ...]")
-@click.option("--forget", is_flag=True, help="Remove the records with the numbers behind it, or `all`.")
-@click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
-@output_options
-def history(words: Sequence[str], forget: bool, limit: int, output: Output) -> int:
-    """List probes, benchmarks, trainings and dry runs, newest first, or show everything that is stored of one.
-
-    ID is the number of a record; 3-5 stands for several, 3- for all from 3 on. WORD is a part of a model, a script, a
-    kind, GPUs or a failure: only records with every WORD are listed.
-
-    \b
-    ds-advise history
-    ds-advise history 12
-    ds-advise history probe qwen
-    ds-advise history --json > records.json
-    ds-advise history --forget 3-5 8
-    ds-advise history --forget all
-
-    A record identifies a machine by its hardware only. Exit code: 0, or 2 if one does not exist or cannot be read.
-    """
-    from ...probes.store import Store
-    from ..render.deliver import show_document
-    from ..render.history import forgotten_document, has_words, history_document, page_document
-
-    if "all" in words and len(words) > 1:
-        raise click.UsageError("all stands for every record; write it alone, or the numbers without it")
-    store, typed = Store(), click.get_current_context().obj
-    numbers = [word for word in words if _is_number(word) or _range(word)]
-    names = [word for word in words if word not in (*numbers, "all")]
-    if numbers and names and not forget:
-        from .typed_line import line  # imported here: only this mistake needs it
-
-        records, named = line(["history", *numbers]), line(["history", *names])
-        what = f"{numbers[0]} is the number of a record, and {names[0][:40]} a word that chooses some"
-        raise click.UsageError(f"{what}; write {records}, or {named}")
-    is_filter = not forget and "all" not in words and not numbers
-    chosen = None if is_filter or "all" in words else _numbers(words, store)
-    if forget:
-        warn_ignored("limit", "with --forget")
-        if not words:
-            raise click.UsageError("--forget needs the numbers of records, or all")
-        if not {*words} <= {*typed[typed.index("--forget") + 1 :]}:  # of a line that showed a record
-            from .typed_line import line  # imported here: only this mistake needs it
-
-            fix = line(["history", "--forget", *words])
-            raise click.UsageError(f"the numbers to forget stand behind --forget; write {fix}")
-        if chosen is not None:
-            _records(store, chosen)  # raises before any is removed
-        removed = store.forget("all" if chosen is None else chosen)
-        show_document(lambda: forgotten_document(removed), output)
-        return 0
-
-    most = None if output.mode == "json" else limit
-    found = store.find() if chosen is None else _records(store, chosen)
-    if words and is_filter and found:
-        found = [record for record in found if has_words(record, words)]
-        if not found:
-            what = f"no record has {' and '.join(repr(word[:40]) for word in words)}"
-            raise DsAdviseError(
-                f"{what} in its model, script, kind, GPUs or failure", fix="`ds-advise history` lists them"
-            )
-    older = 0 if most is None else max(0, len(found) - most)
-
-    def document() -> Document:
-        if chosen is not None and len(found) == 1:
-            return page_document(found[0], path=store.path)
-        return history_document(found[:most], path=store.path, older=older)
-
-    show_document(document, output)
-    return 0
-
-
-@click.command(cls=GroupedCommand)
-@click.argument("ids", nargs=-1, metavar="[ID ...]")
-@click.option("--model", metavar="MODEL", help="Folder with the config.json of a model that has no public name.")
-@click.option(
-    "-o", "--output", "file", type=PATH, metavar="FILE", help="Write the JSON object to this file; - is stdout."
-)
-@FORCE
-@output_options
-def contribute(ids: Sequence[str], model: str | None, file: Path | None, force: bool, output: Output) -> int:
-    """Show measured runs in the form of the published runs, to compare predictions with them.
-
-    ID is the number of a probe or a training in `ds-advise history`; by default the newest that ran on GPUs and ended,
-    or ran out of memory. A row has the model, the machine's class, the versions, the configuration, and the measured
-    and predicted figures. It has no path, no name of a host or a user, and no text of a script. Nothing is sent.
-
-    \b
-    ds-advise contribute 12 13
-    ds-advise contribute 12 --model ./my-model -o measured.json
-
-    Exit code: 0, or 2 if a record is not such a run.
-    """
-    from ...ds_configs.files import write_text
-    from ...probes.store import Store
-    from ...validate.lint.installed_facts import load_facts
-    from ..render.contribution import contribution_document, contribution_json
-    from ..render.deliver import show_document
-    from ..verification.contribution import Contribution, contributed_run
-
-    on_stdout = file == Path("-")
-    if on_stdout and output.mode == "json":
-        raise click.UsageError("--json and -o - both write to stdout; leave one out")
-    store = Store()
-    if ids:
-        numbers = [_number(text) for text in ids]
-        records = sorted(_records(store, numbers), key=lambda record: numbers.index(record.id or 0))
-    else:
-        measured = (each for each in store.find() if each.kind in ("probe", "training") and each.ran_on_gpus)
-        ended = (None, "out_of_memory")
-        records = [each for each in measured if (each.result.get("failure") or {}).get("kind") in ended][:1]
-    if not records:
-        raise DsAdviseError("nothing was measured on GPUs yet", fix="use ds-advise probe, launch or train")
-    facts = load_facts()
-    found = Contribution(runs=tuple(contributed_run(record, facts, model) for record in records))
-    if on_stdout:
-        print(contribution_json(found), end="")
-        return 0
-    if file is not None:
-        write_text(contribution_json(found), file, force=force)
-    show_document(lambda: contribution_document(found, file="" if file is None else str(file)), output)
-    return 0
-
-
-def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
-    """The records with these numbers. Raises DsAdviseError if one does not exist."""
-    found = store.find(ids=numbers)
-    if missing := sorted(set(numbers) - {record.id for record in found}):
-        others, fix = _ids(store), "`ds-advise history` lists them"
-        if others[1:]:
-            kept = f"the records are {min(others)} to {max(others)}"
-        elif others:
-            kept = f"the only record is {others[0]}"
-        else:
-            kept, fix = "nothing was measured yet", "use ds-advise bench, or ds-advise probe"
-        raise DsAdviseError(f"there is no record {', '.join(map(str, missing))}", why=kept, fix=fix)
-    return found
-
-
-def _ids(store: Store) -> list[int]:
-    """The numbers of all records."""
-    return [record.id for record in store.find() if record.id is not None]
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18
-
-
-_NEWEST = "9" * 18
-"""The end of a range without one, which is no smaller than any number."""
-
-
-def _range(text: str) -> tuple[int, int] | None:
-    """The first and the last number of a range such as 3-5, or 3- to the newest; None for another text."""
-    first, dash, last = text.partition("-")
-    last = last or _NEWEST if dash else ""
-    return (int(first), int(last)) if _is_number(first) and _is_number(last) else None
-
-
-def _numbers(texts: Sequence[str], store: Store) -> list[int]:
-    """The numbers of records; of a range those that exist. Raises DsAdviseError for another text, and for a range
-    without any."""
-    found = list[int]()
-    known = _ids(store) if any(map(_range, texts)) else []
-    for text in texts:
-        if (ends := _range(text)) is None:
-            found.append(_number(text))
-            continue
-        there = [number for number in known if ends[0] <= number <= ends[1]]
-        if not there:
-            to = "" if text.endswith("-") else f" to {ends[1]}"
-            raise DsAdviseError(f"there is no record from {ends[0]}{to}", fix="`ds-advise history` lists them")
-        found += there
-    return found
-
-
-def _number(text: str) -> int:
-    if not _is_number(text):
-        raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
-    return int(text)
 
 
 @click.command(cls=GroupedCommand)

@@ -268,7 +268,7 @@ def _pasted_line(args: Sequence[str]) -> str:
 
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str, str]:
     """What is wrong, why, and what to type, or where it is listed."""
-    from . import mistaken_words, mistakes  # imported here: an answer does not need it
+    from . import mistaken_files, mistaken_words, mistakes  # imported here: an answer does not need it
 
     name = next((word for word in args[:1] if word in COMMANDS), "advise")
     command = command_named(name)
@@ -282,6 +282,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             if not fix and (owners := mistakes.owners_of(option)):
                 shown = ", ".join(owners if len(owners) < 5 else [*owners[:3], "..."])
                 return message, f"it is one of ds-advise {shown}", mistakes.of_others(option, owners, args, command)
+        case _ if message.lower().startswith("missing ") and (found := mistaken_files.models_instead(args)):
+            message, fix = found
         case _ if message.lower().startswith("missing ") or message.endswith("is missing"):
             fix = f"for example: {example}" if (example := mistakes.example_of(command)) else ""
         case click.BadOptionUsage():
@@ -292,6 +294,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
             fix = mistakes.near_choice(error, args, command)
             if " is not one of " in message and fix.startswith("write") and " or " in fix:  # it has the choices
                 message = message.partition(" is not one of ")[0] + " is not possible"
+        case _ if lacking := re.search(r"\bneeds? (--[\w-]+)", message):
+            fix = mistakes.with_lacking(lacking[1], args, command)
         case _ if extra := re.search(r"unexpected extra arguments? \((.+)\)", message):
             fix = mistaken_words.instead_of_word(extra[1].split(), args, command)
         case _ if message.startswith("no command; write --"):

@@ -8,14 +8,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...ds_configs.files import nearest_file
+from ...ds_configs.files import CONFIG_NAME, nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
-from ..question.gpu_text import meant_gpus, near_gpus
+from ..question.gpu_text import meant_gpus, near_gpus, started
 from ..question.other_names import meant_plan
+from ..text.units import listed
 from .commands import COMMANDS, command_named
-from .model_argument import is_model
-from .typed_line import GPUS, STARTERS, divided_words, gpus_in_front, line, question_for, typed_words, value_of
+from .model_argument import is_model, positional_places
+from .typed_line import (
+    GPUS,
+    STARTERS,
+    divided_words,
+    gpus_in_front,
+    line,
+    needed_files,
+    question_for,
+    typed_words,
+    value_of,
+    with_file,
+    words_for,
+)
 
 if TYPE_CHECKING:
     from ..importers.imported_run import ImportedRun
@@ -50,7 +63,7 @@ def _command_for(name: str, found: _InForm | None, gpus: str = "") -> str:
         return line(["lint", name]) if model == "MODEL" else line(["explain", name, "--model", model, "--gpus", gpus])
     if path.suffix.lower() == ".py":
         printed = f", or, if it prints the configuration, python {name} | ds-advise lint -" * (typed[:1] == ["lint"])
-        return f"ds-advise --gpus {gpus} -- torchrun {name}{printed}"
+        return f"ds-advise --gpus {gpus} -- {started(name, gpus)}{printed}"
     if not is_there(path) or not path.is_file() or _begins_object(path):
         return ""
     if (run := _run_of_tool(found)) is not None:
@@ -126,11 +139,62 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def models_instead(args: Sequence[str]) -> tuple[str, str] | None:
+    """Return what is wrong and what to type if models stand in place of the files that a command needs; None for any
+    other line."""
+    command = command_named(args[0]) if args[:1] and args[0] in COMMANDS else None
+    if command is None or not (usual := needed_files(command)):
+        return None
+    own = words_for(command, args, command)
+    typed = [own[at] for at in positional_places(command, own)]
+    models = [word for word in typed if is_model(word)]
+    if not models or (len(models) == 1 and len(typed) > len(usual)):
+        return None
+    are = f"{listed(models)} are models" if models[1:] else f"{models[0]} is a model"
+    what = f"{command.name} reads {_KINDS[usual[0]]}, and {are}"
+    if len(models) == 1:
+        return what, f"write {with_file(args[0], own)}"
+    _, *options = question_for(command_named("advise"), args, command)
+    return what, f"write {', and '.join(line([model, *options]) for model in models)}"
+
+
+_KINDS = {
+    CONFIG_NAME: "a configuration",
+    "train.log": "a log",
+    "zero2": "configurations or strategies",
+    "FILE": "a configuration of another tool",
+}
+"""Usual name of a file -> what it is."""
+
+
+def refuse_data(path: Path) -> None:
+    """Raise ConfigFileError for a file of data in place of the configuration of `train`, with the line in which it is
+    the data."""
+    from ..data.rows import SUFFIXES  # imported here: other mistakes need none of it
+
+    is_missing = not is_there(path)
+    if path.suffix.lower() == ".json":
+        is_data = not is_missing and path.is_file() and not _begins_object(path)
+    else:
+        is_data = path.suffix.lower() in SUFFIXES
+    if not is_data:
+        return
+    what = f"{path}: no such file" if is_missing else f"{path} is data, not a configuration"
+    if value_of("--data", typed_words()):
+        raise ConfigFileError(what, fix=f"leave {path} out")
+    train = command_named("train")
+    model, *options = question_for(train, typed_words(), train)
+    data = (nearest_file(path) if is_missing else "") or str(path)
+    raise ConfigFileError(what, fix=f"write {line(['train', '--model', model, '--data', data, *options])}")
+
+
 def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] | None:
     """Return what is wrong and what to type if what should be a JSON file is read by another command, or --gpus is
     behind `--`. args: the command line."""
     if isinstance(error, NoGpuError) and (described := gpus_in_front(args)) != [*args]:
         return "--gpus behind -- is an option of the command there", f"write {line(described)}"
+    if found_models := models_instead(args):
+        return found_models
     found = re.match("(.+): (not JSON|no such file)", error.what, re.DOTALL)
     name = found[1] if found and isinstance(error, ConfigFileError) else ""
     is_script, is_missing = args[:1] and args[0] in _RUNNING and name.endswith(".py"), found and found[2] != "not JSON"
@@ -146,8 +210,9 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
         what = f"{name[:80]}: no such file" if is_missing else what
         own, _, users = " ".join(divided_words([near if word == name else word for word in args])).partition(" -- ")
         gpus = f" --gpus {GPUS}" if args[0] == "dry-run" and "--gpus" not in own else ""
-        starter = "" if users.split()[0] in STARTERS else "torchrun "
-        return what, f"write ds-advise {own}{gpus} -- {starter}{users}"
+        if users.split()[0] not in STARTERS and args[0] != "launch":
+            users = started(users, value_of("--gpus", f"{own}{gpus}".split()))
+        return what, f"write ds-advise {own}{gpus} -- {users}"
     run = _run_of_tool(in_form) if command else None
     if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
         part = str(run.deepspeed.path)

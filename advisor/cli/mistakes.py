@@ -66,6 +66,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"write ds-advise {of}{help_option}"
     if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
         return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
+    if name in _names_of(command) and (not value or is_model(value) or is_there(Path(value))):
+        return f"write {line([word for word in args if word != option])}"
     written = other_name(name)
     target = written.partition(" ")[0]
     needed = needed_method(target, args, known)
@@ -125,11 +127,16 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
 
 
-_OF_WHY = {
-    "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
-        *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
-    )
+_OF_COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "why": {
+        "leave it out: LOG may have all ranks, and the one that failed first is shown; for one rank name its own log": (
+            *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
+        )
+    },
+    "rent": {"--prices FILE: a CSV table of machines with their prices": ("price", "cost", "hourly_price")},
+    "history": {"--force": ("yes", "y")},
 }
+"""Command -> what `_of_command` returns, for those but `train`."""
 _ELSEWHERE = "another value needs ds-advise launch with a script of yours"
 
 
@@ -137,7 +144,7 @@ def _of_command(name: str) -> Mapping[str, Sequence[str]]:
     """Return what to do in place of options that mean something else with other commands than this one, or what to
     write as in `OTHER_NAMES`, each with the names of the options."""
     if name != "train":
-        return _OF_WHY if name == "why" else {}
+        return _OF_COMMANDS.get(name, {})
     from ..train.settings import FIXED_ARGUMENTS, WARMUP  # imported here: they are slow
 
     further = {"max_grad_norm": ("gradient_clipping", "clip_grad")}
@@ -356,6 +363,26 @@ _REASONS = {"--probe": "every answer is a search, and --probe measures its best 
 """What an option of `COMMANDS_OF_OTHERS` does, where the line does not say it."""
 
 
+def _names_of(command: click.Command) -> Sequence[str]:
+    """Return the names that other tools have for a command."""
+    return COMMANDS_OF_OTHERS.get(command.name or "", "").split()
+
+
+def with_option(words: Sequence[str], command: click.Command) -> str:
+    """Return the line in which the first word that names an option without dashes is that option, `--forget 5` for
+    `rm 5`, or one that names the command is left out; "" without such a word."""
+    known = named_options(command)
+    for word in words:
+        rest = [each for each in words if each != word]
+        name = word.lower()
+        if name in _names_of(command):
+            return line([str(command.name), *rest])
+        flag, _, value = (f"--{name}" if f"--{name}" in known else other_name(name)).partition(" ")
+        if flag in known:
+            return line([str(command.name), flag, *(rest or re.sub("[{}]", "", value).split())])
+    return ""
+
+
 def other_tools_command(args: Sequence[str]) -> str:
     """Return what to write for a command of another tool; "" if it is a model or a file."""
     word = args[0]
@@ -393,6 +420,14 @@ def no_option_value(name: str, command: click.Command) -> str:
             text = (option.help or "").partition("  [")[0].rstrip(".")
             return f"write {name} {metavar}" + (f" ({text})" if text else "")
     return ""
+
+
+def with_lacking(name: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the line with an option that it lacks: `write ds-advise compare a.json b.json --model MODEL`."""
+    option = named_options(command).get(name)
+    end = args.index("--") if "--" in args else len(args)
+    value = [option.metavar or option.type.name.upper()] if option is not None and not option.is_flag else []
+    return f"write {line([*args[:end], name, *value, *args[end:]])}"
 
 
 def near_choice(error: click.BadParameter, args: Sequence[str], command: click.Command) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,30 @@ Decorator = Callable[[Any], Any]
 
 
 PATH = click.Path(path_type=Path)
+
+
+class OutputFile(click.Path):
+    """Click type of a file to write; - is stdout. A folder is refused, also one that does not exist: `Path` drops the
+    slash at its end, and the file would have the name of the folder. usual_name: that of the file in the message."""
+
+    def __init__(self, usual_name: str) -> None:
+        super().__init__(path_type=Path)
+        self._usual_name = usual_name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse a folder. A default is a Path, and was not typed."""
+        if isinstance(value, Path):
+            return value
+        flag, path = param.opts[-1] if param else "", Path(value)
+        in_folder = f"{flag} {path / self._usual_name}"
+        if not value:
+            raise click.UsageError(f"{flag} is empty; write {in_folder}")
+        if os.path.isdir(value) or not path.name:  # noqa: PTH112  a name that is too long is none
+            raise click.UsageError(f"{flag} {value} is a folder; write {in_folder}")
+        if value.endswith(("/", os.sep)):
+            raise click.UsageError(f"{flag} {value}: there is no folder {path}; create it, and write {in_folder}")
+        return super().convert(value, param, ctx)
+
 
 _MOST_COMPLETIONS = 200
 
@@ -359,9 +384,15 @@ def report_options(picture: str = "", *, own_force: bool = False) -> Decorator:
     picture: the content of --plot; "" for no --plot.
     own_force: whether the command itself has --force.
     """
-    options = [click.option("--html", type=PATH, metavar="FILE", help="Write a report as one HTML file.")]
+    options = [
+        click.option("--html", type=OutputFile("report.html"), metavar="FILE", help="Write a report as one HTML file.")
+    ]
     if picture:
-        options.append(click.option("--plot", type=PATH, metavar="FILE.svg|png", help=f"Write a plot of {picture}."))
+        options.append(
+            click.option(
+                "--plot", type=OutputFile("plot.svg"), metavar="FILE.svg|png", help=f"Write a plot of {picture}."
+            )
+        )
     if not own_force:
         options.append(FORCE)
 

@@ -18,9 +18,9 @@ from ..text.output import Output
 from .options import (
     COUNT,
     FORCE,
-    PATH,
     POSITIVE,
     CommandWithUsersCommand,
+    OutputFile,
     Whole,
     model_option,
     output_options,
@@ -148,7 +148,12 @@ def _warn_of_set_keys(run: Run) -> None:
 @click.option("--longest", is_flag=True, help="With a command: train the longest batch of its data.")
 @click.option("--rows", type=COUNT, help="With a command: rows of each data set.  [default: enough for some steps]")
 @click.option("--timeout", "timeout_s", type=POSITIVE, default=1800, metavar="SECONDS", help="Time limit.")
-@click.option("--timeline", type=PATH, metavar="FILE.json", help="Write a trace of memory and one step for Perfetto.")
+@click.option(
+    "--timeline",
+    type=OutputFile("trace.json"),
+    metavar="FILE.json",
+    help="Write a trace of memory and one step for Perfetto.",
+)
 @FORCE
 @report_options("memory over the run", own_force=True)
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")

@@ -12,6 +12,7 @@ from ..question.options import OPTIONS, CpuOptions, MachineOptions, MethodOption
 from ..text.output import Output
 from ..train.settings import TRAINING_OPTIONS
 from .help import GroupedCommand
+from .mistaken_files import refuse_data
 from .options import (
     FALLBACK,
     OBJECTIVE,
@@ -91,6 +92,7 @@ def train(
 
         config_file = config_file or (None if options["model"] else newest_file(output))
         if config_file is not None:
+            refuse_data(config_file)
             options |= _recorded_training(config_file, options, output)
         for name in ("model", "data"):
             if not options[name]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import click
 
@@ -141,17 +141,34 @@ def words_for(command: click.Command, args: Sequence[str], typed: click.Command)
     return without({word.partition("=")[0] for word in own if word.startswith("-")} - known, own, typed)
 
 
+_USUAL_FILES: Mapping[str, str] = {
+    "config_files": CONFIG_NAME,
+    "logs": "train.log",
+    "first": "zero2",
+    "second": "zero3",
+    "file": "FILE",
+}
+"""Argument of a command that reads files -> a usual name."""
+
+
+def needed_files(command: click.Command) -> list[str]:
+    """Return usual names of the files, or strategies, that a command needs which also takes `--model`."""
+    names = [_USUAL_FILES[each.name] for each in command.params if each.name in _USUAL_FILES]
+    return names if "--model" in named_options(command) else []
+
+
 def with_file(name: str, words: Sequence[str]) -> str:
-    """Return the line of a command that reads a file, with a usual name in its place if the words have none but a
-    model."""
+    """Return the line of a command that reads files, with usual names in place of those that it lacks if the words have
+    a model."""
     command = command_named(name)
-    places = [*positional_places(command, words)]
+    places, usual = [*positional_places(command, words)], needed_files(command)
     models = [at for at in places if is_model(words[at])]
-    takes_file = "--model" in named_options(command) and any(each.name == "config_files" for each in command.params)
-    if not takes_file or len(models) != len(places):
+    files = [words[at] for at in places if at not in models]
+    if not models or len(files) >= len(usual):
         return line([name, *words])
-    others = [word for at, word in enumerate(words) if at not in models]
-    return line([name, CONFIG_NAME, *(part for at in models for part in ("--model", words[at])), *others])
+    files += [each for each in usual if each not in files][: len(usual) - len(files)]
+    others = [word for at, word in enumerate(words) if at not in places]
+    return line([name, *files, *(part for at in models for part in ("--model", words[at])), *others])
 
 
 def question_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

@@ -58,11 +58,13 @@ class Gap(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure as text, and its exact value if it is known. style: marks the better one of several figures."""
+    """A figure as text, and its exact value if it is known. style: marks the better one of several figures. title: in a
+    row that is a sentence, in place of that of the column; None for that of the column."""
 
     text: str
     value: float | None = None
     style: Style = ""
+    title: str | None = None
 
 
 class Snippet(NamedTuple):

@@ -251,7 +251,9 @@ def _print_table(table: Table, console: Console) -> None:
             _print_columns(line, each, table.gap, columns, indent, style, console)
         elif any(line) and not (is_head and room < 0):
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
-            sentence(console, mark + _row_sentence(line, lines[0], aligned[: len(lines[0])]), style=style, hang=4)
+            sentence(
+                console, mark + _row_sentence(line, each.cells, lines[0], aligned[: len(lines[0])]), style=style, hang=4
+            )
         if below.strip() and not is_head:
             title = "" if table.head[0] else table.head[-1]  # rows with titles
             sentence(console, Text(f"    {title and f'{title}: '}{below.strip()}", style=style), hang=6)
@@ -301,12 +303,15 @@ def _print_columns(
         row(console, text)
 
 
-def _row_sentence(line: Sequence[str], head: Sequence[str], widths: Sequence[int]) -> str:
+def _row_sentence(line: Sequence[str], cells: Sequence[Cell], head: Sequence[str], widths: Sequence[int]) -> str:
     """Return `name: title figure, title figure, text` without unknown figures, with the marks of the titles'
     language."""
     name, *others = line
-    columns = zip(head[1:], widths[1:], strict=True)
-    titles = [f"{title} ".replace(" ", FIRM) if width > 0 else "" for title, width in columns]  # not torn apart
+    named = [title if width > 0 else "" for title, width in zip(head[1:], widths[1:], strict=True)]
+    for at, cell in enumerate(cells[1:]):
+        if isinstance(cell, Figure) and cell.title is not None:
+            named[at] = cell.title
+    titles = [f"{title} ".replace(" ", FIRM) if title else "" for title in named]  # not torn apart
     if others and len(line) < len(head):
         titles[len(others) - 1] = ""  # the last text extends over other columns
     colon, comma, _ = _marks(head)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...ds_configs.files import read_text
-from ...ds_configs.launch_commands import COUNTS
 from ...estimators.errors import ConfigFileError
 from ...probes.command.words import tools_file
 from ...validate.lint.document_reader import MAX_BYTES, read_document
-from ..question.gpu_text import counts_in
+from ..question.gpu_text import started
 from ..question.run import read_ds_config
 from ..text.units import listed
 from .file_text import edit_json, edit_yaml, read_yaml
@@ -73,7 +72,7 @@ def parse_source(path: Path, text: str, kind: Kind) -> Source:
 
 def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileError:
     """The error for a script, with the first training command in its text, and what is exported before."""
-    command, others, what = _started(path, gpus), list[str](), f"{path} is a script, not a configuration"
+    command, others, what = started(str(path), gpus), list[str](), f"{path} is a script, not a configuration"
     if path.suffix != ".py":
         found = training_commands(text)
         command = found[0].text if found else "COMMAND, with the command that starts the training"
@@ -90,14 +89,6 @@ def _script_error(path: Path, text: str, gpus: str, further: str) -> ConfigFileE
         names = listed([f"${name}" for name in unknown])
         why += f", once you have replaced {names}, which the script gives no literal value"
     return ConfigFileError(what, why=why, fix=f"ds-advise --gpus {gpus}{further} -- {command}")
-
-
-def _started(script: Path, gpus: str) -> str:
-    """The command that starts a Python script with a process for each of the GPUs."""
-    names, (nodes, per_node) = COUNTS["torchrun"], counts_in(gpus)
-    given = {names.nodes: nodes, names.ranks: per_node}
-    options = "".join(f"--{name} {count} " for name, count in given.items() if count is not None)
-    return f"torchrun {options}{script}"
 
 
 def find_file(name: str, folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil, prod
 
+from ...ds_configs.launch_commands import COUNTS
 from ...estimators.errors import ClusterError
 from ...estimators.gpu_catalogue import (
     LARGEST_GB,
@@ -130,6 +131,16 @@ def counts_in(text: str) -> tuple[int | None, int | None]:
     counts, _ = _read(text)
     nodes, per_node = _numbers(counts)
     return nodes if len(counts) == 2 else None, per_node if counts else None
+
+
+def started(script: str, gpus: str) -> str:
+    """The command behind `--` that starts a Python script with a process for each of the GPUs, as a text of `--gpus`
+    counts them: `torchrun --nproc_per_node 4 train.py` for 4x48GB. Without counts the script alone, of which ds-advise
+    starts the processes."""
+    names, (nodes, per_node) = COUNTS["torchrun"], counts_in(gpus)
+    given = {names.nodes: nodes, names.ranks: per_node}
+    options = "".join(f"--{name} {count} " for name, count in given.items() if count is not None)
+    return f"{options and 'torchrun '}{options}{script}"
 
 
 def meant_gpus(text: str) -> str:

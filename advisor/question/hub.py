@@ -47,6 +47,8 @@ def config_from_hub(hub_id: str, *, offline: bool) -> Path:
     latter, unless offline or HF_HUB_OFFLINE is set. Raises UnknownModelError."""
 
     def unknown(what: str, fix: str) -> UnknownModelError:
+        if _OTHERWISE in fix and (meant := catalogue.misspelled_owner(hub_id)):
+            return UnknownModelError(f"{hub_id}: {what}", fix=f"write {meant}")
         return UnknownModelError(f"{hub_id}: {what}", why=catalogue.nearest_phrase(hub_id), fix=fix)
 
     name = f"models--{hub_id.replace('/', '--')}"

@@ -73,9 +73,11 @@ def build_history(records: Sequence[Record]) -> History:
     return History(schema_version=SCHEMA_VERSION, records=tuple(records))
 
 
-def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -> doc.Document:
+def history_document(
+    records: Sequence[Record], *, path: Path, older: int = 0, words: Sequence[str] = ()
+) -> doc.Document:
     """Return one line per record, with the machine of measurements elsewhere above them. older: number of older records
-    that are not listed."""
+    that are not listed. words: by which the records were chosen; a model that has one stands in place of its script."""
     data = build_history(records)
     if not records:
         verdict = (
@@ -91,7 +93,7 @@ def history_document(records: Sequence[Record], *, path: Path, older: int = 0) -
             where = "on this machine:" if machine == here else f"on {machine_title(record.machine)}:"
             rows.append(Row([where], "faded"))
         number, when = Figure(str(record.id)), age(record.age_s).removesuffix(" ago")
-        rows.append(Row([number, when, record.kind, gpus_of(record), *_figures(record)]))
+        rows.append(Row([number, when, record.kind, gpus_of(record), *_figures(record, words)]))
     titles = ["id", "when", "kind", "GPUs", "training", "length", "plan", "tokens/s", "GPU GiB", "RAM GiB"]
     length, plan, gpu, ram = map(titles.index, ("length", "plan", "GPU GiB", "RAM GiB"))
     has_gpu, has_ram = _has_figure(rows, gpu), _has_figure(rows, ram)
@@ -128,9 +130,15 @@ def _has_figure(rows: Sequence[Row], column: int) -> bool:
 
 def has_words(record: Record, words: Sequence[str]) -> bool:
     """Return whether every word is a part of a record's kind, model, script, GPUs or failure, in full or as the list
-    shows it, in small or capital letters."""
-    shown = (record.kind, record.model_name, subject_of(record), gpus_of(record), failure_of(record), _lack(record))
-    return all(any(word.casefold() in each.casefold() for each in shown) for word in words)
+    shows it, in small or capital letters; `failed` is a part of every failure."""
+    failure = failure_of(record)
+    shown = [record.kind, record.model_name, subject_of(record), gpus_of(record), failure, _lack(record)]
+    shown += [_FAILED] * bool(failure) + [_STOPPED] * _is_stopped(record)
+    return all(_has(word, *shown) for word in words)
+
+
+def _has(word: str, *texts: str) -> bool:
+    return any(word.casefold() in each.casefold() for each in texts)
 
 
 def page_document(record: Record, *, path: Path) -> doc.Document:
@@ -146,14 +154,30 @@ def page_document(record: Record, *, path: Path) -> doc.Document:
 
 
 def forgotten_document(removed: Sequence[int]) -> doc.Document:
-    """Return which records were removed."""
-    line = f"Forgot {', '.join(map(str, removed))}." if removed else "Forgot nothing."
+    """Return how many records were removed, and which."""
+    line = f"Forgot {records_label(removed)}." if removed else "Forgot nothing."
     return _document([doc.Sentence(line)], {"forgotten": removed})
+
+
+_MOST_RANGES = 8
+
+
+def records_label(numbers: Sequence[int]) -> str:
+    """Return records in words, `record 2` or `9 records (1-3, 5, 8-12)`; of many ranges only the first."""
+    if len(numbers) == 1:
+        return f"record {numbers[0]}"
+    ranges = [[number for _, number in own] for _, own in groupby(enumerate(sorted(numbers)), lambda at: at[1] - at[0])]
+    texts = [f"{own[0]}-{own[-1]}" if own[1:] else str(own[0]) for own in ranges]
+    shown = [*texts[:_MOST_RANGES], *["..."] * (len(texts) > _MOST_RANGES)]
+    return f"{counted_noun(len(numbers), 'record')} ({', '.join(shown)})"
 
 
 def _document(blocks: Sequence[doc.Block], data: Any) -> doc.Document:
     return doc.Document(subject="Measurements", verdict="", tone=None, blocks=blocks, data=data)
 
+
+_FAILED, _STOPPED = "failed", "stopped"
+"""How a run ended otherwise than it should."""
 
 _SHORT = {
     "gpu out of memory": "GPU OOM",
@@ -177,21 +201,25 @@ def _lack(record: Record) -> str:
     return _SHORT.get(failure, failure) or "too large" * does_not_fit(record)
 
 
+def _is_stopped(record: Record) -> bool:
+    return record.result.get("status") == _STOPPED
+
+
 def _speed(record: Record) -> Figure:
     """Return the speed of a run that ended as it should, else how it ended."""
     if lack := _lack(record):
-        return Figure(lack, style="bad")
+        return Figure(lack, style="bad", title=f"{_FAILED}:" if failure_of(record) else "")
     figures = figures_of(record)
     if figures.samples_per_s is not None:
         return make_figure(figures.samples_per_s, lambda per_s: f"{rate(per_s)} samples")
     if figures.tokens_per_s is not None:
         return make_figure(figures.tokens_per_s, rate)
-    if record.result.get("status") == "stopped":
-        return Figure("stopped")
+    if _is_stopped(record):
+        return Figure(_STOPPED, title="")
     return make_figure(figures.step_s, lambda step_s: f"{duration(step_s)}/step")
 
 
-def _figures(record: Record) -> list[Cell]:
+def _figures(record: Record, words: Sequence[str]) -> list[Cell]:
     """Return the cells after the GPUs: the speeds of a benchmark, or the training, its plan and its figures."""
     if record.kind == "bench":
         if record.result.get("version") != BENCH_VERSION:
@@ -202,6 +230,8 @@ def _figures(record: Record) -> list[Cell]:
         speeds += [f"memory {amount(memory, 'B/s')}"] if memory else []
         return [", ".join(speeds)]
     name, plan = subject_of(record), plan_of(record)
+    if any(_has(word, record.model_name) and not _has(word, name) for word in words):
+        name = record.model_name.rpartition("/")[2]
     config = config_of(record)
     batch = f"{plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
     batch *= config.get(MICRO_BATCH, "auto") != "auto"

@@ -125,6 +125,19 @@ def nearest_phrase(name: str) -> str:
     return _phrase(_similar(name))
 
 
+def misspelled_owner(hub_id: str) -> str:
+    """Return the hub id of the same name whose owner is nearly the same, `meta-llama/Llama-3.1-8B` for
+    `meta-lama/Llama-3.1-8B`; "" without one."""
+    from difflib import SequenceMatcher  # slow to import, and needed only if a name was not found
+
+    owner, _, name = hub_id.casefold().partition("/")
+    for known in _names():
+        own, _, own_name = known.id.casefold().partition("/")
+        if own_name == name and SequenceMatcher(None, owner, own).ratio() >= _CLOSE:
+            return known.id
+    return ""
+
+
 def _similar(name: str) -> list[str]:
     return nearest(name, _NAMED, least=_SIMILAR)
 

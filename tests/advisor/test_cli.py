@@ -202,9 +202,18 @@ def test_where_the_configuration_is_written(tmp_path: Path, capsys: pytest.Captu
     assert [file.name for file in tmp_path.iterdir()] == ["zero.json"]
     assert run_here(["gpt2", "--gpus", "T4", "--no-write", "-o", "a.json", *FAST]) == 2
     assert "--output and --no-write contradict each other" in capsys.readouterr().err
-    for folder in (".", "/"):
-        assert run_here(["gpt2", "--gpus", "T4", "-o", folder, *FAST]) == 2
-        assert f"--output {folder} is a folder" in capsys.readouterr().err
+
+
+def test_a_folder_is_refused_as_the_file_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that does not exist, of which `Path` drops the slash, by every option that writes a file."""
+    question = ["gpt2", "--gpus", "T4", *FAST]
+    for folder, file in ((".", "ds_config.json"), ("/", "/ds_config.json")):
+        assert run_here([*question, "-o", folder]) == 2
+        assert f"--output {folder} is a folder; write --output {file}\n" in capsys.readouterr().err
+    for line in ([*question, "-o"], [*question, "--html"], ["contribute", "-o"], ["from", "no.yaml", "-o"]):
+        assert run_here([*line, "new/"]) == 2
+        assert " new/: there is no folder new; create it, and write --" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_fits_exits_1_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

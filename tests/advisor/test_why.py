@@ -1414,7 +1414,9 @@ def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.Captur
     assert "write ds-advise why train.log --config ds.json" in told("train.log", "ds.json")
     assert "train.py is not a DeepSpeed configuration" in (wrong := told("train.log", "--config", "train.py", *asked))
     Path("ds.json").rename("other.json")
-    assert "write ds-advise --gpus 4x80GB -- torchrun train.py" in told("train.log", "--config", "train.py", *asked)
+    assert "write ds-advise --gpus 4x80GB -- torchrun --nproc_per_node 4 train.py" in told(
+        "train.log", "--config", "train.py", *asked
+    )
     Path("other.json").rename("ds.json")
     assert "write --config ds.json" in wrong and "--config ds.json" in told("train.log", "--config", "none.json")
     run(["why", "train.log", "--config", "train.py", *asked])
@@ -1426,7 +1428,9 @@ def test_files_in_the_place_of_others_are_named(log: Path, capsys: pytest.Captur
     assert "CUDA out of memory" in said.out and "ds.yaml is a DeepSpeed configuration in YAML" in said.err
     Path("other.json").rename("ds.json")
     assert "leave --gpus out: the log shows 4x80GB" in told("train.log", "--gpus", "two")
-    assert "It is not a log, and is read by: ds-advise --gpus 2x24GB -- torchrun train.py" in told("train.py")
+    assert "It is not a log, and is read by: ds-advise --gpus 2x24GB -- torchrun --nproc_per_node 2 train.py" in told(
+        "train.py"
+    )
     assert "read by: ds-advise from run.yaml" in told("run.yaml")
     assert "read by: ds-advise lint ds.json" in told("ds.json")
     Path("quiet.log").write_text("loading\n")

@@ -74,8 +74,10 @@ def test_records_are_found_by_what_they_are_of_newest_first() -> None:
 def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> None:
     """The removed numbers are returned; unknown numbers are no error."""
     store = Store()
+    assert store.newest_number() == 0
     first, second, third = (store.add(_probe()) for _ in range(3))
     assert store.forget([third, 999]) == [third]
+    assert store.newest_number() == third
     assert store.add(_probe()) == third + 1
     assert store.forget("all") == [first, second, third + 1]
     assert store.find() == []

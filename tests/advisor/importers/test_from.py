@@ -354,7 +354,7 @@ def test_a_run_has_its_gpus_and_its_faults(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("place", [".", "/", ""])
 def test_a_folder_is_refused_as_output(capsys: pytest.CaptureFixture[str], place: str) -> None:
     code, answer, error = _imported(capsys, LORA, "--gpus", "4xA100-80GB", "-o", place)
-    assert (code, answer) == (2, None) and "is a folder; name a file in it" in error
+    assert (code, answer) == (2, None) and f"; write --output {Path(place, 'better.yaml')}\n" in error
 
 
 @pytest.mark.usefixtures("folder")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -418,12 +420,46 @@ def test_forgetting_prints_what_was_removed(capsys: pytest.CaptureFixture[str]) 
     assert run(["history", "--forget", "2", "99"]) == 2
     assert "there is no record 99: the records are 1 to 4" in capsys.readouterr().err
     assert run(["history", "--forget", "2"]) == 0
-    assert capsys.readouterr().out == " Forgot 2.\n"
+    assert capsys.readouterr().out == " Forgot record 2.\n"
     assert run(["history", "--forget", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"forgotten": [3]}
     assert run(["history", "--forget", "all"]) == 0
-    assert capsys.readouterr().out == " Forgot 1, 4.\n"
+    assert capsys.readouterr().out == " Forgot 2 records (1, 4).\n"
     assert Store().find() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "asked", "forgot"),
+    [
+        ("all", "n\n", "Remove 20 records (1-3, 5-6, 8-9, 11-23)? [y/N]", "nothing"),
+        ("all", "y\n", "Remove 20 records", "20 records (1-3, 5-6, 8-9, 11-23)"),
+        ("2-5 8", "\n", "Remove 4 records (2-3, 5, 8)?", "nothing"),
+        ("2-5 8", "y\n", "Remove 4 records", "4 records (2-3, 5, 8)"),
+        ("2 5", "", "", "2 records (2, 5)"),
+        ("all --force", "", "", "20 records (1-3, 5-6, 8-9, 11-23)"),
+        ("1 3 5 8 11 13 15 17 19 last", "", "", "10 records (1, 3, 5, 8, 11, 13, 15, 17, ...)"),
+    ],
+)
+def test_on_a_terminal_it_asks_before_a_word_removes_several_records(
+    words: str,
+    answer: str,
+    asked: str,
+    forgot: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Which a word stands for: numbers are removed at once, and so is everything with --force."""
+    for number in range(1, 24):
+        Store().add(PROBE)
+        if number in (4, 7, 10):
+            Store().forget([number])
+    typed = io.StringIO(answer)
+    for stream in (typed, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert run(["history", "--forget", *words.split()]) == 0
+    out, err = capsys.readouterr()
+    assert asked in err and bool(asked) == bool(err) and out == f" Forgot {forgot}.\n"
 
 
 @pytest.mark.parametrize("arguments", [["--forget"], ["--forget", "x"], ["1", "all"], ["--limit", "0"], ["-3"]])
@@ -489,6 +525,14 @@ def test_words_choose_records(capsys: pytest.CaptureFixture[str]) -> None:
         assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == numbers
     assert run(["history", "memory", "--json"]) == 0
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [3]
+    assert run(["history", "qwen"]) == 0 and capsys.readouterr().out
+    Store().add(replace(PROBE, model_name="a/Llama-3", workload={"command": "torchrun train.py"}))
+    run(["history", "llama"])
+    assert " Llama-3 " in capsys.readouterr().out, "what has the word is shown"
+    run(["history", "train.py"])
+    assert " train.py " in capsys.readouterr().out
+    Store().forget("all")
+    Store().add(PROBE)
     assert run(["history", "llama"]) == 2
     assert "no record has 'llama' in its model, script, kind, GPUs or failure" in capsys.readouterr().err
 
@@ -498,7 +542,11 @@ def test_a_failure_is_chosen_by_its_words_in_the_list(capsys: pytest.CaptureFixt
     Store().add(replace(PROBE, result=FAILED | {"failure": {"kind": "gpu_out_of_memory", "rank": 0}}))
     Store().add(replace(PROBE, result={"peak": {}, **NEED, "gpu_memory_bytes": 2**32}, kind="dry-run"))
     Store().add(PROBE)
-    for words, number in ((["OOM"], 1), (["gpu", "out of memory"], 1), (["too", "large"], 2)):
+    Store().add(replace(PROBE, kind="training", result={"status": "stopped", "peaks": PEAKS}))
+    for words, number in (
+        *((["OOM"], 1), (["gpu", "out of memory"], 1), (["too", "large"], 2), (["failed"], 1)),
+        *((["stopped"], 4), (["last"], 4)),
+    ):
         assert run(["history", *words, "--json"]) == 0
         assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [number]
 
@@ -517,7 +565,7 @@ def test_numbers_are_forgotten_only_behind_the_option(capsys: pytest.CaptureFixt
     assert run(["history", "5", "--forget"]) == 2 and len(Store().find()) == 2
     assert "write ds-advise history --forget 5" in capsys.readouterr().err
     assert run(["history", "--limit", "5", "--forget", "5"]) == 0
-    assert capsys.readouterr().out == " Forgot 5.\n"
+    assert capsys.readouterr().out == " Forgot record 5.\n"
 
 
 def test_a_page_without_predicted_figures_has_no_column_for_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -543,6 +591,12 @@ def test_runs_of_one_model_differ_by_their_length(
     shown = " ".join(" ".join(_lines(capsys)).split())
     assert " days, training, 2xL4, a-model-with-~, length 4,096, zero2-offload 4x2," in shown
     assert "tokens/s 500, RAM GiB 3.0 2: " in shown and " -," not in shown
+    for result in (FAILED, {"status": "stopped"}, {"peak": {}, **NEED, "gpu_memory_bytes": 2**32}):
+        Store().add(replace(PROBE, kind="dry-run" if "peak" in result else "training", result=result))
+    run(["history", "4-6"])
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert "4x2, failed: OOM" in shown and "4x2, stopped" in shown and "4x2, too large," in shown
+    assert "tokens/s" not in shown
 
 
 def test_the_plan_is_that_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -557,10 +611,22 @@ def test_the_plan_is_that_of_the_engine(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_missing_record_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Its number, and those that exist."""
-    for _ in range(2):
+    for _ in range(5):
         Store().add(PROBE)
-    assert run(["history", "2", "99"]) == 2
-    assert "there is no record 99: the records are 1 to 2" in " ".join(capsys.readouterr().err.split())
+    Store().forget([3, 4, 5])
+    for words, said in {
+        "2 99": "there is no record 99: the records are 1 to 2",
+        "3": "there is no record 3: it was removed",
+        "--forget 3 5": "there is no record 3, 5: they were removed",
+        "4 6": "there is no record 4, 6: 4 was removed, and the records are 1 to 2",
+        "3-4": "there is no record from 3 to 4: they were removed",
+        "5-9": "there is no record from 5 to 9; ",
+    }.items():
+        assert run(["history", *words.split()]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    Store().forget("all")
+    assert run(["history", "last"]) == 2
+    assert "no record is stored; use ds-advise bench" in capsys.readouterr().err
 
 
 def test_the_page_of_a_dry_run_has_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -610,8 +676,25 @@ def test_numbers_and_words_are_told_apart(capsys: pytest.CaptureFixture[str]) ->
     ]
     assert run(["history", "1", "qwen"]) == 2
     assert "write ds-advise history 1, or ds-advise history qwen" in " ".join(capsys.readouterr().err.split())
-    assert run(["history", "-1"]) == 2
-    assert "write ds-advise history 1" in " ".join(capsys.readouterr().err.split())
+    for words, line in {
+        "-1": "1",
+        "1,2": "1 2",
+        "1..2,#3": "1-2 3",
+        "3-1 --limit 2": "1-3 --limit 2",
+        "--forget ALL": "--forget all",
+        "Last": "last",
+        "last probe": "last, or ds-advise history probe --limit 1",
+        "rm 2": "--forget 2",
+        "remove 2 3": "--forget 2 3",
+        "limit 2": "--limit 2",
+        "clear": "--forget all",
+        "delete all": "--forget all",
+        "list": "",
+        "--list": "",
+        "ls 2": "2",
+    }.items():
+        assert run(["history", *words.split()]) == 2
+        assert capsys.readouterr().err.endswith(f"; write {f'ds-advise history {line}'.strip()}\n"), words
     assert run(["history", "--forget", "2", "--limit", "3"]) == 0
     assert "--limit has no effect with --forget" in capsys.readouterr().err
 
