@@ -229,7 +229,12 @@ def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
         limit = Limit(total, f"{gib(total)} GiB")
         drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=names)
         yield doc.Chart(drawing, printed=drawing)
-    if report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
+    if memory.exceeds_gpu:
+        yield doc.Sentence(
+            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, where every "
+            "step is slow. The request did not fit there, either."
+        )
+    elif report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
         blocks = "the allocator's free blocks"
         if asked is None or unused is None or unused + (memory.free_bytes or 0) < asked:
             text = f"It is not fragmentation: {blocks} and the free memory together do not hold the request."

@@ -584,6 +584,20 @@ def test_the_own_process_is_not_taken_for_another_one() -> None:
     assert found(FRAMES + before) == "gpu-memory"
 
 
+def test_what_the_driver_keeps_in_ram_is_no_fragmentation() -> None:
+    """Under Windows and WSL the allocator may hold more than the GPU has; under WSL NVML does not know the process."""
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 8.00 GiB "
+        "of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of "
+        "the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but unallocated."
+    )
+    diagnosis = diagnose_text(FRAMES + text)
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
+    figures = diagnosis.memory
+    assert figures is not None and figures.exceeds_gpu and not figures.is_fragmented
+    assert figures.process_bytes is None and figures.runtime_bytes == 0
+
+
 def test_another_process_that_no_message_names_is_an_inference() -> None:
     """The runtime of the own process is assumed to be 2 GiB."""
     text = (
