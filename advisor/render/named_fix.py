@@ -17,7 +17,7 @@ from ...probes.failures.messages import MemoryPhase, find_message
 from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
-from ..text.units import alternatives, numbered
+from ..text.units import alternatives, capitalised, numbered
 from .auto_classes import auto_classes
 from .refused_argument import OF_TRL, fix_of, names_of_trl, owner
 
@@ -40,6 +40,9 @@ _OF_AMD = {"nvidia-smi": "rocm-smi", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICE
 
 _OTHER_STATE = "the rank in another state"
 """Words of a fix in whose place the ranks stand that the log names."""
+
+_IF_ALL_WAIT = "If all wait in the same operation, "
+"""What begins the part of a fix that remains if no rank is in another state."""
 
 _EXTENSIONS = "~/.cache/torch_extensions"
 """The usual folder in a fix, in whose place that of the log stands."""
@@ -100,6 +103,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     odd = found.waits[-1].ranks if len(found.waits) > 1 else found.silent
     if found.timed_out and odd:
         fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', odd)} did")
+    elif found.all_wait_alike:
+        fix = capitalised(fix.rpartition(_IF_ALL_WAIT)[2])
     return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")
 
 

@@ -106,6 +106,11 @@ class Diagnosis:
         return self.kind == "communication_timeout"
 
     @property
+    def all_wait_alike(self) -> bool:
+        """Whether each rank of the training waited in one and the same operation until it timed out."""
+        return len(self.waits) == 1 and not self.silent and len(self.waits[0].ranks) == self.started.total > 1
+
+    @property
     def ran_out_of_memory(self) -> bool:
         return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 

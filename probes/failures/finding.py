@@ -47,6 +47,9 @@ _AROUND = "'\"`,:;.!/"
 
 _QUOTES = "'\"`"
 
+_SENTENCE = re.compile(r"\. (?![KMGT]i?B\b)")
+"""The end of a sentence. numpy writes `329. MiB`."""
+
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
 
@@ -170,9 +173,9 @@ class Finding:
         head = self.error.head
         if head.rstrip().endswith(":") and len(self.error.lines) > 1:  # the message begins in the next line
             head = f"{head.rstrip()} {self.error.lines[1].text.strip()}"
-        words = head.partition(". ")[0]
+        words = _SENTENCE.split(head, maxsplit=1)[0]
         if found and (not self.error.is_exception or found.start() > len(words)):
-            words = found.string[found.start() :].partition(". ")[0]
+            words = _SENTENCE.split(found.string[found.start() :], maxsplit=1)[0]
         words = words.strip(" :")
         words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
         return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."

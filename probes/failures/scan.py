@@ -81,6 +81,8 @@ class _Process:
     """Whether the traceback's first line was seen."""
     quiet: int = 0
     """Lines since its last frame."""
+    indent: int = 0
+    """Blanks in front of that."""
     above: Frame | None = None
     """The code in its last line, if it is some."""
     told: LogError | None = None
@@ -329,7 +331,8 @@ class _Scanner:
     def _begin(self, process: _Process, *, has_head: bool) -> None:
         before = process.open[-1] if has_head and process.open else None
         process.told = before if before is not None and not before.frames and before.is_followed else None
-        process.frames, process.has_head, process.quiet = deque(maxlen=_FRAMES), has_head, 0
+        process.frames, process.has_head = deque(maxlen=_FRAMES), has_head
+        process.quiet = process.indent = 0
         if not process.continues:
             self._chains += 1
             process.chain = self._chains
@@ -337,12 +340,15 @@ class _Scanner:
 
     def _in_traceback(self, line: LogLine, process: _Process, frames: deque[Frame]) -> None:
         text, process.quiet = line.text, process.quiet + 1
+        if 0 < _indent(text) < process.indent and _BARE.match(text.lstrip()):  # the whole traceback is indented
+            line = line._replace(text=text.lstrip())
+            text = line.text
         if text.lstrip().startswith(BOX):
             read_box(line._replace(text=text.strip("╭│╰ ")), frames)
             process.quiet = 0
         elif found := next(filter(None, (form.search(text) for form in FORMS)), None):
             frames.append(frame_in(line, found))
-            process.quiet = 0
+            process.quiet, process.indent = 0, _indent(text)
         elif frames and (found := CELL_CODE.match(text)):
             frames[-1] = frames[-1].with_code(text[found.end() :])
         elif text[:1] in (" ", "\t", ""):
@@ -393,3 +399,8 @@ class _Scanner:
         self._not_finite = error if not_finite else self._not_finite
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)
+
+
+def _indent(text: str) -> int:
+    """The number of blanks in front of a text."""
+    return len(text) - len(text.lstrip())
