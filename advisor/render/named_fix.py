@@ -61,6 +61,13 @@ _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
 
 
+_IN_8_BITS = re.compile(r"bitsandbytes/optim/\S+ .*\buint8\b")
+"""A frame that makes states of 8 bits."""
+
+_SMALLER_STATES = re.compile(r"[Aa]n optimizer with smaller states(?: \(such as 8 bits\))?")
+"""Words of a fix of which those states are the usual ones."""
+
+
 class _Cache(NamedTuple):
     """A cache of a library, and the variable that names its folder."""
 
@@ -98,6 +105,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     key = explanation.name if isinstance(explanation, MemoryPhase) else message.id
     precise = _FIXES.get(key) or (_on_disk if message.kind == "disk_full" else None)
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
+    if message.id == "gpu-fragmented" and found.phase is not None:  # how much a peak lacks, the message does not say
+        fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
     odd = found.waits[-1].ranks if len(found.waits) > 1 else found.silent
@@ -251,6 +260,13 @@ def _at_loss(first: Finding, _fix: str) -> str:
     return f"A smaller micro batch, or shorter sequences. {liger}"
 
 
+def _of_states(first: Finding, fix: str) -> str:
+    """Name smaller states than those of 8 bits, where the optimizer has them."""
+    if not any(_IN_8_BITS.search(str(frame)) for frame in first.error.frames):
+        return ""
+    return capitalised(_SMALLER_STATES.sub('a paged optimizer (optim="paged_adamw_8bit")', fix))
+
+
 def _of_extension(first: Finding, fix: str) -> str:
     """Name the folder of the log."""
     folder = first.named.get("folder")
@@ -369,6 +385,8 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "segmentation-fault": _of_crash,
     "gpu-shared": _of_other_processes,
     "loss": _at_loss,
+    "first_step": _of_states,
+    "optimizer_step": _of_states,
 }
 """Message, or phase of memory that ran out -> what makes its fix precise."""
 

@@ -229,10 +229,14 @@ def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
         limit = Limit(total, f"{gib(total)} GiB")
         drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=names)
         yield doc.Chart(drawing, printed=drawing)
+    if asked and held and asked > held and found.phase is not None and found.phase.name not in _WITHOUT_SAMPLES:
+        place = found.first and found.first.own_frame
+        shapes = f": compare the shapes in {place.short_file}:{place.place}" if place else ""
+        yield doc.Sentence(f"That one request is larger than all tensors that the process held{shapes}.")
     if memory.exceeds_gpu:
         yield doc.Sentence(
-            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, where every "
-            "step is slow. The request did not fit there, either."
+            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, which makes "
+            "steps slow. The request did not fit there, either."
         )
     elif report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
         blocks = "the allocator's free blocks"

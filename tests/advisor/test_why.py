@@ -1078,6 +1078,52 @@ def test_the_fix_has_the_names_and_numbers_of_the_log(
     assert fix in words
 
 
+HOLDS = """Traceback (most recent call last):
+  File "/w/neus.py", line 29, in backward
+    return grad * scaling
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of {total} GiB \
+of which 0.50 GiB is free. Of the allocated memory {held} GiB is allocated by PyTorch, and {unused} GiB is reserved \
+by PyTorch but unallocated. Try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "total", "held", "unused", "words"),
+    [
+        ("13.58", "23.70", "12.30", "10.40", "That one request is larger than all tensors that the process held: comp"),
+        ("13.58", "23.70", "12.30", "10.40", "compare the shapes in /w/neus.py:29."),
+        ("0.80", "31.73", "28.49", "2.68", "expandable_segments:True. If it runs out again: a smaller micro batch"),
+        ("0.02", "8.00", "14.21", "0.46", "torch holds more than the GPU has: the driver keeps the rest in RAM"),
+    ],
+)
+def test_the_figures_of_a_full_gpu_are_compared(
+    asked: str, total: str, held: str, unused: str, words: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(HOLDS.format(asked=asked, total=total, held=held, unused=unused))
+    printed = " ".join(_why(capsys, "train.log")[1].split())
+    assert words in printed
+
+
+def test_an_optimizer_of_8_bits_is_not_advised_where_it_ran(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/w/bitsandbytes/optim/optimizer.py", line 474, in init_state\n'
+        '    state["state2"] = self.get_state_buffer(p, dtype=torch.uint8)\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB.\n"
+    )
+    assert 'Fix: A paged optimizer (optim="paged_adamw_8bit"), LoRA' in " ".join(_why(capsys, "train.log")[1].split())
+
+
+def test_a_first_operation_in_which_all_ranks_wait_is_a_matter_of_the_link(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait = "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, Timeout(ms)="
+    lines = [f"[rank{rank}]:[E1218 20:27:21.42 x.cpp:629] {wait.format(rank)}600000)\n" for rank in (0, 1)]
+    log.write_text("".join(lines))
+    assert "Fix: Test the link: NCCL_P2P_DISABLE=1" in _why(capsys, "train.log")[1]
+    log.write_text("[rank1]: loading\n[rank1]: error: none\n" + lines[0])
+    assert "Fix: Find" in _why(capsys, "train.log")[1]
+
+
 def test_a_rank_without_a_line_is_missed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between those that wait, or up to the number that the launcher reports; not a whole node's ranks."""
 
