@@ -109,9 +109,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
         fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
-    odd = found.waits[-1].ranks if len(found.waits) > 1 else found.silent
-    if found.timed_out and odd:
-        fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', odd)} did")
+    if found.timed_out and found.odd:
+        fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', found.odd)} did")
     elif found.all_wait_alike:
         fix = capitalised(fix.rpartition(_IF_ALL_WAIT)[2])
     return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")

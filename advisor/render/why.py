@@ -178,11 +178,16 @@ def _compared(waits: Sequence[Wait]) -> str:
     )
     rest = "the others" if len(most.ranks) > 1 else numbered("rank", most.ranks)
     odd = others[0]
+    where = f"{listed}, {rest} in {most}"
     if len(others) > 1 or odd.group != most.group:
-        return f"{listed}, {rest} in {most}"
-    is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
-    state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
-    return f"{listed}, {rest} in {most}: {numbered('rank', odd.ranks)} {state}"
+        return where
+    is_tie, is_same = len(odd.ranks) == len(most.ranks), odd.operation == most.operation
+    if is_same and (is_tie or (odd.sequence or 0) < (most.sequence or 0)):
+        behind = min(odd, most, key=lambda each: each.sequence or 0).ranks
+        return f"{where}: {numbered('rank', behind)} {'is' if len(behind) == 1 else 'are'} behind"
+    if is_tie:
+        return f"{where}: they took different paths, and the log does not tell which one is wrong"
+    return f"{where}: {numbered('rank', odd.ranks)} took another path"
 
 
 def _absent(found: Diagnosis) -> str:
@@ -235,8 +240,8 @@ def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
         yield doc.Sentence(f"That one request is larger than all tensors that the process held{shapes}.")
     if memory.exceeds_gpu:
         yield doc.Sentence(
-            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, which makes "
-            "steps slow. The request did not fit there, either."
+            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, which "
+            "makes steps slow. The request did not fit there, either."
         )
     elif report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
         blocks = "the allocator's free blocks"

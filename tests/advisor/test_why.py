@@ -94,8 +94,12 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
-            "[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9",
-            "A process was killed by SIGKILL (exit code -9).",
+            "[ERROR] [launch.py:321] ['/bin/python', '-u', 'a.py', '--local_rank=3', '-x'] exits with return code = -9",
+            "A rank was killed by SIGKILL (exit code -9); DeepSpeed's launcher does not say",  # the command of the last
+        ),
+        (
+            "[ERROR] [launch.py:321] ['/bin/python', '-u', 'a.py', '--local_rank=0', '-x'] exits with return code = -9",
+            "Local rank 0 was killed by SIGKILL (exit code -9).",  # there is one
         ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
         ("train.py: error: unrecognized arguments: --local_rank=0", "Unrecognized arguments: --local_rank=0."),
@@ -1188,6 +1192,14 @@ def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.Ca
         verdict = f"Rank 3 waits in {operation} {number}, the others in _ALLGATHER_BASE 48211: rank 3 {state}."
         assert words.startswith(verdict) and "--> train.log:4, rank 3" in words and "Fix: Find what rank 3 did" in words
         assert "failed first" not in words
+    for numbers, operation, state in (
+        ((501, 502), "ALLREDUCE", "they took different paths, and the log does not tell which one is wrong"),
+        ((501, 502), "_ALLGATHER_BASE", "rank 0 is behind"),
+        ((502, 501), "_ALLGATHER_BASE", "rank 1 is behind"),
+    ):
+        log.write_text(waiting(0, "_ALLGATHER_BASE", numbers[0]) + waiting(1, operation, numbers[1]))
+        words = " ".join(_why(capsys, "train.log")[1].split())
+        assert f"{numbers[0]}: {state}. " in words and "Fix: Find what ranks 0, 1 did" in words
 
 
 def test_a_spike_before_a_loss_that_is_not_a_number_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

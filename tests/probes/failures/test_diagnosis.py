@@ -629,9 +629,9 @@ def test_the_own_process_is_not_taken_for_another_one() -> None:
 def test_what_the_driver_keeps_in_ram_is_no_fragmentation() -> None:
     """Under Windows and WSL the allocator may hold more than the GPU has; under WSL NVML does not know the process."""
     text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 8.00 GiB"
-        " of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of "
-        "the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but unallocated."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 8.00 "
+        "GiB of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. "
+        "Of the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but unallocated."
     )
     diagnosis = diagnose_text(FRAMES + text)
     assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
