@@ -182,7 +182,7 @@ class Finding:
         words = _SENTENCE.split(head, maxsplit=1)[0]
         if found and (not self.error.is_exception or found.start() > len(words)):
             words = _SENTENCE.split(found.string[found.start() :], maxsplit=1)[0]
-        words = words.strip(" :")
+        words = " ".join(words.split()).strip(" :")
         words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
         return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."
 

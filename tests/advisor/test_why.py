@@ -425,6 +425,25 @@ def test_a_log_is_read_from_a_pipe_compressed_and_as_windows_writes_it(
     )
 
 
+def test_the_outputs_of_a_notebook_are_its_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever key stands first."""
+    traceback = [
+        "\x1b[0;31mOutOfMemoryError\x1b[0m                  Traceback (most recent call last)",
+        "\x1b[0;32m/opt/dist-packages/torch/_tensor.py\x1b[0m in \x1b[0;36mbackward\x1b[0;34m(self)\n--> 522 run()",
+        "\x1b[0;31mOutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 1.94 GiB",
+    ]
+    outputs = [
+        {"output_type": "stream", "text": ["step 1\n", "step 2\n"]},
+        {"output_type": "error", "traceback": traceback},
+    ]
+    cells = {"cells": [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]}
+    for notebook in (cells | {"nbformat": 4}, {"nbformat": 4, **cells}):
+        log.write_text(json.dumps(notebook, indent=1))
+        assert _why(capsys, "train.log")[1].strip().startswith("CUDA out of memory, in the backward pass.")
+    log.write_text(json.dumps({"cells": [1]}))
+    assert "No error was found" in _why(capsys, "train.log")[1]
+
+
 def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
     Path("a.bin").write_bytes(bytes(range(256)) * 40)

@@ -399,6 +399,54 @@ def test_the_fix_in_an_evaluation_of_ones_own_names_no_grad() -> None:
     assert diagnosis.explanation is not None and "torch.no_grad()" in diagnosis.explanation.fix
 
 
+IN_CHINESE = [
+    ("./run.sh: 行 3: 8810 已杀死              python train.py", "killed"),
+    ("./run.sh: 行 3: 8810 段错误               （核心已转储）python train.py", "segmentation-fault"),  # noqa: RUF001
+    ("/tmp/x.c:1:10: 致命错误：Python.h：没有那个文件或目录", "no-python-headers"),  # noqa: RUF001
+    ("FAILED: a.o\ncsrc/a.cpp:1:10: 错误：‘x’在此作用域中尚未声明", "compiler-error"),  # noqa: RUF001
+    ("OSError: [WinError 1455] 页面文件太小，无法完成操作。", "paging-file"),  # noqa: RUF001
+]
+
+
+@pytest.mark.parametrize(("line", "message"), IN_CHINESE)
+def test_messages_of_a_system_in_chinese_are_known(line: str, message: str) -> None:
+    assert found(f"step 1\n{line}\n") == message
+
+
+BUILD = """FAILED: [code=1] cpu_adam.o
+{line}
+ninja: build stopped: subcommand failed.
+Traceback (most recent call last):
+  File "/w/torch/utils/cpp_extension.py", line 2506, in _run_ninja_build
+    subprocess.run(
+RuntimeError: Error building extension 'cpu_adam'
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "headline"),
+    [
+        (
+            "a.cpp:12:5: error: 'AVX_Data' was not declared",
+            "the compiler stopped at a.cpp:12:5: 'AVX_Data' was not decl",
+        ),
+        ("csrc\\a.cpp(41): error C2131: no constant", "the compiler stopped at csrc\\a.cpp(41): no constant"),
+        (
+            "LINK : fatal error LNK1181: cannot open input file 'x.lib'",
+            "the compiler stopped at LINK: cannot open input",
+        ),
+        ("a.cu(7): warning: unused", "Error building extension 'cpu_adam'"),
+        ("LINK : fatal error LNK1181: cannot open input file 'aio.lib'", "Error building extension 'cpu_adam'"),
+    ],
+)
+def test_the_line_of_a_compiler_is_the_error_of_a_build(line: str, headline: str) -> None:
+    """Not the word that the build stopped, and not DeepSpeed's test for libaio, which Windows never has."""
+    first = diagnose_text(BUILD.format(line=line).replace("ninja: build stopped: subcommand failed.\n", "")).first
+    assert first is not None and first.headline.startswith(headline)
+    alone = diagnose_text(f"{line}\nKeyError: 'x'\n").first
+    assert alone is not None and alone.headline == "KeyError: 'x'"
+
+
 IN_A_DATA_SET = (
     '  File "/opt/torch/utils/data/_utils/fetch.py", line 44, in fetch\n    data = [self.dataset[i] for i in index]\n'
     '  File "/w/train.py", line 351, in __getitem__\n    one_hot = np.zeros(size, dtype=np.float32)\n'
@@ -629,9 +677,10 @@ def test_the_own_process_is_not_taken_for_another_one() -> None:
 def test_what_the_driver_keeps_in_ram_is_no_fragmentation() -> None:
     """Under Windows and WSL the allocator may hold more than the GPU has; under WSL NVML does not know the process."""
     text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 8.00 "
-        "GiB of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. "
-        "Of the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but unallocated."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of "
+        "8.00 GiB of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory "
+        "in use. Of the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but "
+        "unallocated."
     )
     diagnosis = diagnose_text(FRAMES + text)
     assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
