@@ -14,6 +14,7 @@ from ...probes.failures.finding import Wait
 from ...probes.failures.messages import messages
 from ...probes.failures.out_of_memory import unfragmented
 from ...probes.failures.scan import MOST_EARLIER
+from ...validate.lint.linted_config import ADVISE
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
@@ -71,24 +72,17 @@ def why_document(
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
+        contradiction = "" if forecast is None else _contradiction(found, forecast)
+        predicted = "" if forecast is None or contradiction else _predicted_fix(found, forecast)
         blocks = [
-            *cause_and_fix(found, advise, config),
+            *cause_and_fix(found, advise, config, predicted),
             doc.Gap(),
             *error_place(found, report.log),
             *_figures(found, report),
             *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
-            *(
-                []
-                if forecast is None
-                else _forecast(
-                    forecast,
-                    advise,
-                    phase=phase,
-                    contradiction=_contradiction(found, forecast),
-                )
-            ),
+            *([] if forecast is None else _forecast(forecast, advise, phase=phase, contradiction=contradiction)),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
             *([] if advice is not None else _next(found, logs or [name], config, given)),
@@ -96,6 +90,16 @@ def why_document(
     return doc.Document(
         subject=name, verdict=ended(verdict), tone=tone, blocks=[*blocks, *_earlier(found)], data=report
     )
+
+
+def _predicted_fix(found: Diagnosis, forecast: MemoryForecast) -> str:
+    """Return the fix by the prediction, so that it names no change that this calls too little; "" if the prediction is
+    not about what ran out."""
+    if found.message is None or not found.message.is_lack:
+        return ""
+    if forecast.changes:
+        return f"{capitalised(forecast.changes[0].what)}, which is predicted to fit (below)"
+    return "" if forecast.fits else f"No single change is predicted to fit; `{ADVISE}` looks for other plans"
 
 
 def _earlier(found: Diagnosis) -> Iterator[doc.Block]:

@@ -592,6 +592,27 @@ def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.Cap
     assert "`ds-advise Qwen2.5-7B --gpus 8x48GB --offline --seq-len 2048` finds" in " ".join(text.split())
 
 
+def test_the_length_is_that_of_the_logits_that_did_not_fit(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """9.28 GiB are 16,384 tokens of fp32 logits of 152,064 words: 4 samples. The fix is the change that fits."""
+    Path("ds.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 4}))
+    frame = '  File "/opt/transformers/loss/loss_utils.py", line 52, in ForCausalLMLoss\n    logits = logits.float()\n'
+    full = FULL.replace("3.00 GiB", "9.28 GiB").replace("79.15", "47.40").replace("77.90", "46.20")
+    log.write_text(f"Traceback (most recent call last):\n{frame}{full.replace('75.00', '43.00')}")
+    given = ["why", "train.log", "--config", "ds.json", "--model", "Qwen2.5-7B", "--offline"]
+    assert run([*given, "--gpus", "8x48GB"]) == 0
+    out, error = capsys.readouterr()
+    said = "--seq-len 4096, by the log: the request that did not fit is 16,384 tokens of fp32 logits"
+    assert said in " ".join(error.split()) and "sequence length 2048" not in out
+    words = " ".join(out.split())
+    assert "Fix: A loss that does not store the logits, which is predicted to fit (below)." in words
+    assert "To paste, for a loss that does not store the logits" in words
+    assert run([*given, "--gpus", "1x24GB"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Fix: No single change is predicted to fit; `ds-advise Qwen2.5-7B --gpus 1x24GB" in words
+    assert run([*given, "--gpus", "8x48GB", "--seq-len", "2048"]) == 0
+    assert "by the log" not in capsys.readouterr().err
+
+
 def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureFixture[str]) -> None:
     """The file with the change merged into it needs what the list said, and is predicted to fit."""
     _, printed = _why(capsys, "train.log", "--config", "ds.json", *QUESTION, "--json")
