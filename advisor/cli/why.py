@@ -135,11 +135,21 @@ def why(
 
     def document() -> Document:
         return why_document(
-            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note, reader=reader
+            name,
+            found,
+            forecast,
+            advice,
+            logs=logs,
+            config=str(config or ""),
+            given=question,
+            note=note,
+            reader=reader,
+            has_command=bool(words),
         )
 
     show_document(document, output)
     if problem is not None:
+        problem.exit_code = DsAdviseError.exit_code  # of a prediction, also where the user's script failed
         raise problem
     return 0 if found.message is not None or (found.first is None and found.ended) else 1
 

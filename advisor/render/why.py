@@ -51,11 +51,13 @@ def why_document(
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
     reader: str = "",
+    has_command: bool = False,
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
-    logs, config: the paths as they were typed, for that command.
+    logs, config: the paths as they were typed, for that command. has_command: whether the command of the training was
+        typed, so that none is asked for.
     given: the user's options. note: what is missing for a prediction. reader: the command that reads the file, which is
     no log; "" for a log.
     """
@@ -85,7 +87,7 @@ def why_document(
             *([] if forecast is None else _forecast(forecast, advise, phase=phase, contradiction=contradiction)),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
-            *([] if advice is not None else _next(found, logs or [name], config, given)),
+            *([] if advice is not None or has_command else _next(found, logs or [name], config, given)),
         ]
     return doc.Document(
         subject=name, verdict=ended(verdict), tone=tone, blocks=[*blocks, *_earlier(found)], data=report

@@ -535,6 +535,15 @@ def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys:
     assert code == 1 and note in " ".join(text.split())
 
 
+def test_a_command_that_fails_is_not_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cause comes first, then the error of the script, as that of any prediction: exit code 2."""
+    Path("train.py").write_text("raise RuntimeError('no model')\n")
+    assert run(["why", "train.log", "--gpus", "4x48GB", "--", sys.executable, "train.py"]) == 2
+    out, error = capsys.readouterr()
+    assert "CUDA out of memory, in the backward pass." in out and "COMMAND" not in out
+    assert "RuntimeError: no model" in error
+
+
 @pytest.mark.parametrize("lines", [FRAMES + FULL, "my_project.BadError: 1\n"])
 def test_a_missing_configuration_is_refused_before_the_log(
     lines: str, log: Path, capsys: pytest.CaptureFixture[str]
