@@ -8,30 +8,25 @@ from types import MappingProxyType
 from typing import Any
 
 from ...estimators.json_form import from_attributes
-from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
 from ...probes.failures.messages import messages
-from ...probes.failures.out_of_memory import unfragmented
 from ...probes.failures.scan import MOST_EARLIER
 from ...validate.lint.linted_config import ADVISE
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
 from ..document import blocks as doc
-from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
 from .explanation import assumed_line
+from .failed_memory import WITHOUT_SAMPLES, memory_at_failure
 from .known_cause import cause_and_fix, course_of_loss
 from .named_fix import upgrade
 from .runs import next_command
 from .why_report import KnownMessage, PhaseOfFailure, WhyReport, outcome, why_report
-
-_WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
-"""Phases whose memory does not depend on the samples."""
 
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
@@ -80,7 +75,7 @@ def why_document(
             *cause_and_fix(found, advise, config, predicted),
             doc.Gap(),
             *error_place(found, report.log),
-            *_figures(found, report),
+            *memory_at_failure(found),
             *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
@@ -205,71 +200,6 @@ def _absent(found: Diagnosis) -> str:
     return f"{waiting} waited {wait.minutes:g} minutes in {wait}; {silent} reported no timeout"
 
 
-_HELD = {
-    "activations": "tensors",
-    "buffers": "allocator's free blocks",
-    "runtime": "runtime",
-    "optimizer": "other processes",
-    "loss": "asked",
-}
-"""What held the GPU's memory, by the ink of its part; what was asked for is drawn last, and may pass the end."""
-
-_HELD_AS_ASSUMED = _HELD | {"optimizer": "probably other processes"}
-"""The same if the message names no process."""
-
-_DRAWN = 0.005
-"""Least share of the GPU that is drawn: the message rounds its figures, and a bar has fewer than 100 columns."""
-
-
-def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
-    memory = report.memory
-    if memory is None:
-        return
-    asked, held, reserved, total = memory.asked_bytes, memory.allocated_bytes, memory.reserved_bytes, memory.total_bytes
-    free = None if memory.free_bytes is None else f"{_logged(memory.free_bytes)} GiB were free"
-    sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {_logged(asked)} GiB", free]))
-    yield doc.Gap()
-    if sentence:
-        yield doc.Sentence(ended(capitalised(sentence)))
-    unused = None if reserved is None or held is None else max(0, reserved - held)
-    if total is not None and held is not None:
-        sizes = (held, unused, memory.runtime_bytes, memory.other_bytes, asked)
-        names = _HELD_AS_ASSUMED if memory.is_assumed else _HELD
-        shown = [(ink, size) for ink, size in zip(_HELD, sizes, strict=True) if size and size >= _DRAWN * total]
-        bar = Bar(label="", parts=tuple(Part(name=names[ink], value=size, ink=ink) for ink, size in shown), note="")
-        limit = Limit(total, f"{gib(total)} GiB")
-        drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=names)
-        yield doc.Chart(drawing, printed=drawing)
-    if asked and held and asked > held and found.phase is not None and found.phase.name not in _WITHOUT_SAMPLES:
-        place = found.first and found.first.own_frame
-        shapes = f": compare the shapes in {place.short_file}:{place.place}" if place else ""
-        yield doc.Sentence(f"That one request is larger than all tensors that the process held{shapes}.")
-    if memory.exceeds_gpu:
-        yield doc.Sentence(
-            "torch holds more than the GPU has: the driver keeps the rest in RAM, as under Windows and WSL, which "
-            "makes steps slow. The request did not fit there, either."
-        )
-    elif report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
-        blocks = "the allocator's free blocks"
-        if asked is None or unused is None or unused + (memory.free_bytes or 0) < asked:
-            text = f"It is not fragmentation: {blocks} and the free memory together do not hold the request."
-        elif unused >= asked:
-            text = f"It is not fragmentation: {blocks} are a small part of the GPU."
-        else:
-            text = f"The free memory and {blocks} hold the request together, in pieces: {_setting(found)} may end it."
-        yield doc.Sentence(text)
-
-
-def _setting(found: Diagnosis) -> str:
-    """Return what may end fragmentation, as the torch of the log knows it."""
-    return (found.first and unfragmented(found.first.error.text)) or "expandable segments"
-
-
-def _logged(size_bytes: int) -> str:
-    """Return a size with the decimals of the allocator's message."""
-    return f"{size_bytes / GIB:.2f}"
-
-
 def _collective(report: WhyReport) -> Iterator[doc.Block]:
     if report.collective is not None:
         yield doc.Sentence(f"The timeout is {report.collective.minutes:g} minutes.")
@@ -285,7 +215,7 @@ def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
     if forecast.is_below_log:
         needed = None if found.memory is None else found.memory.needed_bytes
         shown = "ran out of memory" if needed is None else f"needed at least {gib(needed)} GiB"
-        has_samples = found.phase is None or found.phase.name not in _WITHOUT_SAMPLES
+        has_samples = found.phase is None or found.phase.name not in WITHOUT_SAMPLES
         options = f"{'--seq-len, --micro-batch, ' if has_samples else ''}--model, --gpus or {forecast.file}"
         return f"That is probably not the training of the log, which {shown}. Correct {options}."
     steps = 0 if found.first is None else found.first.error.step or found.first.error.steps

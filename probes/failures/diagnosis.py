@@ -28,7 +28,8 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, LogOfRank, Scan, joined, scan
+from .scan import GAP, LogOfRank, scan
+from .scanned import Scan, joined
 from .signs import Sign, signs_in, signs_of
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
