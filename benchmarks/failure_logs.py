@@ -1,9 +1,10 @@
 """How well `ds-advise why` names the causes of public failed logs: `python -m benchmarks.failure_logs`.
 
-`data/failure_logs.jsonl` has one log per line, rewritten from a public thread (`source`) that was not read for the
-table of messages: paths, sizes and numbers are replaced, the launcher's format is kept. `cause` lists the messages that
-the thread supports; empty where the table has none, so that "not known" is right. `phase` is what the rank was doing,
-and `fix` holds words of the fix that the thread confirmed. What was wrong on the first runs (docs/why.md) is mended.
+`data/failure_logs.jsonl` has one log per line, rewritten from a public thread or repository (`source`) that was not
+read for the table of messages: paths, sizes and numbers are replaced, the launcher's format is kept. `cause` lists the
+messages that the thread, or a reader of the whole log, supports; empty where the table has none, so that "not known" is
+right. `phase` is what the rank was doing, and `fix` holds words of the right fix. What was wrong on the first runs
+(docs/why.md) is mended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Score:
     phase: bool | None
     """Whether the phase is right; None for a log without one."""
     fix: bool | None
-    """Whether the printed fix has a word of the confirmed one; None where the thread confirmed none."""
+    """Whether the printed fix has a word of the right one; None where none is known."""
 
     @property
     def right(self) -> bool:

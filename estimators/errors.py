@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copyreg
-from typing import Any, ClassVar
+from typing import Any
 
 
 class DsAdviseError(Exception):
     """Base class of the errors that a user can cause. Each of the three parts is one line."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: int = 2
     """Exit code of the command line."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:

@@ -135,11 +135,21 @@ def why(
 
     def document() -> Document:
         return why_document(
-            name, found, forecast, advice, logs=logs, config=str(config or ""), given=question, note=note, reader=reader
+            name,
+            found,
+            forecast,
+            advice,
+            logs=logs,
+            config=str(config or ""),
+            given=question,
+            note=note,
+            reader=reader,
+            has_command=bool(words),
         )
 
     show_document(document, output)
     if problem is not None:
+        problem.exit_code = DsAdviseError.exit_code  # of a prediction, also where the user's script failed
         raise problem
     return 0 if found.message is not None or (found.first is None and found.ended) else 1
 
@@ -341,8 +351,9 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
     neither the user nor the file names is that of the log. The question then has it, without the batch, which the next
     plan may change."""
     from ..advise import files_context
+    from ..answer.comparison import build_side
     from ..answer.memory_change import memory_forecast
-    from ..command.failed_training import logged_options
+    from ..command.failed_training import logged_length, logged_options
     from ..question.file_question import option_words, read_file_question, split_batch
 
     file = read_file_question(config, question)
@@ -359,6 +370,15 @@ def _forecast(config: Path, found: Diagnosis, question: dict[str, Any], output: 
         return None
     if context is None:
         return None
+    if "seq_len" not in file.options and (side := build_side(file, context).candidate) is not None:
+        model, micro_batch = context.question.model, side.plan.micro_batch_size
+        if length := logged_length(found, model.vocab_size, micro_batch):
+            tokens = f"the request that did not fit is {micro_batch * length:,} tokens of fp32 logits"
+            output.say(f"--seq-len {length}, by the log: {tokens}")
+            question["seq_len"] = known["seq_len"] = length
+            file = read_file_question(config, known)
+            context = files_context([file], known, say=output.say)
+            assert context is not None, "the model is known"
     if of_log:
         output.say(f"{shell_line(option_words(of_log))}, by the log")
         question |= split_batch(of_log)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ ALLOWED = frozenset({*names_in(MachineOptions), "offline"})
 
 COMMAND, MODEL, COUNT, SIZE, RAM = "COMMAND", "MODEL", "N", "SIZEGB", "RAMGB"
 """What the user fills in where the log does not show it."""
+
+_ROUNDED_BYTES = 2**30 // 200
+"""Most that torch's message rounds off a size of a GiB and more."""
 
 
 def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
@@ -65,6 +70,24 @@ def logged_options(found: Diagnosis) -> dict[str, Any]:
         if "lora_rank" in arguments.lora:
             options["lora_rank"] = arguments.lora["lora_rank"]
     return options
+
+
+_FP32_LOGITS = re.compile(r"\blogits\w*(?:\[[^\]]*\])?\.(?:float\(\)|to\((?:dtype=)?torch\.float32\))")
+"""The code of a frame that copies the logits to fp32, as transformers does before the loss (5.24 loss/loss_utils.py
+`ForCausalLMLoss`)."""
+
+
+def logged_length(found: Diagnosis, vocabulary: int, micro_batch: int) -> int | None:
+    """Tokens of a sample, by the request for the logits in fp32 that did not fit; None if another one did not."""
+    frames = found.first.error.frames if found.first is not None else ()
+    asked = found.memory.asked_bytes if found.memory is not None else None
+    if not frames or not asked or not _FP32_LOGITS.search(frames[-1].code):
+        return None
+    row = 4 * vocabulary * micro_batch
+    least, most = ((asked + sign * _ROUNDED_BYTES) / row for sign in (-1, 1))
+    # The message has two decimals of a GiB: of the lengths that it may be, the one with the most factors of 2.
+    lengths = range(math.ceil(least), math.floor(most) + 1)
+    return max((each for each in lengths if each > 0), key=lambda length: length & -length, default=None)
 
 
 def logged_config(found: Diagnosis) -> Path | None:

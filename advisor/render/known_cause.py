@@ -12,16 +12,21 @@ from ..text.units import capitalised, ended
 from .named_fix import named_fix
 
 
-def cause_and_fix(found: Diagnosis, advise: str = ADVISE, config: str = "") -> Iterator[doc.Block]:
+def cause_and_fix(
+    found: Diagnosis, advise: str = ADVISE, config: str = "", predicted_fix: str = ""
+) -> Iterator[doc.Block]:
     """Yield the cause, the fix and their source; nothing for a failure that is not known.
 
     advise: the command that finds a plan for the training's model and GPUs; "" if there is none.
     config: the path of the training's DeepSpeed configuration; "" if it is not known.
+    predicted_fix: the fix that a prediction for this training names, in place of the usual one; "" without one.
     """
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
     fix = named_fix(found, config)
+    if predicted_fix:
+        fix = predicted_fix + ("" if ADVISE in predicted_fix else "".join(fix.partition(f"; `{ADVISE}`")[1:]))
     fix = fix.replace(ADVISE, advise) if advise else fix.partition(f"; `{ADVISE}`")[0]
     # The source of another phase is the code of the frames, which are shown.
     has_source = isinstance(explanation, Message) or explanation.source.startswith("https://")

@@ -17,7 +17,7 @@ from ...probes.failures.messages import MemoryPhase, find_message
 from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
-from ..text.units import alternatives, numbered
+from ..text.units import alternatives, capitalised, numbered
 from .auto_classes import auto_classes
 from .refused_argument import OF_TRL, fix_of, names_of_trl, owner
 
@@ -41,6 +41,9 @@ _OF_AMD = {"nvidia-smi": "rocm-smi", "CUDA_VISIBLE_DEVICES": "HIP_VISIBLE_DEVICE
 _OTHER_STATE = "the rank in another state"
 """Words of a fix in whose place the ranks stand that the log names."""
 
+_IF_ALL_WAIT = "If all wait in the same operation, "
+"""What begins the part of a fix that remains if no rank is in another state."""
+
 _EXTENSIONS = "~/.cache/torch_extensions"
 """The usual folder in a fix, in whose place that of the log stands."""
 
@@ -56,6 +59,13 @@ transformers 5.24 trainer_pt_utils.py `safe_globals`)."""
 
 _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
+
+
+_IN_8_BITS = re.compile(r"bitsandbytes/optim/\S+ .*\buint8\b")
+"""A frame that makes states of 8 bits."""
+
+_SMALLER_STATES = re.compile(r"[Aa]n optimizer with smaller states(?: \(such as 8 bits\))?")
+"""Words of a fix of which those states are the usual ones."""
 
 
 class _Cache(NamedTuple):
@@ -95,11 +105,14 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     key = explanation.name if isinstance(explanation, MemoryPhase) else message.id
     precise = _FIXES.get(key) or (_on_disk if message.kind == "disk_full" else None)
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
+    if message.id == "gpu-fragmented" and found.phase is not None:  # how much a peak lacks, the message does not say
+        fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
-    odd = found.waits[-1].ranks if len(found.waits) > 1 else found.silent
-    if found.timed_out and odd:
-        fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', odd)} did")
+    if found.timed_out and found.odd:
+        fix = fix.replace(_OTHER_STATE, f"what {numbered('rank', found.odd)} did")
+    elif found.all_wait_alike:
+        fix = capitalised(fix.rpartition(_IF_ALL_WAIT)[2])
     return fix.replace(CONFIG_NAME, file) if file else fix.replace(f" in {CONFIG_NAME}", "")
 
 
@@ -246,6 +259,13 @@ def _at_loss(first: Finding, _fix: str) -> str:
     return f"A smaller micro batch, or shorter sequences. {liger}"
 
 
+def _of_states(first: Finding, fix: str) -> str:
+    """Name smaller states than those of 8 bits, where the optimizer has them."""
+    if not any(_IN_8_BITS.search(str(frame)) for frame in first.error.frames):
+        return ""
+    return capitalised(_SMALLER_STATES.sub('a paged optimizer (optim="paged_adamw_8bit")', fix))
+
+
 def _of_extension(first: Finding, fix: str) -> str:
     """Name the folder of the log."""
     folder = first.named.get("folder")
@@ -364,6 +384,8 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "segmentation-fault": _of_crash,
     "gpu-shared": _of_other_processes,
     "loss": _at_loss,
+    "first_step": _of_states,
+    "optimizer_step": _of_states,
 }
 """Message, or phase of memory that ran out -> what makes its fix precise."""
 

@@ -8,29 +8,25 @@ from types import MappingProxyType
 from typing import Any
 
 from ...estimators.json_form import from_attributes
-from ...estimators.units import GIB
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Wait
 from ...probes.failures.messages import messages
-from ...probes.failures.out_of_memory import unfragmented
 from ...probes.failures.scan import MOST_EARLIER
+from ...validate.lint.linted_config import ADVISE
 from ..answer.memory_change import MARGIN, MemoryForecast
 from ..command.advice import CommandAdvice
 from ..command.failed_training import missing, model_words, next_words
 from ..document import blocks as doc
-from ..document.charts import Bar, Limit, Part, StackedBars
 from ..text.labels import phase_title
 from ..text.units import capitalised, counted_noun, ended, gib, numbered, printable, rate
 from .command_advice import advice_verdict, changes_to_make, failed_proofs, gain, today_and_advised
 from .error_place import LONGEST, error_place, verb
 from .explanation import assumed_line
+from .failed_memory import WITHOUT_SAMPLES, memory_at_failure
 from .known_cause import cause_and_fix, course_of_loss
 from .named_fix import upgrade
 from .runs import next_command
 from .why_report import KnownMessage, PhaseOfFailure, WhyReport, outcome, why_report
-
-_WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
-"""Phases whose memory does not depend on the samples."""
 
 _MOST_LISTED = 4
 """Errors that are listed beside the cause."""
@@ -50,11 +46,13 @@ def why_document(
     given: Mapping[str, Any] = MappingProxyType({}),
     note: str = "",
     reader: str = "",
+    has_command: bool = False,
 ) -> doc.Document:
     """Return the cause, the fix, and the evidence of a log; with a configuration, the changes that fit; with a command,
     its dry runs as it is and as advised; without both the command that finds what fits.
 
-    logs, config: the paths as they were typed, for that command.
+    logs, config: the paths as they were typed, for that command. has_command: whether the command of the training was
+        typed, so that none is asked for.
     given: the user's options. note: what is missing for a prediction. reader: the command that reads the file, which is
     no log; "" for a log.
     """
@@ -71,31 +69,34 @@ def why_document(
         verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
+        contradiction = "" if forecast is None else _contradiction(found, forecast)
+        predicted = "" if forecast is None or contradiction else _predicted_fix(found, forecast)
         blocks = [
-            *cause_and_fix(found, advise, config),
+            *cause_and_fix(found, advise, config, predicted),
             doc.Gap(),
             *error_place(found, report.log),
-            *_figures(found, report),
+            *memory_at_failure(found),
             *([] if _absent(found) else _collective(report)),
             *_effects(report),
             *_other_gpu(found, forecast, advice),
-            *(
-                []
-                if forecast is None
-                else _forecast(
-                    forecast,
-                    advise,
-                    phase=phase,
-                    contradiction=_contradiction(found, forecast),
-                )
-            ),
+            *([] if forecast is None else _forecast(forecast, advise, phase=phase, contradiction=contradiction)),
             *([] if advice is None else _training(advice, report)),
             *_note(note),
-            *([] if advice is not None else _next(found, logs or [name], config, given)),
+            *([] if advice is not None or has_command else _next(found, logs or [name], config, given)),
         ]
     return doc.Document(
         subject=name, verdict=ended(verdict), tone=tone, blocks=[*blocks, *_earlier(found)], data=report
     )
+
+
+def _predicted_fix(found: Diagnosis, forecast: MemoryForecast) -> str:
+    """Return the fix by the prediction, so that it names no change that this calls too little; "" if the prediction is
+    not about what ran out."""
+    if found.message is None or not found.message.is_lack:
+        return ""
+    if forecast.changes:
+        return f"{capitalised(forecast.changes[0].what)}, which is predicted to fit (below)"
+    return "" if forecast.fits else f"No single change is predicted to fit; `{ADVISE}` looks for other plans"
 
 
 def _earlier(found: Diagnosis) -> Iterator[doc.Block]:
@@ -178,11 +179,16 @@ def _compared(waits: Sequence[Wait]) -> str:
     )
     rest = "the others" if len(most.ranks) > 1 else numbered("rank", most.ranks)
     odd = others[0]
+    where = f"{listed}, {rest} in {most}"
     if len(others) > 1 or odd.group != most.group:
-        return f"{listed}, {rest} in {most}"
-    is_behind = odd.operation == most.operation and (odd.sequence or 0) < (most.sequence or 0)
-    state = ("is" if len(odd.ranks) == 1 else "are") + " behind" if is_behind else "took another path"
-    return f"{listed}, {rest} in {most}: {numbered('rank', odd.ranks)} {state}"
+        return where
+    is_tie, is_same = len(odd.ranks) == len(most.ranks), odd.operation == most.operation
+    if is_same and (is_tie or (odd.sequence or 0) < (most.sequence or 0)):
+        behind = min(odd, most, key=lambda each: each.sequence or 0).ranks
+        return f"{where}: {numbered('rank', behind)} {'is' if len(behind) == 1 else 'are'} behind"
+    if is_tie:
+        return f"{where}: they took different paths, and the log does not tell which one is wrong"
+    return f"{where}: {numbered('rank', odd.ranks)} took another path"
 
 
 def _absent(found: Diagnosis) -> str:
@@ -192,62 +198,6 @@ def _absent(found: Diagnosis) -> str:
     wait = found.waits[0]
     waiting, silent = numbered("rank", wait.ranks), numbered("rank", found.silent)
     return f"{waiting} waited {wait.minutes:g} minutes in {wait}; {silent} reported no timeout"
-
-
-_HELD = {
-    "activations": "tensors",
-    "buffers": "allocator's free blocks",
-    "runtime": "runtime",
-    "optimizer": "other processes",
-    "loss": "asked",
-}
-"""What held the GPU's memory, by the ink of its part; what was asked for is drawn last, and may pass the end."""
-
-_HELD_AS_ASSUMED = _HELD | {"optimizer": "probably other processes"}
-"""The same if the message names no process."""
-
-_DRAWN = 0.005
-"""Least share of the GPU that is drawn: the message rounds its figures, and a bar has fewer than 100 columns."""
-
-
-def _figures(found: Diagnosis, report: WhyReport) -> Iterator[doc.Block]:
-    memory = report.memory
-    if memory is None:
-        return
-    asked, held, reserved, total = memory.asked_bytes, memory.allocated_bytes, memory.reserved_bytes, memory.total_bytes
-    free = None if memory.free_bytes is None else f"{_logged(memory.free_bytes)} GiB were free"
-    sentence = "; ".join(filter(None, [None if asked is None else f"it asked for {_logged(asked)} GiB", free]))
-    yield doc.Gap()
-    if sentence:
-        yield doc.Sentence(ended(capitalised(sentence)))
-    unused = None if reserved is None or held is None else max(0, reserved - held)
-    if total is not None and held is not None:
-        sizes = (held, unused, memory.runtime_bytes, memory.other_bytes, asked)
-        names = _HELD_AS_ASSUMED if memory.is_assumed else _HELD
-        shown = [(ink, size) for ink, size in zip(_HELD, sizes, strict=True) if size and size >= _DRAWN * total]
-        bar = Bar(label="", parts=tuple(Part(name=names[ink], value=size, ink=ink) for ink, size in shown), note="")
-        limit = Limit(total, f"{gib(total)} GiB")
-        drawing = StackedBars(title="Memory of the GPU, in GiB", bars=(bar,), limit=limit, families=names)
-        yield doc.Chart(drawing, printed=drawing)
-    if report.message is not None and report.message.id == "gpu-memory" and reserved is not None:
-        blocks = "the allocator's free blocks"
-        if asked is None or unused is None or unused + (memory.free_bytes or 0) < asked:
-            text = f"It is not fragmentation: {blocks} and the free memory together do not hold the request."
-        elif unused >= asked:
-            text = f"It is not fragmentation: {blocks} are a small part of the GPU."
-        else:
-            text = f"The free memory and {blocks} hold the request together, in pieces: {_setting(found)} may end it."
-        yield doc.Sentence(text)
-
-
-def _setting(found: Diagnosis) -> str:
-    """Return what may end fragmentation, as the torch of the log knows it."""
-    return (found.first and unfragmented(found.first.error.text)) or "expandable segments"
-
-
-def _logged(size_bytes: int) -> str:
-    """Return a size with the decimals of the allocator's message."""
-    return f"{size_bytes / GIB:.2f}"
 
 
 def _collective(report: WhyReport) -> Iterator[doc.Block]:
@@ -265,7 +215,7 @@ def _contradiction(found: Diagnosis, forecast: MemoryForecast) -> str:
     if forecast.is_below_log:
         needed = None if found.memory is None else found.memory.needed_bytes
         shown = "ran out of memory" if needed is None else f"needed at least {gib(needed)} GiB"
-        has_samples = found.phase is None or found.phase.name not in _WITHOUT_SAMPLES
+        has_samples = found.phase is None or found.phase.name not in WITHOUT_SAMPLES
         options = f"{'--seq-len, --micro-batch, ' if has_samples else ''}--model, --gpus or {forecast.file}"
         return f"That is probably not the training of the log, which {shown}. Correct {options}."
     steps = 0 if found.first is None else found.first.error.step or found.first.error.steps

@@ -28,7 +28,8 @@ from .messages import (
     waiting_message,
 )
 from .out_of_memory import MemoryFigures, memory_figures
-from .scan import GAP, LogOfRank, Scan, joined, scan
+from .scan import GAP, LogOfRank, scan
+from .scanned import Scan, joined
 from .signs import Sign, signs_in, signs_of
 
 _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
@@ -104,6 +105,19 @@ class Diagnosis:
     @property
     def timed_out(self) -> bool:
         return self.kind == "communication_timeout"
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks that waited elsewhere than most, or reported no timeout; all that waited if there is no most."""
+        if len(self.waits) < 2:
+            return self.silent
+        most, *_, least = self.waits
+        return least.ranks if len(least.ranks) < len(most.ranks) else tuple(sorted(most.ranks + least.ranks))
+
+    @property
+    def all_wait_alike(self) -> bool:
+        """Whether each rank of the training waited in one and the same operation until it timed out."""
+        return len(self.waits) == 1 and not self.silent and len(self.waits[0].ranks) == self.started.total > 1
 
     @property
     def ran_out_of_memory(self) -> bool:

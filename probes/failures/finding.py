@@ -19,7 +19,12 @@ _COLLECTIVE = re.compile(r"SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)|OpTy
 _GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
 
 _KILLED = re.compile(r"exitcode ?: -(\d+)|return code = -(\d+)")
-_LOCAL_RANK = re.compile(r"local_rank(?:: |=)(\d+)")
+_LOCAL_RANK = re.compile(r"local_rank: (\d+)|'--local_rank=(0)'.* return code = ")
+"""The rank of which torchrun's agent tells. DeepSpeed's launcher prints the command of the last rank of the node,
+whichever failed (0.19.8 launcher/launch.py): it tells the rank only if there is one."""
+
+_ANY_RANK = "a rank"
+"""A rank that the log does not name."""
 
 _FAILED = re.compile(r"exitcode ?: (-?\d+)\)? local_rank: \d+")
 """The word of the elastic agent on a rank."""
@@ -46,6 +51,9 @@ _AROUND = "'\"`,:;.!/"
 """Signs around a word of a title that are not part of it."""
 
 _QUOTES = "'\"`"
+
+_SENTENCE = re.compile(r"\. (?![KMGT]i?B\b)")
+"""The end of a sentence. numpy writes `329. MiB`."""
 
 _LONGEST_HEADLINE = 100
 """Characters of an error that are its headline."""
@@ -163,17 +171,18 @@ class Finding:
             if killed := _KILLED.search(text):
                 number = int(killed[1] or killed[2])
                 place = self._place if self.rank is None else f"rank {self.rank}"
-                return f"{place} was killed by {_signal(number)} (exit code -{number})"
+                which = "; DeepSpeed's launcher does not say which" if place == _ANY_RANK and killed[2] else ""
+                return f"{place} was killed by {_signal(number)} (exit code -{number}){which}"
             if known := ", ".join(_filled(part, text) for part in message.title.split(", ") if _says(text, part)):
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
         head = self.error.head
         if head.rstrip().endswith(":") and len(self.error.lines) > 1:  # the message begins in the next line
             head = f"{head.rstrip()} {self.error.lines[1].text.strip()}"
-        words = head.partition(". ")[0]
+        words = _SENTENCE.split(head, maxsplit=1)[0]
         if found and (not self.error.is_exception or found.start() > len(words)):
-            words = found.string[found.start() :].partition(". ")[0]
-        words = words.strip(" :")
+            words = _SENTENCE.split(found.string[found.start() :], maxsplit=1)[0]
+        words = " ".join(words.split()).strip(" :")
         words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
         return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."
 
@@ -183,10 +192,11 @@ class Finding:
         it."""
         local = _LOCAL_RANK.search(self.error.text)
         if local is None:
-            return "a process"
+            return _ANY_RANK
+        number = local[1] or local[2]
         below = "\n".join(line.text for line in self.error.after)
-        table = (found for found in _FAILED_RANK.finditer(below) if found["local"] == local[1])
-        return next((f"rank {found['rank']} on {found['host']}" for found in table), f"local rank {local[1]}")
+        table = (found for found in _FAILED_RANK.finditer(below) if found["local"] == number)
+        return next((f"rank {found['rank']} on {found['host']}" for found in table), f"local rank {number}")
 
     @property
     def failed_rank(self) -> str:

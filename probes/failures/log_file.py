@@ -1,4 +1,4 @@
-"""A log as a stream of UTF-8: compressed or not, as Windows writes it, and from a pipe that is interrupted."""
+"""A log as a stream of UTF-8: compressed, as Windows writes it, of a notebook, from a pipe that is interrupted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import gzip
 import io
 import re
 from typing import BinaryIO, cast
+
+from .notebook import may_be_notebook, outputs
 
 _LOOK = 4_096
 """Bytes that tell what the log is."""
@@ -22,8 +24,8 @@ _MOST = 0.05
 
 
 def read_log(stream: BinaryIO) -> BinaryIO:
-    """The text of a log, as a stream of UTF-8, without reading it. Raises ValueError if it is not text, OSError and
-    EOFError if it cannot be decompressed."""
+    """The text of a log, as a stream of UTF-8, without reading it; of a notebook, which is read, the outputs. Raises
+    ValueError if it is not text, OSError and EOFError if it cannot be decompressed."""
     buffered = _buffered(stream)
     if _head(buffered)[:2] == b"\x1f\x8b":
         buffered = io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=buffered)))
@@ -35,6 +37,10 @@ def read_log(stream: BinaryIO) -> BinaryIO:
         head = _head(buffered)
         if not head:
             raise ValueError("it is not text")
+    if may_be_notebook(head):
+        whole = buffered.read()
+        printed = outputs(whole)
+        return io.BytesIO(whole if printed is None else printed)
     head = _HOLE.sub(b"", head)
     if len(head) - len(head.translate(None, _NO_TEXT)) > _MOST * len(head):
         raise ValueError("it is not text")

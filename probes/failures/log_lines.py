@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections import deque
@@ -34,6 +35,7 @@ TRIGGERS = tuple(
         *("nan", "NaN", "inf,", "inf}", "inf'", "oss inf", "oss: inf", "oss=inf", "norm: inf", "Infinity"),
         *("'train_runtime'", "exits successfully", "waitForInput"),
         *("ssh: ", "client_loop", "nvcc fatal"),
+        *("已杀死", "段错误", "错误"),  # of a shell and a compiler in Chinese
     )
 )
 """Every message of the table has one of them (tests), so that lines without any are not searched."""
@@ -156,7 +158,7 @@ class LogReader:
 def _cleaned(number: int, line: bytes) -> Iterator[LogLine]:
     """The parts of a line between carriage returns: the last states of a progress bar, and what follows it."""
     for part in line.split(b"\r")[-4:]:
-        longest = _LONGEST_RECORD if b'{"' in part[:_LONGEST_FRONT] else _LONGEST
+        longest = _LONGEST_RECORD if any(mark in part[:_LONGEST_FRONT] for mark in (b'{"', b"['Tra")) else _LONGEST
         text = part[:longest].decode("utf-8", "replace")
         text = _ESCAPE.sub("", text).rstrip() if "\x1b" in text else text.rstrip()
         if text or not line:
@@ -173,9 +175,16 @@ _OF_RECORDS = {"log", "time", "timestamp", "@timestamp", "ts", "asctime", "level
 """Keys that tell a logger's record from data in JSON."""
 
 
+_LISTED = re.compile(r"\['Traceback \(most recent call last\):\\n', .*\]$")
+"""The list of strings of `traceback.format_exception`, which Megatron's logs have in one line."""
+
+
 def _logged(line: LogLine) -> Iterator[LogLine]:
-    """The lines in a record of a logger in JSON, each with what launchers put in front of it; any other line as it is.
-    All have the number of the record."""
+    """The lines in a record of a logger in JSON, each with what launchers put in front of it, and those of a traceback
+    that is written as a list; any other line as it is. All have the number of the record."""
+    if (found := _LISTED.search(line.text)) is not None and (listed := _strings(found[0])):
+        yield from (line._replace(text=text) for text in "".join(listed).splitlines())
+        return
     record = _record(line.text)
     said = next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), None)
     if said is None or record.keys().isdisjoint(_OF_RECORDS):
@@ -191,6 +200,14 @@ def _logged(line: LogLine) -> Iterator[LogLine]:
         inner = _attributed(line.number, front + text.rstrip())
         inner_rank = line.rank if inner.rank is None else inner.rank
         yield from _logged(inner._replace(process=line.process + inner.process, rank=inner_rank))
+
+
+def _strings(text: str) -> list[str]:
+    """The strings of a list that a text is; none for any other text."""
+    try:
+        return [str(each) for each in ast.literal_eval(text)]
+    except (ValueError, SyntaxError):
+        return []
 
 
 def _record(text: str) -> dict[str, Any]:

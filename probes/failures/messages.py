@@ -33,6 +33,7 @@ Role = Literal["cause", "late", "effect"]
 it (a timeout, a lost process); effect: every other error, since the message only repeats that something failed."""
 
 Phase = Literal[
+    "data",
     "load",
     "zero_init",
     "forward",

@@ -34,6 +34,9 @@ _LISTED = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 _VARIABLE = re.compile(r"\bPYTORCH_(?:[A-Z]+_)?ALLOC_CONF\b")
 
+_UNKNOWN_BYTES = 2**64
+"""What torch prints of a process whose memory NVML does not know, as under WSL (microsoft/WSL issue 11050)."""
+
 _CONTEXT_BYTES = 2 * 2**30
 """Most that the CUDA context and NCCL's buffers of one process take (benchmarks/data/failure_logs.jsonl has 2.1 GiB of
 full GPUs that nobody shares); figures before torch 2.2 do not include them."""
@@ -72,7 +75,13 @@ class MemoryFigures:
     """Whether runtime and other processes are told apart by an assumption: the message names no process."""
     is_fragmented: bool
     """Whether the allocator's free blocks would hold the request if they were one block, and are a notable part of the
-    GPU."""
+    GPU; False where the allocator holds more than the GPU has."""
+
+    @property
+    def exceeds_gpu(self) -> bool:
+        """Whether the allocator holds more than the GPU has: the driver keeps the rest in RAM, as those of Windows and
+        WSL do."""
+        return _exceeds(self.reserved_bytes or self.allocated_bytes, self.total_bytes)
 
     @property
     def needed_bytes(self) -> int | None:
@@ -95,6 +104,7 @@ def memory_figures(text: str) -> MemoryFigures | None:
         return None
     unallocated, total, free = found.pop("unallocated_bytes"), found["total_bytes"], found["free_bytes"]
     allocated, reserved, process = found["allocated_bytes"], found["reserved_bytes"], found["process_bytes"] or None
+    process = None if process == _UNKNOWN_BYTES else process
     if reserved is None and allocated is not None and unallocated is not None:
         reserved = allocated + unallocated
     listed = [_bytes_of(match) for match in _LISTED.finditer(text)]
@@ -113,7 +123,7 @@ def memory_figures(text: str) -> MemoryFigures | None:
         runtime_bytes=runtime,
         other_bytes=_minus(_minus(total, free), process) if process is not None else _minus(outside, runtime),
         is_assumed=process is None and not listed and outside is not None,
-        is_fragmented=asked is not None and unused is not None and unused >= least,
+        is_fragmented=asked is not None and unused is not None and unused >= least and not _exceeds(reserved, total),
     )
 
 
@@ -132,6 +142,11 @@ def unfragmented(text: str) -> str:
 def _minus(first: int | None, second: int | None) -> int | None:
     """The difference, at least 0; None if one of both is unknown."""
     return None if first is None or second is None else max(0, first - second)
+
+
+def _exceeds(held: int | None, total: int | None) -> bool:
+    """Whether more is held than there is; False if one of both is unknown."""
+    return held is not None and total is not None and held > total
 
 
 def _first(text: str, forms: tuple[str, ...]) -> int | None:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import BinaryIO
 
 from .log_command import Ranks, command_in, is_typed, ranks_in
 from .log_error import TRACEBACK, LogError
 from .log_lines import LogLine, LogReader
 from .log_runs import RunStarts
-from .logged_steps import Course, Place, count_steps, course_of, is_not_finite, last_place
+from .logged_steps import count_steps, course_of, is_not_finite, last_place
 from .messages import may_be_known
+from .scanned import Scan
 from .signs import Sign, signs_in
-from .traceback_frames import BOX, CELL_CODE, FORMS, RAY_FRAME, Frame, NumberedLine, code_above, frame_in, read_box
+from .traceback_frames import (
+    BOX,
+    CELL_CODE,
+    FORMS,
+    RAY_FRAME,
+    Frame,
+    NumberedLine,
+    code_above,
+    frame_in,
+    indent_of,
+    read_box,
+)
 
 _BEFORE, _AFTER, _FRAMES = 30, 14, 80
 """Lines before an error, lines after it, and frames of its traceback that are kept."""
@@ -81,6 +91,8 @@ class _Process:
     """Whether the traceback's first line was seen."""
     quiet: int = 0
     """Lines since its last frame."""
+    indent: int = 0
+    """Blanks in front of that."""
     above: Frame | None = None
     """The code in its last line, if it is some."""
     told: LogError | None = None
@@ -102,68 +114,6 @@ class LogOfRank:
     """"" for the only one."""
     rank: int | None = None
     """The rank that wrote it; None if that is not known, or if there are several in it."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Scan:
-    """The errors of a log; of several trainings, one appended to the other, those of the last one."""
-
-    begin: int
-    """Number of its first line in the log."""
-    log: str
-    """Its name; "" for the only one."""
-    errors: Sequence[LogError]
-    """In the order of their lines."""
-    last_lines: dict[str, tuple[str, ...]]
-    """The last lines of each process."""
-    ranks: dict[str, int | None]
-    lines: int
-    steps: int
-    """Training steps that the log shows."""
-    course: Course | None
-    """How the loss went, if it is not as usual."""
-    place: Place | None
-    """The step at which it ends; None if its last lines do not show it."""
-    last_line: str
-    """That is not empty."""
-    ended: int
-    """Number of the last line that reports the end of the training; 0 without one."""
-    command: tuple[str, ...]
-    """Words of the first command of the log that started a training; none if it shows none."""
-    started: Ranks
-    """The ranks that launchers and libraries report."""
-    signs: frozenset[Sign]
-    """What its lines show of the training."""
-    roots: frozenset[int] = frozenset()
-    """The ranks whose failure torchrun observed first, one for each of its agents."""
-    failure_times: Mapping[int, str] = field(default_factory=dict)
-    """The time of each rank's failure in torchrun's tables, as text that has the order of time."""
-    earlier: Sequence[Scan] = ()
-    """The trainings before it in the log."""
-
-
-def joined(scans: Sequence[Scan]) -> Scan:
-    """What the logs of one training show together, besides their errors."""
-    if len(scans) == 1:
-        return scans[0]
-    return Scan(
-        errors=(),
-        begin=1,
-        log="",
-        last_lines={},
-        ranks={name: rank for each in scans for name, rank in each.ranks.items()},
-        lines=sum(each.lines for each in scans),
-        steps=max(each.steps for each in scans),  # every rank may log the same ones
-        course=next(filter(None, (each.course for each in scans)), None),
-        place=max(filter(None, (each.place for each in scans)), default=None),
-        last_line=next((each.last_line for each in reversed(scans) if each.last_line), ""),
-        ended=max(each.ended for each in scans),
-        command=next((each.command for each in scans if each.command), ()),
-        started=reduce(Ranks.joined, (each.started for each in scans)),
-        signs=frozenset[Sign]().union(*(each.signs for each in scans)),
-        roots=frozenset().union(*(each.roots for each in scans)),
-        failure_times={rank: time for each in scans for rank, time in each.failure_times.items()},
-    )
 
 
 def scan(log: LogOfRank, before: int = 0) -> Scan:
@@ -329,7 +279,8 @@ class _Scanner:
     def _begin(self, process: _Process, *, has_head: bool) -> None:
         before = process.open[-1] if has_head and process.open else None
         process.told = before if before is not None and not before.frames and before.is_followed else None
-        process.frames, process.has_head, process.quiet = deque(maxlen=_FRAMES), has_head, 0
+        process.frames, process.has_head = deque(maxlen=_FRAMES), has_head
+        process.quiet = process.indent = 0
         if not process.continues:
             self._chains += 1
             process.chain = self._chains
@@ -337,12 +288,15 @@ class _Scanner:
 
     def _in_traceback(self, line: LogLine, process: _Process, frames: deque[Frame]) -> None:
         text, process.quiet = line.text, process.quiet + 1
+        if 0 < indent_of(text) < process.indent and _BARE.match(text.lstrip()):  # the whole traceback is indented
+            line = line._replace(text=text.lstrip())
+            text = line.text
         if text.lstrip().startswith(BOX):
             read_box(line._replace(text=text.strip("╭│╰ ")), frames)
             process.quiet = 0
         elif found := next(filter(None, (form.search(text) for form in FORMS)), None):
             frames.append(frame_in(line, found))
-            process.quiet = 0
+            process.quiet, process.indent = 0, indent_of(text)
         elif frames and (found := CELL_CODE.match(text)):
             frames[-1] = frames[-1].with_code(text[found.end() :])
         elif text[:1] in (" ", "\t", ""):

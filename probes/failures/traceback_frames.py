@@ -131,6 +131,11 @@ def frame_in(line: LogLine | NumberedLine, found: re.Match[str]) -> Frame:
     return Frame(line.number, found["file"] or "", place, found["name"] or "")
 
 
+def indent_of(text: str) -> int:
+    """The number of blanks in front of a text."""
+    return len(text) - len(text.lstrip())
+
+
 def read_box(line: LogLine, frames: deque[Frame]) -> None:
     """Add a line of rich's traceback to the frames: a place, whose name may follow in the next line, or its code."""
     inner = line.text

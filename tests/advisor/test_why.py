@@ -94,8 +94,12 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
         ),
         ("[rank3]: ERROR:api:failed (exitcode: -9)", "Rank 3 was killed by SIGKILL (exit code -9)."),
         (
-            "[ERROR] [launch.py:321] ['/bin/python'] exits with return code = -9",
-            "A process was killed by SIGKILL (exit code -9).",
+            "[ERROR] [launch.py:321] ['/bin/python', '-u', 'a.py', '--local_rank=3', '-x'] exits with return code = -9",
+            "A rank was killed by SIGKILL (exit code -9); DeepSpeed's launcher does not say",  # the command of the last
+        ),
+        (
+            "[ERROR] [launch.py:321] ['/bin/python', '-u', 'a.py', '--local_rank=0', '-x'] exits with return code = -9",
+            "Local rank 0 was killed by SIGKILL (exit code -9).",  # there is one
         ),
         ("Traceback (most recent call last):\nMemoryError", "MemoryError."),
         ("train.py: error: unrecognized arguments: --local_rank=0", "Unrecognized arguments: --local_rank=0."),
@@ -421,6 +425,25 @@ def test_a_log_is_read_from_a_pipe_compressed_and_as_windows_writes_it(
     )
 
 
+def test_the_outputs_of_a_notebook_are_its_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever key stands first."""
+    traceback = [
+        "\x1b[0;31mOutOfMemoryError\x1b[0m                  Traceback (most recent call last)",
+        "\x1b[0;32m/opt/dist-packages/torch/_tensor.py\x1b[0m in \x1b[0;36mbackward\x1b[0;34m(self)\n--> 522 run()",
+        "\x1b[0;31mOutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 1.94 GiB",
+    ]
+    outputs = [
+        {"output_type": "stream", "text": ["step 1\n", "step 2\n"]},
+        {"output_type": "error", "traceback": traceback},
+    ]
+    cells = {"cells": [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]}
+    for notebook in (cells | {"nbformat": 4}, {"nbformat": 4, **cells}):
+        log.write_text(json.dumps(notebook, indent=1))
+        assert _why(capsys, "train.log")[1].strip().startswith("CUDA out of memory, in the backward pass.")
+    log.write_text(json.dumps({"cells": [1]}))
+    assert "No error was found" in _why(capsys, "train.log")[1]
+
+
 def test_what_cannot_be_read_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
     Path("a.bin").write_bytes(bytes(range(256)) * 40)
@@ -512,6 +535,15 @@ def test_options_that_memory_has_nothing_to_do_with_are_named(log: Path, capsys:
     assert code == 1 and note in " ".join(text.split())
 
 
+def test_a_command_that_fails_is_not_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cause comes first, then the error of the script, as that of any prediction: exit code 2."""
+    Path("train.py").write_text("raise RuntimeError('no model')\n")
+    assert run(["why", "train.log", "--gpus", "4x48GB", "--", sys.executable, "train.py"]) == 2
+    out, error = capsys.readouterr()
+    assert "CUDA out of memory, in the backward pass." in out and "COMMAND" not in out
+    assert "RuntimeError: no model" in error
+
+
 @pytest.mark.parametrize("lines", [FRAMES + FULL, "my_project.BadError: 1\n"])
 def test_a_missing_configuration_is_refused_before_the_log(
     lines: str, log: Path, capsys: pytest.CaptureFixture[str]
@@ -567,6 +599,27 @@ def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.Cap
     Path("bare.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     _, text = _why(capsys, "bare.log", "--config", "ds.json", *QUESTION)
     assert "`ds-advise Qwen2.5-7B --gpus 8x48GB --offline --seq-len 2048` finds" in " ".join(text.split())
+
+
+def test_the_length_is_that_of_the_logits_that_did_not_fit(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """9.28 GiB are 16,384 tokens of fp32 logits of 152,064 words: 4 samples. The fix is the change that fits."""
+    Path("ds.json").write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": 4}))
+    frame = '  File "/opt/transformers/loss/loss_utils.py", line 52, in ForCausalLMLoss\n    logits = logits.float()\n'
+    full = FULL.replace("3.00 GiB", "9.28 GiB").replace("79.15", "47.40").replace("77.90", "46.20")
+    log.write_text(f"Traceback (most recent call last):\n{frame}{full.replace('75.00', '43.00')}")
+    given = ["why", "train.log", "--config", "ds.json", "--model", "Qwen2.5-7B", "--offline"]
+    assert run([*given, "--gpus", "8x48GB"]) == 0
+    out, error = capsys.readouterr()
+    said = "--seq-len 4096, by the log: the request that did not fit is 16,384 tokens of fp32 logits"
+    assert said in " ".join(error.split()) and "sequence length 2048" not in out
+    words = " ".join(out.split())
+    assert "Fix: A loss that does not store the logits, which is predicted to fit (below)." in words
+    assert "To paste, for a loss that does not store the logits" in words
+    assert run([*given, "--gpus", "1x24GB"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Fix: No single change is predicted to fit; `ds-advise Qwen2.5-7B --gpus 1x24GB" in words
+    assert run([*given, "--gpus", "8x48GB", "--seq-len", "2048"]) == 0
+    assert "by the log" not in capsys.readouterr().err
 
 
 def test_a_pasted_change_is_predicted_as_it_was_promised(capsys: pytest.CaptureFixture[str]) -> None:
@@ -1078,6 +1131,52 @@ def test_the_fix_has_the_names_and_numbers_of_the_log(
     assert fix in words
 
 
+HOLDS = """Traceback (most recent call last):
+  File "/w/neus.py", line 29, in backward
+    return grad * scaling
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of {total} GiB \
+of which 0.50 GiB is free. Of the allocated memory {held} GiB is allocated by PyTorch, and {unused} GiB is reserved \
+by PyTorch but unallocated. Try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "total", "held", "unused", "words"),
+    [
+        ("13.58", "23.70", "12.30", "10.40", "That one request is larger than all tensors that the process held: comp"),
+        ("13.58", "23.70", "12.30", "10.40", "compare the shapes in /w/neus.py:29."),
+        ("0.80", "31.73", "28.49", "2.68", "expandable_segments:True. If it runs out again: a smaller micro batch"),
+        ("0.02", "8.00", "14.21", "0.46", "torch holds more than the GPU has: the driver keeps the rest in RAM"),
+    ],
+)
+def test_the_figures_of_a_full_gpu_are_compared(
+    asked: str, total: str, held: str, unused: str, words: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(HOLDS.format(asked=asked, total=total, held=held, unused=unused))
+    printed = " ".join(_why(capsys, "train.log")[1].split())
+    assert words in printed
+
+
+def test_an_optimizer_of_8_bits_is_not_advised_where_it_ran(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/w/bitsandbytes/optim/optimizer.py", line 474, in init_state\n'
+        '    state["state2"] = self.get_state_buffer(p, dtype=torch.uint8)\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB.\n"
+    )
+    assert 'Fix: A paged optimizer (optim="paged_adamw_8bit"), LoRA' in " ".join(_why(capsys, "train.log")[1].split())
+
+
+def test_a_first_operation_in_which_all_ranks_wait_is_a_matter_of_the_link(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait = "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, Timeout(ms)="
+    lines = [f"[rank{rank}]:[E1218 20:27:21.42 x.cpp:629] {wait.format(rank)}600000)\n" for rank in (0, 1)]
+    log.write_text("".join(lines))
+    assert "Fix: Test the link: NCCL_P2P_DISABLE=1" in _why(capsys, "train.log")[1]
+    log.write_text("[rank1]: loading\n[rank1]: error: none\n" + lines[0])
+    assert "Fix: Find" in _why(capsys, "train.log")[1]
+
+
 def test_a_rank_without_a_line_is_missed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between those that wait, or up to the number that the launcher reports; not a whole node's ranks."""
 
@@ -1142,6 +1241,14 @@ def test_a_rank_that_waits_elsewhere_is_the_verdict(log: Path, capsys: pytest.Ca
         verdict = f"Rank 3 waits in {operation} {number}, the others in _ALLGATHER_BASE 48211: rank 3 {state}."
         assert words.startswith(verdict) and "--> train.log:4, rank 3" in words and "Fix: Find what rank 3 did" in words
         assert "failed first" not in words
+    for numbers, operation, state in (
+        ((501, 502), "ALLREDUCE", "they took different paths, and the log does not tell which one is wrong"),
+        ((501, 502), "_ALLGATHER_BASE", "rank 0 is behind"),
+        ((502, 501), "_ALLGATHER_BASE", "rank 1 is behind"),
+    ):
+        log.write_text(waiting(0, "_ALLGATHER_BASE", numbers[0]) + waiting(1, operation, numbers[1]))
+        words = " ".join(_why(capsys, "train.log")[1].split())
+        assert f"{numbers[0]}: {state}. " in words and "Fix: Find what ranks 0, 1 did" in words
 
 
 def test_a_spike_before_a_loss_that_is_not_a_number_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ds_advise.probes.failures.diagnosis import diagnose_text
 
@@ -18,7 +20,7 @@ def test_the_page_has_the_table_of_messages() -> None:
 def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     """Cause, phase and fix, besides what the log alone does not show; the threads differ from each other."""
     found = [*scores()]
-    assert len({each.source for each in found}) == len(found) >= 449
+    assert len({each.source for each in found}) == len(found) >= 504
     assert [each.source for each in found if each.wrong_as_certain] == []
     assert [each.found for each in found if not each.right] == ["", "", "gpu-outside"]
     assert [_thread(each) for each in found if each.found and each.phase is False] == [
@@ -27,8 +29,11 @@ def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     ]
     missing = ["peft/issues/335", "nanoGPT/pull/236", "LLaVA/issues/1808"]
     missing += ["zeroRumor_AAAI/issues/7", "lmms-finetune/issues/64"]
+    # a shape of the user's own code, an explanation after the training, an octree: no fix of a table
+    missing += [_thread(each) for each in found if re.search("of a NeuS|with captum|of a NeRF-like", each.source)]
+    assert len(missing) == 8
     assert [_thread(each) for each in found if each.found and each.fix is False] == missing
-    assert sum(each.fix is not None for each in found) >= 170 and sum(not each.expected for each in found) >= 40
+    assert sum(each.fix is not None for each in found) >= 225 and sum(not each.expected for each in found) >= 40
 
 
 def _thread(score: Score) -> str:
@@ -51,14 +56,15 @@ PREFIXES = (
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_what_stands_in_front_of_the_lines_changes_no_diagnosis(prefix: str) -> None:
-    """Except where a terminal broke the lines, so that the next one's prefix is within a frame."""
+    """Except where a terminal broke the lines, so that the next one's prefix is within a frame, and where the prefix
+    makes one rank of several: the last exception of a rank counts."""
     logs = [case["log"] for case in cases()]
     changed = 0
     for log in logs:
         ways = (log, "".join(f"{prefix}{line}\n" for line in log.splitlines()))
         found = [(each.message, each.phase) for each in map(diagnose_text, ways)]
         changed += found[0] != found[1]
-    assert changed <= 2
+    assert changed <= 4
 
 
 def test_the_logs_keep_the_format_of_launchers() -> None:

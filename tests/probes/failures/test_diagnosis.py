@@ -337,6 +337,7 @@ FRAME_PHASES = [
     ("/w/own.py", "optim_policy_step", "self.opt.step()", "optimizer_step"),
     ("/w/own.py", "vocab_parallel_cross_entropy", "x.exp()", "loss"),
     ("/w/own.py", "<module>", "torch._C._nn.cross_entropy_loss(input, target, weight)", "loss"),
+    ("/w/torch/utils/data/_utils/fetch.py", "fetch", "data = [self.dataset[i] for i in index]", "data"),
 ]
 
 
@@ -396,6 +397,95 @@ def test_a_loss_that_calls_the_model_is_in_the_forward_pass() -> None:
 def test_the_fix_in_an_evaluation_of_ones_own_names_no_grad() -> None:
     diagnosis = diagnose_text(FRAMES.replace("in backward", "in validate") + FULL)
     assert diagnosis.explanation is not None and "torch.no_grad()" in diagnosis.explanation.fix
+
+
+IN_CHINESE = [
+    ("./run.sh: 行 3: 8810 已杀死              python train.py", "killed"),
+    ("./run.sh: 行 3: 8810 段错误               （核心已转储）python train.py", "segmentation-fault"),  # noqa: RUF001
+    ("/tmp/x.c:1:10: 致命错误：Python.h：没有那个文件或目录", "no-python-headers"),  # noqa: RUF001
+    ("FAILED: a.o\ncsrc/a.cpp:1:10: 错误：‘x’在此作用域中尚未声明", "compiler-error"),  # noqa: RUF001
+    ("OSError: [WinError 1455] 页面文件太小，无法完成操作。", "paging-file"),  # noqa: RUF001
+]
+
+
+@pytest.mark.parametrize(("line", "message"), IN_CHINESE)
+def test_messages_of_a_system_in_chinese_are_known(line: str, message: str) -> None:
+    assert found(f"step 1\n{line}\n") == message
+
+
+BUILD = """FAILED: [code=1] cpu_adam.o
+{line}
+ninja: build stopped: subcommand failed.
+Traceback (most recent call last):
+  File "/w/torch/utils/cpp_extension.py", line 2506, in _run_ninja_build
+    subprocess.run(
+RuntimeError: Error building extension 'cpu_adam'
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "headline"),
+    [
+        (
+            "a.cpp:12:5: error: 'AVX_Data' was not declared",
+            "the compiler stopped at a.cpp:12:5: 'AVX_Data' was not decl",
+        ),
+        ("csrc\\a.cpp(41): error C2131: no constant", "the compiler stopped at csrc\\a.cpp(41): no constant"),
+        (
+            "LINK : fatal error LNK1181: cannot open input file 'x.lib'",
+            "the compiler stopped at LINK: cannot open input",
+        ),
+        ("a.cu(7): warning: unused", "Error building extension 'cpu_adam'"),
+        ("LINK : fatal error LNK1181: cannot open input file 'aio.lib'", "Error building extension 'cpu_adam'"),
+    ],
+)
+def test_the_line_of_a_compiler_is_the_error_of_a_build(line: str, headline: str) -> None:
+    """Not the word that the build stopped, and not DeepSpeed's test for libaio, which Windows never has."""
+    first = diagnose_text(BUILD.format(line=line).replace("ninja: build stopped: subcommand failed.\n", "")).first
+    assert first is not None and first.headline.startswith(headline)
+    alone = diagnose_text(f"{line}\nKeyError: 'x'\n").first
+    assert alone is not None and alone.headline == "KeyError: 'x'"
+
+
+IN_A_DATA_SET = (
+    '  File "/opt/torch/utils/data/_utils/fetch.py", line 44, in fetch\n    data = [self.dataset[i] for i in index]\n'
+    '  File "/w/train.py", line 351, in __getitem__\n    one_hot = np.zeros(size, dtype=np.float32)\n'
+)
+IN_FORWARD = '  File "/opt/torch/nn/modules/module.py", line 9, in _call_impl\n    return forward_call(*args)\n'
+NUMPY = "numpy.core._exceptions.MemoryError: Unable to allocate 329. MiB for an array with shape (5526, 15604)\n"
+NO_RAM = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 237949750272 bytes.\n"
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "words"),
+    [
+        (IN_A_DATA_SET, NUMPY, "Make the samples smaller"),
+        (IN_FORWARD, NO_RAM, "truncation=True"),
+        ("[engine.py:1:init] [Rank 0] DeepSpeed info: version=0.19.8\n", NO_RAM, "Offload less"),
+    ],
+)
+def test_a_lack_of_ram_has_the_fix_of_its_phase(frames: str, error: str, words: str) -> None:
+    """Under DeepSpeed the forward pass also allocates what is offloaded."""
+    head = "Traceback (most recent call last):\n"
+    diagnosis = diagnose_text(f"{frames}{head}{IN_FORWARD}{error}" if "DeepSpeed" in frames else head + frames + error)
+    assert diagnosis.explanation is not None and words in diagnosis.explanation.fix
+    assert diagnosis.first is not None and not diagnosis.first.headline.endswith("329")
+
+
+@pytest.mark.parametrize("head", ["  ", "  0%|      | 0/41 [00:00<?, ?it/s]"])
+def test_a_traceback_that_is_indented_as_a_whole_has_its_exception(head: str) -> None:
+    """As one that is pasted into a list or a code block."""
+    lines = ["Traceback (most recent call last):", '   File "/w/a.py", line 8, in main', "     loss.backward()"]
+    first = diagnose_text(head + "\n".join([*lines, "  RuntimeError: Found dtype Half but expected Float"])).first
+    assert first is not None and first.message is not None and first.message.id == "loss-types-differ"
+    assert [frame.name for frame in first.error.frames] == ["main"] and first.error.line == 4
+
+
+def test_a_traceback_that_is_a_list_of_strings_is_read() -> None:
+    """As Megatron logs it: the strings of traceback.format_exception in one line."""
+    strings = [f"{line}\n" for line in (FRAMES + FULL).splitlines()]
+    diagnosis = diagnose_text(f"12:[default0]:{strings}\n")
+    assert diagnosis.phase is not None and diagnosis.phase.name == "backward" and diagnosis.memory is not None
 
 
 IN_SAVE = '  File "/opt/transformers/trainer.py", line 9, in _save\n    state_dict = self.model.state_dict()\n'
@@ -582,6 +672,21 @@ def test_the_own_process_is_not_taken_for_another_one() -> None:
         "already allocated; 146.19 MiB free; 77.11 GiB reserved in total by PyTorch)"
     )
     assert found(FRAMES + before) == "gpu-memory"
+
+
+def test_what_the_driver_keeps_in_ram_is_no_fragmentation() -> None:
+    """Under Windows and WSL the allocator may hold more than the GPU has; under WSL NVML does not know the process."""
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of "
+        "8.00 GiB of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory "
+        "in use. Of the allocated memory 14.21 GiB is allocated by PyTorch, and 467.99 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    diagnosis = diagnose_text(FRAMES + text)
+    assert diagnosis.message is not None and diagnosis.message.id == "gpu-memory"
+    figures = diagnosis.memory
+    assert figures is not None and figures.exceeds_gpu and not figures.is_fragmented
+    assert figures.process_bytes is None and figures.runtime_bytes == 0
 
 
 def test_another_process_that_no_message_names_is_an_inference() -> None:
