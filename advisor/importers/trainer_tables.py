@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .accelerate import CONFIG_OPTIONS, add_accelerate_file
 from .imported_run import ImportedRun
+from .removed_arguments import are_refused_here, refusal_of, removed_arguments
 from .script_arguments import MICRO_BATCH, ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat
@@ -51,6 +52,12 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, _:
             run.use_quantization(8)
     if arguments.flag("use_reentrant"):  # peft's examples
         run.training["software"] = {"reentrant": True}
+    gone = removed_arguments()
+    if refused := [name for name in arguments.by_name if name in gone]:
+        if are_refused_here():
+            run.faults += (refusal_of(refused),)
+        else:
+            run.remarks.append(refusal_of(refused))
     if own := next((name for name in _OWN_LOOP if name in arguments.by_name), None):
         run.add_obstacle(f"not read: its script has options of its own (the Trainer has no option {own})")
 

@@ -36,7 +36,7 @@ from ..text.labels import (
     phase_title,
     plan_title,
 )
-from ..text.units import capitalised, ended, gib, printable, rate, rough_rates, times
+from ..text.units import capitalised, ended, gib, listed, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures, finding_lines
@@ -171,9 +171,12 @@ def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
     as_is, better = figures.as_is, figures.recommended
     if better is not None and figures.is_better:
         title, text = _plan_title(better.plan), ""
-        if as_is is not None and title == _plan_title(as_is.plan):
+        is_same = as_is is not None and better.plan == as_is.plan
+        if is_same and figures.variables:  # what the loss changes stands before the start
+            title = f"the same plan with {listed(figures.variables)}"
+        elif as_is is not None and title == _plan_title(as_is.plan):
             title = f"{title} with {_shape(better.plan)}"
-        if as_is is not None:
+        if as_is is not None and not (is_same and times(better.tokens_per_s / as_is.tokens_per_s) == times(1)):
             ratio = times(better.tokens_per_s / as_is.tokens_per_s)
             text = (
                 f" It is {ratio} as fast." if as_is.fit.fits else f" It is {ratio} as fast as the file's plan would be."
@@ -324,7 +327,9 @@ def _beside_the_file(answer: ImportAnswer) -> Iterator[doc.Block]:
     is_fused = loss != figures.own.workload.loss
     if answer.run.leaves_batch_to_script:
         names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
-        if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
+        # The settings of FSDP, which may checkpoint, are gone from a file with DeepSpeed.
+        loses_fsdp = answer.run.is_fsdp and plan.sharding == "zero"
+        if is_fused or loses_fsdp or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
             arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
             named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
             chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]
