@@ -14,8 +14,8 @@ from ...estimators.errors import ConfigFileError, WorkloadError
 from ...validate.lint.config_file import read_config_file
 from ..question.option import Option
 from ..question.options import OPTIONS
-from ..question.other_names import other_name
-from .mistaken_files import is_there
+from ..question.other_names import FSDP_PLAN, other_name
+from .mistaken_files import is_there, with_strategy
 from .typed_line import GPUS, line, typed_words, value_of
 
 _SAME_NAME = 0.85
@@ -67,7 +67,10 @@ def _for_argument(argument: str) -> str:
         return f"{keys[0]} must agree with it: write {line(['explain', keys[0]])}"
     if own := OPTIONS.get(argument):
         return f"add it to a question: {_with_value(own)}"
-    if written := other_name(argument):
+    written = other_name(argument)
+    if written.startswith("--sharding"):
+        return f"write {with_strategy(FSDP_PLAN)}"
+    if written:
         return f"in a question it is {re.sub('[{}]', '', written)}"
     return "pass it to TrainingArguments"
 
