@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from .python_words import python_words
 from .question.options import (
     GROUPS,
     OPTIONS,
@@ -16,6 +15,7 @@ from .question.options import (
     check_names,
     names_in,
 )
+from .question.python_words import python_words
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -49,8 +49,8 @@ _ORDER: tuple[ConfigKey | str, ...] = (
     # runtime/bf16_optimizer.py, runtime/pipe/engine.py; runtime/engine.py _do_optimizer_sanity_check (0.19.8)
     _key(
         "bf16.immediate_grad_update",
-        condition="in DeepSpeed's BF16_Optimizer: at stage 1 with data_types.grad_accum_dtype fp32 and without offload, "
-        "or under pipeline parallelism without ZeRO",
+        condition="in DeepSpeed's BF16_Optimizer: at stage 1 with data_types.grad_accum_dtype fp32 and no offload, or "
+        "under pipeline parallelism without ZeRO",
     ),
     # examples: the documentation of Apex's amp (loss_scale=128.0); BLOOM's configuration (initial_scale_power 12)
     _key("fp16.loss_scale", "0: dynamic loss scaling; else the constant scale of the loss", example=128),
