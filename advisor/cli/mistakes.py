@@ -108,6 +108,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
     if owners := owners_of(own):
+        if f"{own}s" in known:  # --price, which rent has as --prices FILE
+            return f"write {own}s {known[f'{own}s'].metavar or ''}".rstrip()
         # Another command with the same form of the answer would answer another question.
         return "" if own in (*_FILES, *_MORE) else _line_of(owners, args, command)
     if target and target not in known and (owners := owners_of(target)):

@@ -34,6 +34,7 @@ from .script_arguments import ACCUMULATION
 from .source import Source, read_source
 from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
+from .torchtune import is_torchtune, torchtune_question
 from .trainer_tables import TRAINING_ARGUMENTS, TRL
 
 FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS)
@@ -55,6 +56,9 @@ def detect_format(
     configuration in YAML.
     """
     source = read_source(path, gpus, further=further)
+    if is_torchtune(source.values):
+        what = f"{path} is a configuration of torchtune, which is not read"
+        raise ConfigFileError(what, fix=f"ask about its model: {torchtune_question(source.values, gpus, further)}")
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from .accelerate import CONFIG_OPTIONS, add_accelerate_file
@@ -69,9 +68,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     title="a file of TrainingArguments",
     tool="the Trainer",
     matches=lambda source: (
-        source.arguments.are_training_arguments
-        and not {"finetuning_type", "stage"} & set(source.values)
-        and not isinstance(source.values.get("model"), Mapping)  # torchtune
+        source.arguments.are_training_arguments and not {"finetuning_type", "stage"} & set(source.values)
     ),
     details=_training_arguments_details,
     liger="use_liger_kernel use_liger",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -286,6 +287,10 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name), printable(str(file.new_path))
         title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
+        if not file.old_name:
+            yield doc.Sentence(title)
+            yield from (doc.Sentence(f"  {line}", hang=4) for line in _json_lines(file.new_text, part in left_out))
+            continue
         keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
             yield doc.Sentence(f"{title} {in_blocks(keys)}.", hang=2)
@@ -303,6 +308,21 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     elif answer.files:
         yield doc.Sentence("Write it (-o FILE --force replaces an existing file):")
         yield doc.Commands([command])
+
+
+def _json_lines(text: str, is_short: bool) -> Iterator[str]:
+    """Yield a new configuration as JSON, with a line for each block and for the keys between blocks. is_short: as one
+    line."""
+    lines = list[tuple[bool, str]]()  # (whether it is a block, its text)
+    for key, value in json.loads(text).items():
+        is_block, item = isinstance(value, Mapping), f"{json.dumps(key)}: {json.dumps(value)}"
+        if lines and (is_short or not (is_block or lines[-1][0])):
+            lines[-1] = is_block, f"{lines[-1][1]}, {item}"
+        else:
+            lines.append((is_block, item))
+    for place, (_, line) in enumerate(lines):
+        end = "}" if place == len(lines) - 1 else ","
+        yield f"{' ' if place else '{'}{printable(hide_secrets(line))}{end}"
 
 
 def in_blocks(keys: Sequence[str]) -> str:

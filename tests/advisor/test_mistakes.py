@@ -265,7 +265,7 @@ LINES = {
     "explain gpt2 8xH100": "write --gpus 8xH100\n",
     "explain gpt2 8 H100": "write --gpus 8xH100\n",
     "rent gpt2 --gpus 8xH100 --seq-len 8k": "write ds-advise gpt2 --gpus 8xH100 --seq-len 8k\n",
-    "rent gpt2 --price 2.5": "write ds-advise gpt2 --price 2.5 --gpus 2x24GB\n",
+    "rent gpt2 --price 2.5": "write --prices FILE\n",
     "rent gpt2 --token 1B": "write --tokens 1B\n",
     "lint ds.json --deadline 3h": "it is one of ds-advise rent; see ds-advise rent --help\n",
     "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",

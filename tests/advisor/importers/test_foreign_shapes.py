@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ds_advise.advisor.importers import removed_arguments
 from ds_advise.advisor.importers.answer import ImportAnswer, import_file
 from ds_advise.advisor.importers.imported_run import known_names
 from ds_advise.advisor.importers.trainer_tables import OF_EXAMPLES, OF_TRL
+from ds_advise.estimators.errors import ConfigFileError
 
 TRAINER = {
     "model_name_or_path": "Qwen/Qwen2.5-7B",
@@ -378,3 +380,46 @@ def test_the_same_plan_is_not_called_another_one(tmp_path: Path, capsys: pytest.
     run(["from", written, *words])
     printed = " ".join(capsys.readouterr().out.split())
     assert "Better: the same plan with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fits. as it is" in printed
+
+
+TORCHTUNE: dict[str, object] = {
+    "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 4096},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 2e-5},
+    "batch_size": 2,
+    "gradient_accumulation_steps": 8,
+    "enable_activation_checkpointing": True,
+    "dtype": "bf16",
+}
+
+
+@pytest.mark.parametrize("format", [None, "axolotl"])
+def test_torchtune_is_named_with_the_question_about_its_training(format: str | None, tmp_path: Path) -> None:
+    """Also if another format is named, whose reader would take its keys for that tool's."""
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(TORCHTUNE))
+    with pytest.raises(ConfigFileError) as caught:
+        import_file(tmp_path / "a.yaml", gpus="8xH100", offline=True, format=format)
+    assert "is a configuration of torchtune, which is not read" in caught.value.what
+    assert caught.value.fix == (
+        "ask about its model: ds-advise MODEL --gpus 8xH100 --seq-len 4096 --micro-batch 2 --global-batch 128 "
+        "--gradient-checkpointing on --precision bf16 --offline"
+    )
+
+
+def test_a_new_configuration_is_shown_as_json_and_a_reason_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the answer on a terminal no line has its reason again; elsewhere stderr has every error."""
+    values = ACCELERATE | {"mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 2}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    words = ["from", str(tmp_path / "a.yaml"), "--gpus", "A100-40GB", "--offline"]
+    new = tmp_path / "b.yaml"
+    assert run([*words, "--model", "Qwen2.5-7B", "-o", str(new)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    shown = "{" + printed.partition("b.ds_config.json: {")[2].partition("} In the script")[0] + "}"
+    assert json.loads(shown) == json.loads((tmp_path / "b.ds_config.json").read_text())
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert run(words) == 2
+    out, error = capsys.readouterr()
+    assert f"{out}{error}".count("does not name a model") == 1
