@@ -12,6 +12,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from .imported_run import (
+    TWO_CHECKPOINTINGS,
     DeepSpeedPart,
     ImportedRun,
     Value,
@@ -287,6 +288,8 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
         run.training |= launch.training
     run.sharding, run.deepspeed = launch.sharding, launch.deepspeed
     run.hybrid_shard_size = launch.hybrid_shard_size
+    if run.gradient_checkpointing and launch.gradient_checkpointing:
+        run.faults += (TWO_CHECKPOINTINGS,)
     run.gradient_checkpointing = run.gradient_checkpointing or launch.gradient_checkpointing
     run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
     run.faults += launch.faults

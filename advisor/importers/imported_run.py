@@ -152,13 +152,21 @@ _PREDICTED_FSDP = {
 stays on the GPUs."""
 
 
+def fsdp_checkpoints(settings: Mapping[str, object], name: str = "activation_checkpointing") -> bool:
+    """Whether FSDP's settings, with or without `fsdp_`, turn its checkpointing on. name: another switch."""
+    return any(str(settings.get(f"{prefix}{name}")).lower() in _ON for prefix in ("", "fsdp_"))
+
+
+TWO_CHECKPOINTINGS = "the Trainer refuses activation_checkpointing of FSDP's settings beside gradient_checkpointing: turn one of them off"
+"""transformers 5.24 trainer.py `create_accelerator_and_postprocess`."""
+
+
 def read_fsdp(run: ImportedRun, settings: Mapping[str, object]) -> None:
     """Put FSDP's settings into a run, by accelerate's names with or without `fsdp_`. Version 2 has no
     `sharding_strategy`, and it alone offloads the inputs of the layers that FSDP checkpoints (accelerate 1.15
     utils/dataclasses.py `FullyShardedDataParallelPlugin.__post_init__`)."""
-    values = {key.removeprefix("fsdp_"): str(setting).lower() for key, setting in settings.items()}
-    if values.get("activation_checkpointing") in _ON and not run.gradient_checkpointing:
-        offloads = values.get("activation_checkpointing_offload") in _ON and run.sharding == "fsdp2"
+    if fsdp_checkpoints(settings) and not run.gradient_checkpointing:
+        offloads = fsdp_checkpoints(settings, "activation_checkpointing_offload") and run.sharding == "fsdp2"
         run.gradient_checkpointing = "offload" if offloads else True
     for key, setting in settings.items():
         name, value = key.removeprefix("fsdp_"), str(setting).lower()

@@ -18,9 +18,11 @@ from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
 from .accelerate import AccelerateFormat, changed_counts
 from .imported_run import (
+    TWO_CHECKPOINTINGS,
     DeepSpeedPart,
     ImportedRun,
     Value,
+    fsdp_checkpoints,
     names_of,
     nearest_names,
     parse_fsdp,
@@ -133,6 +135,8 @@ class ToolFormat:
     ignores_unknown: str = ""
     """The switch with which such a tool ignores them; "" without one in the file."""
     refuses_two_precisions: bool = True
+    refuses_two_checkpointings: bool = False
+    """Whether checkpointing by the Trainer beside that of FSDP is known to stop the run."""
 
     def read(self, source: Source) -> ImportedRun:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
@@ -217,6 +221,8 @@ class ToolFormat:
         strategy = str(fsdp.get("reshard_after_forward"))
         if run.sharding == "fsdp2" and strategy in _ONLY_IN_VERSION_1:
             run.add_obstacle(f"the Trainer refuses {strategy} with FSDP2: set version to 1 in fsdp_config")
+        if checkpointing and self.refuses_two_checkpointings and run.is_fsdp and fsdp_checkpoints(fsdp):
+            run.faults += (TWO_CHECKPOINTINGS,)
         read_fsdp(run, fsdp)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):

@@ -79,6 +79,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     defaults=_ONE_PROCESS,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
     has_own_keys=True,
+    refuses_two_checkpointings=True,
     not_modelled={
         "partial training by LLaVA's options": "tune_mm_mlp_adapter mm_tunable_parts freeze_backbone",
     },

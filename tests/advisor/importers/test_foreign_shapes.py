@@ -329,6 +329,20 @@ def test_the_trainer_checkpoints_once_fsdp_does_no_longer(tmp_path: Path) -> Non
     assert answer.unwritable is None and "gradient_checkpointing: true" in answer.files[0].new_text
 
 
+@pytest.mark.parametrize("values", [TRAINER, TRL])
+def test_two_checkpointings_stop_the_trainer(values: dict[str, object], tmp_path: Path) -> None:
+    """TRL's is on by default, and FSDP's settings are in accelerate's file."""
+    settings = {"fsdp_version": 2, "fsdp_activation_checkpointing": True}
+    launch = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": settings}
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump(launch))
+    fsdp = {"fsdp": True, "fsdp_config": {"activation_checkpointing": True}, "bf16": True}
+    with_fsdp = fsdp if values is TRAINER else {"accelerate_config": "acc.yaml"}
+    for given, count in ((True, 1), (False, 0)):
+        run_ = _imported(tmp_path, values | with_fsdp | {"gradient_checkpointing": given}, "2xA100-80GB").run
+        assert run_.sharding == "fsdp2" and run_.gradient_checkpointing is True
+        assert len([each for each in run_.faults if "the Trainer refuses activation_checkpointing" in each]) == count
+
+
 def test_a_misspelled_key_is_read_as_the_one_that_is_meant(tmp_path: Path) -> None:
     """The tools stop at it. A script may have options of its own, at which nothing stops."""
     factory = {"stage": "sft", "do_train": True, "finetuning_type": "lora", "model_name_or_path": "gpt2"}
