@@ -157,7 +157,7 @@ def fsdp_checkpoints(settings: Mapping[str, object], name: str = "activation_che
     return any(str(settings.get(f"{prefix}{name}")).lower() in _ON for prefix in ("", "fsdp_"))
 
 
-TWO_CHECKPOINTINGS = "the Trainer refuses activation_checkpointing of FSDP's settings beside gradient_checkpointing: turn one of them off"
+TWO_CHECKPOINTINGS = "the Trainer refuses activation_checkpointing of FSDP beside gradient_checkpointing: turn one off"
 """transformers 5.24 trainer.py `create_accelerator_and_postprocess`."""
 
 
