@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
-from ..estimators.errors import WorkloadError
+from ..estimators.errors import WorkloadError, check_kind
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
-from ..estimators.plan import PLAN_FIELDS, PlainPyTorch, Plan
+from ..estimators.plan import PLAN_FIELDS, PLANS, PlainPyTorch, Plan
 from ..estimators.time.step_time import assumptions
 from ..probes.gc_pause import gc_paused
 from ..probes.store_path import store_exists
@@ -30,12 +31,14 @@ from .question.options import (
     plan_options,
 )
 from .question.other_names import known_plan
+from .question.python_words import in_python
 from .question.question import Question
 from .question.rollouts import free_settings, is_generation_free, rollout_assumptions, training_cluster
 from .question.workload import (
     absent_parts,
     apply_model_options,
     build_workload,
+    named_settings,
     plan_settings,
     resolve_precision,
     trains_projector_alone,
@@ -190,12 +193,23 @@ def estimate(
     strategy: one of the eight strategies, or plain PyTorch: "fsdp2" (as accelerate starts it), "fsdp" (FSDP 1 in the
         training precision) or "torch".
     settings: fields of `Plan` that replace the strategy's presets: {"reduce_bucket_size": 200_000_000}, or the same as
-        text, "reduce_bucket_size=2e8,overlap_comm=no".
+        text, "reduce_bucket_size=2e8,overlap_comm=no". A warning of Python names those on which the figures do not
+        depend, such as one of another ZeRO stage.
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run.
     """
+    check_kind(strategy, str, "strategy", f"pass one of {', '.join(PLANS)}")
+    check_kind(settings or {}, (str, Mapping), "settings", 'pass a dictionary, or text such as "overlap_comm=no"')
     question = build_question(model, example_inputs=example_inputs, loss_fn=loss_fn, strategy=strategy, **options)
-    return PlanEstimate.of(strategy_candidate(question, strategy, settings), question)
+    candidate = strategy_candidate(question, strategy, settings)
+    if settings and candidate.plan.sharding == "zero":
+        from .answer.explained_key import split_settings  # imported here: they read the facts of DeepSpeed
+        from .answer.key_costs import without_costs
+
+        named = named_settings(settings) if isinstance(settings, str) else settings
+        for words in without_costs(split_settings(named)[1], candidate.plan):
+            warnings.warn(in_python(words), stacklevel=3)  # of the caller of `checked`
+    return PlanEstimate.of(candidate, question)
 
 
 def strategy_candidate(question: Question, strategy: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:

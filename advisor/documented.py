@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from .python_words import python_words
 from .question.options import GROUPS, OPTIONS, QuestionOptions, check_names, names_in
+from .question.python_words import python_words
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..ds_configs.emit import ds_config
 from ..estimators.estimate import Estimate
+from ..estimators.json_form import to_json
 from ..estimators.plan import PlainPyTorch, Strategy
-from .python_words import python_words
+from .question.python_words import python_words
 from .question.question import Question
 from .search.candidate import Candidate, Fit, plan_words
 from .text.units import gib, rate
@@ -35,6 +36,13 @@ class PlanEstimate(Estimate):
         speed = f"{rate(self.tokens_per_second)} {self.question.model.unit}/s"
         needs = f"{gib(self.device_bytes_per_gpu)} GiB per GPU, {self.fit.reason}"
         return f"<{self.question.model.name}, {plan_words(self.plan)}: {speed}, {needs}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan with its figures, by the names that `--json` has for a candidate."""
+        from .answer.advice import candidate_figures
+
+        found: dict[str, Any] = to_json(candidate_figures(self.question, Candidate.from_estimate(self, self.fit)))
+        return found
 
     @property
     def fits(self) -> bool:

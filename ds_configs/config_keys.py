@@ -46,6 +46,12 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         filled_with="fp16 or fp16_full_eval of TrainingArguments",
         option="precision",
     ),
+    # runtime/bf16_optimizer.py, runtime/pipe/engine.py; runtime/engine.py _do_optimizer_sanity_check (0.19.8)
+    _key(
+        "bf16.immediate_grad_update",
+        condition="in DeepSpeed's BF16_Optimizer: at stage 1 with data_types.grad_accum_dtype fp32 and no offload, or "
+        "under pipeline parallelism without ZeRO",
+    ),
     # examples: the documentation of Apex's amp (loss_scale=128.0); BLOOM's configuration (initial_scale_power 12)
     _key("fp16.loss_scale", "0: dynamic loss scaling; else the constant scale of the loss", example=128),
     _key("fp16.initial_scale_power", "dynamic loss scaling begins at 2 to this power", example=12),
@@ -121,7 +127,12 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         stages=(),  # runtime/utils.py all_gather_dp_groups gathers in place (0.19.8)
     ),
     "contiguous_gradients",
-    _key("zero_optimization.reduce_scatter", "each rank receives only its own partition"),
+    # runtime/zero/stage3.py __reduce_and_partition_ipg_grads, stage_1_and_2.py average_tensor (0.19.8)
+    _key(
+        "zero_optimization.reduce_scatter",
+        "at stage 3 each rank receives only its own partition of the gradients; stages 1 and 2 all-reduce with it too, "
+        "unless use_multi_rank_bucket_allreduce is false",
+    ),
     _key(
         "zero_optimization.round_robin_gradients", "distributes the copies to host RAM among the ranks", stages=(1, 2)
     ),
@@ -133,8 +144,20 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         "no effect: nothing reads it after the file",
         stages=(),  # runtime/engine.py zero_allgather_partitions has no caller (0.19.8)
     ),
-    # runtime/zero/stage_1_and_2.py; stage3.py has no such argument
-    _key("zero_optimization.ignore_unused_parameters", stages=(1, 2)),
+    # runtime/zero/stage_1_and_2.py complete_grad_norm_calculation_for_cpu_offload; stage3.py has no such argument
+    _key(
+        "zero_optimization.ignore_unused_parameters",
+        "with false DeepSpeed stops at a trained parameter that got no gradient",
+        stages=(1, 2),
+        condition="with the optimizer in host RAM",
+    ),
+    # runtime/engine.py _configure_zero_optimizer (0.19.8)
+    _key("zero_optimization.legacy_stage1", "no effect: DeepSpeed no longer has that implementation", stages=()),
+    # only partition_parameters.py Init, parameter_offload.py, partitioned_param_coordinator.py and stage3.py (0.19.8)
+    _key("zero_optimization.override_module_apply", stages=(3,)),
+    _key("zero_optimization.log_trace_cache_warnings", stages=(3,)),
+    _key("zero_optimization.enable_sanity_checks", stages=(3,)),
+    _key("zero_optimization.save_muon_momentum_buffer_in_memory", stages=(3,)),
     # only runtime/zero/parameter_offload.py and stage3.py ask whether a module is a leaf (utils/z3_leaf_module.py)
     _key("zero_optimization.leaf_module", "modules that are gathered whole", stages=(3,)),
     _key(

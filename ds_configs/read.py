@@ -366,6 +366,16 @@ def _batch(
     return micro, accumulation
 
 
+def batch_numbers_in(config: Mapping[str, Any]) -> dict[str, int]:
+    """The batch sizes and accumulation steps that a configuration sets to a number, by key; without "auto" and values
+    that DeepSpeed refuses."""
+    numbers = {}
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        with contextlib.suppress(ConfigFileError):
+            numbers[key] = _number(config, key, default=0, auto=0, lowest=1, where="")
+    return {key: number for key, number in numbers.items() if number}
+
+
 def _in_both(config: Mapping[str, Any], key: str, argument: int | None, trainer_default: int) -> int:
     """The value of a key that is also a field of TrainingArguments; 0 if neither has a value."""
     value = _number(config, key, default=argument or 0, auto=argument or trainer_default, lowest=1, where="")

@@ -50,6 +50,13 @@ def _without_stop(text: str) -> str:
     return text[:-1] if text.endswith(".") and text[-2:-1].isalnum() else text
 
 
+def check_kind(value: object, kinds: type | tuple[type, ...], argument: str, fix: str) -> None:
+    """Raise DsAdviseError for an argument of Python that has another type than those that it takes. fix: what to
+    pass."""
+    if not isinstance(value, kinds):
+        raise DsAdviseError(f"{argument} is {str(value)[:40]!r}, of the type {type(value).__name__}", fix=fix)
+
+
 class UnknownModelError(DsAdviseError):
     """The catalogue, the file system and the hub have no model of this name."""
 

@@ -44,6 +44,10 @@ class ConfigKey:
     """The field of `Plan`; "" for a key outside the plan."""
     only_if_set: bool = False
     """Whether written configurations omit the key if it has its default."""
+    condition: str = ""
+    """What else must hold for the key to act, after "only"; "" if nothing."""
+    unset: str = ""
+    """What DeepSpeed takes without the key, where its class has no value; "" if it has one."""
     nvme_only: bool = False
     """Whether the key takes effect only if its block's device is NVMe."""
     fill: Literal["", "match", "only", "always"] = ""
@@ -235,7 +239,11 @@ class Plan(PlanSettings):
         True, "gradients copied into one buffer: less fragmentation", only_if_set=True
     )
     communication_data_type: Literal["", "bf16", "fp16", "fp32"] = plan_field(
-        "", "type of gradients while they are reduced", path="communication_data_type", only_if_set=True
+        "",
+        "type of gradients while they are reduced",
+        path="communication_data_type",
+        only_if_set=True,
+        unset="the type of the training: fp16, bf16 or fp32",  # runtime/engine.py communication_data_type (0.19.8)
     )
     """"" for the training precision."""
     grad_accum_dtype: Literal["", "fp32"] = plan_field(
@@ -244,8 +252,10 @@ class Plan(PlanSettings):
         path="data_types.grad_accum_dtype",
         stages=(2, 3),
         only_if_set=True,
+        unset="the type of the weights",  # runtime/engine.py get_data_types (0.19.8)
     )
-    """"" for the training precision. At stage 1 DeepSpeed takes an optimizer that is not predicted."""
+    """"" for the training precision. At stage 1 DeepSpeed takes an optimizer that is not predicted: `stages` are those
+    of the predictions."""
     sub_group_size: int = plan_field(
         1_000_000_000, "parameters updated at a time: 6 bytes each on the GPU, one buffer each on NVMe", stages=(3,)
     )

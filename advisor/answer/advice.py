@@ -283,12 +283,14 @@ def build_advice(answer: Recommendation, *, all_candidates: bool = False) -> Adv
             nvme_read_bytes_per_s=nvme_read_bytes_per_s(cluster),
             nvme_write_bytes_per_s=nvme_write_bytes_per_s(cluster),
         ),
-        candidates=tuple(_plan(question, candidate) for candidate in (answer.candidates if all_candidates else best)),
+        candidates=tuple(
+            candidate_figures(question, candidate) for candidate in (answer.candidates if all_candidates else best)
+        ),
         ladder=tuple(map(_step, answer.ladder)),
-        recommended=answer.recommended and _plan(question, answer.recommended),
-        pytorch_baseline=answer.pytorch_baseline and _plan(question, answer.pytorch_baseline),
-        closest=None if answer.taken or answer.closest is None else _plan(question, answer.closest),
-        try_first=answer.try_first and _plan(question, answer.try_first),
+        recommended=answer.recommended and candidate_figures(question, answer.recommended),
+        pytorch_baseline=answer.pytorch_baseline and candidate_figures(question, answer.pytorch_baseline),
+        closest=None if answer.taken or answer.closest is None else candidate_figures(question, answer.closest),
+        try_first=answer.try_first and candidate_figures(question, answer.try_first),
         changes=tuple(answer.changes),
         deepspeed_estimate=estimate and from_attributes(DeepSpeedFigures, estimate),
         verifications=tuple({"strategy": run.strategy, **run.to_json()} for run in answer.verifications),
@@ -317,7 +319,8 @@ def _probe(probe: ProbedPlan) -> ProbeFigures:
     )
 
 
-def _plan(question: Question, candidate: Candidate) -> PlanFigures:
+def candidate_figures(question: Question, candidate: Candidate) -> PlanFigures:
+    """Return a plan that answers a question, with its utilization and its job."""
     model, workload, cluster = question.model, question.workload, question.cluster
     duration = candidate_duration(question, candidate)
     return plan_figures(

@@ -52,7 +52,7 @@ class KeyExplanation:
     """DeepSpeed's own description; "" if it has none."""
     type: str
     default: str
-    """DeepSpeed's default; "" if it is not a plain value."""
+    """DeepSpeed's default, or in words what it takes without the key; "" if neither is known."""
     deepspeed: str
     """DeepSpeed version."""
     stages: tuple[int, ...]
@@ -261,7 +261,7 @@ def explain_key(
         type="a block" if block is not None else "" if kind is None else _describe(path, kind, facts),
         default="" if block is not None else _default(path, facts),
         deepspeed=facts.version,
-        stages=stages_of(path),
+        stages=stages_of(successor_path(path, facts) or path),
         acts=tuple(_acts(path, context)),
         keys={} if block is None else {key: described(f"{path}.{key}") for key in block.names()},
         rules=tuple(_rules(path, facts)),
@@ -379,7 +379,9 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
     }
     usual = by_stage[1]
     others = [f"{json_text(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
-    return ", ".join([json_text(usual), *others]) if usual is not None or others else ""
+    known = CONFIG_KEYS.get(path)
+    unset = "" if known is None else known.unset
+    return ", ".join([json_text(usual), *others]) if usual is not None or others else unset
 
 
 def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
@@ -390,6 +392,8 @@ def _acts(path: str, context: KeyContext | None) -> Iterator[str]:
         yield NOT_LISTED
     if path.startswith("aio.") or (known is not None and known.nvme_only):
         yield "It takes effect only with offload to NVMe."
+    if known is not None and known.condition:
+        yield f"It takes effect only {known.condition}."
     if known is None or not known.fill:
         return
     with_size = known.filled_from_hidden_size

@@ -171,8 +171,12 @@ class ExplanationFigures(PlanSettings):
     unpredicted: dict[str, str]
     """What a file has and the figures leave out, with what they have instead."""
     evidence: Evidence
+    fits: bool
+    assumed_host_bytes: int
+    """RAM per node that the fit assumes, because the RAM of the host is not known; 0 if nothing is assumed."""
     fit_probability: float
     verdict: Verdict
+    reason: str
     allocated_bytes_per_gpu: int
     reserved_bytes_per_gpu: int
     device_bytes_per_gpu: int

@@ -18,7 +18,7 @@ from ...estimators.plan import PLAN_FIELDS, ConfigKey, Plan
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import DeepSpeedFacts, load_facts
-from ...validate.lint.key_effects import follows, not_predicted, without_effect
+from ...validate.lint.key_effects import follows, is_unfollowed, not_predicted, without_effect
 from ..question.options import OPTIONS
 from ..question.question import Question
 from ..search.candidate import predict
@@ -163,6 +163,8 @@ def _why_no_costs(path: str, plan: Plan) -> str:
     if known is not None and plan.zero_stage not in known.stages:
         if not known.stages:
             return "it has no effect at any stage"
+        if is_unfollowed(path, plan):
+            return not_predicted(path)
         verb = "DeepSpeed refuses it" if known.refused_elsewhere else "it has no effect"
         stages = [f"--strategy zero{stage}" for stage in known.stages if stage]
         return f"{verb} at stage {plan.zero_stage}; {alternatives(stages)} has a plan that uses it"

@@ -367,6 +367,8 @@ def from_file(
     writes = typed_command(*further, without=["--no-write"] * no_write)
     show_document(lambda: import_document(replace(result, answer=answer), command=writes), output)
     problem = failure or answer.obstacle or (answer.unwritable if destination is not None else None)
+    if problem is not None and problem is answer.obstacle and output.shares_screen:
+        return problem.exit_code  # the answer says why there are no figures
     if problem is not None:
         raise problem
     return 0 if answer.is_fine else 1

@@ -234,7 +234,7 @@ def _swapped(name: str) -> str:
     return line([typed[0], model, *options, name]) if is_model(model) else ""
 
 
-def _with_strategy(plan: str) -> str:
+def with_strategy(plan: str) -> str:
     """Return the line that explains a plan for the typed question."""
     explain, typed = command_named("explain"), typed_words()
     command = command_named(typed[0]) if typed and typed[0] in COMMANDS else command_named("advise")
@@ -271,7 +271,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
             fix = f"write {_with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
-            fix = f"write {_with_strategy(plan)}"
+            fix = f"write {with_strategy(plan)}"
         elif what and "_" not in name and (typed := _swapped(name)):  # a part in front of the model
             fix = f"write {typed}"
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None

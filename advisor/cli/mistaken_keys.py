@@ -14,8 +14,8 @@ from ...estimators.errors import ConfigFileError, WorkloadError
 from ...validate.lint.config_file import read_config_file
 from ..question.option import Option
 from ..question.options import OPTIONS
-from ..question.other_names import other_name
-from .mistaken_files import is_there
+from ..question.other_names import FSDP_PLAN, other_name
+from .mistaken_files import is_there, with_strategy
 from .typed_line import GPUS, line, typed_words, value_of
 
 _SAME_NAME = 0.85
@@ -28,15 +28,23 @@ _SAME_SUFFIX = 0.8
 
 def refuse_other_name(word: str) -> None:
     """Raise WorkloadError for the name of an argument of TrainingArguments, also a misspelled one, or of an option."""
-    from ...validate.lint.values import nearest  # imported here: only mistakes need it
-    from ..importers.imported_run import known_names
+    from ..importers.imported_run import known_names  # imported here: only mistakes need them
+    from ..importers.removed_arguments import removed_arguments, replacement
 
     name = word.lstrip("-").replace("-", "_")
     arguments, own = known_names("training-arguments", "transformers-4"), OPTIONS.get(name)
-    argument = name if name in arguments or "_" not in name else nearest(name, arguments, cutoff=_SAME_NAME)
+    meant = [name] if name in arguments or "_" not in name else get_close_matches(name, arguments, cutoff=_SAME_NAME)
     what = f"{word[:60]!r} is not a key of a configuration"
+    if len(meant) > 1 and own is None:
+        why = f"{' and '.join(meant)} are arguments of TrainingArguments"
+        raise WorkloadError(what, why=why, fix=f"name one of them: {line(['explain', meant[-1]])}")
+    argument = next(iter(meant), "")
     if argument in arguments and (own is None or argument == name):
         named = "it" if argument == word else argument
+        if argument in removed_arguments():
+            now = replacement(argument)
+            why = f"{named} was an argument of TrainingArguments that transformers 5 no longer has"
+            raise WorkloadError(what, why=why, fix=f"use {now}" if now else "leave it out")
         others = "" if own is None else f", and {own.flag} an option of ds-advise: {own.help.rstrip('.')}"
         why = f"{named} is an argument of TrainingArguments{others}"
         raise WorkloadError(what, why=why, fix=_for_argument(argument))
@@ -59,7 +67,10 @@ def _for_argument(argument: str) -> str:
         return f"{keys[0]} must agree with it: write {line(['explain', keys[0]])}"
     if own := OPTIONS.get(argument):
         return f"add it to a question: {_with_value(own)}"
-    if written := other_name(argument):
+    written = other_name(argument)
+    if written.startswith("--sharding"):
+        return f"write {with_strategy(FSDP_PLAN)}"
+    if written:
         return f"in a question it is {re.sub('[{}]', '', written)}"
     return "pass it to TrainingArguments"
 

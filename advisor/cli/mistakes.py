@@ -15,6 +15,7 @@ from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, with_counts
 from ..question.options import OPTIONS
 from ..question.other_names import (
+    FSDP_PLAN,
     OF_STRATEGIES,
     advice_for,
     filled_advice,
@@ -71,6 +72,8 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     written = other_name(name)
     target = written.partition(" ")[0]
     needed = needed_method(target, args, known)
+    if "--sharding" in (own, target) and "--strategy" in known and "--sharding" not in known:
+        return "leave it out" if value == "zero" else f"write --strategy {FSDP_PLAN}"
     if target == "--gpus" and target in known:
         return f"write {_described_gpus(args)}"
     if (target in known and _is_meant(known[target], written)) or (target == "--model" and "--gpus" in known):

@@ -11,7 +11,18 @@ from typing import Any
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from .imported_run import DeepSpeedPart, ImportedRun, Value, names_of, parse_fsdp, read_fsdp, with_nearest
+from .imported_run import (
+    TWO_CHECKPOINTINGS,
+    DeepSpeedPart,
+    ImportedRun,
+    Value,
+    names_of,
+    nearest_names,
+    parse_fsdp,
+    read_as_meant,
+    read_fsdp,
+    with_nearest,
+)
 from .script_arguments import FP8_RESTS_IN
 from .shipped_configs import TRL_ACCELERATE
 from .source import Source, find_file, named_part, read_source
@@ -52,6 +63,9 @@ FIELDS: Mapping[tuple[str, ...], tuple[str, ...]] = {
 CONFIG_OPTIONS = ("accelerate_config", "config_file")
 """TRL's options that name a configuration of accelerate (1.16 cli/accelerate_config.py)."""
 
+CHECKPOINTING_BY_FSDP = "fsdp_activation_checkpointing"
+"""The key of FSDP's own checkpointing, with which the key of its offload begins."""
+
 _PREFIX = "parallelism_config_"
 """Of all keys in accelerate's `parallelism_config`."""
 
@@ -73,12 +87,15 @@ class AccelerateFormat:
 
     def read(self, source: Source) -> ImportedRun:
         """The run that the file describes. Raises ConfigFileError for values of a wrong type."""
-        values = source.values
+        names, values = names_of(self.name), source.values
+        wrong = [key for key in values if key not in names]
+        unknown = with_nearest(wrong, names, {})
+        meant = {name: near for name, near in nearest_names(wrong, names).items() if near not in values}
+        values = {meant.get(key, key): value for key, value in values.items()}
+        source = replace(source, values=values)
         kind = str(values.get("distributed_type") or "NO").upper()  # YAML parses a bare NO as false
         block = _block(values, "deepspeed_config") if kind == "DEEPSPEED" else {}
         part = _deepspeed(source, block) if kind == "DEEPSPEED" else None
-        names = names_of(self.name)
-        unknown = with_nearest([key for key in values if key not in names], names, {})
         faults = []
         refused = [key for key in WITH_FILE if key in block] + ["mixed_precision"] * ("mixed_precision" in values)
         if refused and block.get("deepspeed_config_file") is not None:
@@ -117,6 +134,7 @@ class AccelerateFormat:
             obstacle="" if is_known and not missing else f"not predicted: {', '.join(missing) or kind}",
             unknown=unknown,
         )
+        read_as_meant(run, meant)
         read_fsdp(run, fsdp)
         _read_groups(run, values, processes)
         return run
@@ -131,7 +149,9 @@ class AccelerateFormat:
     ) -> dict[str, Value]:
         """The keys that name the better DeepSpeed configuration, and the numbers of processes, machines and groups."""
         if part is None:
-            return {}
+            fsdp = _block(source.values, "fsdp_config")
+            kept = {name: value for name, value in fsdp.items() if not name.startswith(CHECKPOINTING_BY_FSDP)}
+            return {} if plan.gradient_checkpointing or kept == fsdp else {"fsdp_config": kept}
         values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
         changed |= changed_counts(values, run)
         sizes, processes = _sizes(values), run.processes
@@ -268,6 +288,9 @@ def add_accelerate_file(run: ImportedRun, name: str, folder: Path) -> None:
         run.training |= launch.training
     run.sharding, run.deepspeed = launch.sharding, launch.deepspeed
     run.hybrid_shard_size = launch.hybrid_shard_size
+    if run.gradient_checkpointing and launch.gradient_checkpointing:
+        run.faults += (TWO_CHECKPOINTINGS,)
+    run.gradient_checkpointing = run.gradient_checkpointing or launch.gradient_checkpointing
     run.nodes, run.gpus_per_node = launch.nodes, launch.gpus_per_node
     run.faults += launch.faults
     run.add_obstacle(launch.obstacle)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...ds_configs.files import config_text
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING
+from ...ds_configs.read import batch_numbers_in
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware import Cluster
 from ...validate.lint import LintReport
@@ -29,9 +30,11 @@ from .accelerate import ACCELERATE
 from .figures import ImportFigures, import_figures
 from .imported_run import DeepSpeedPart, ImportedRun
 from .rewrite import ChangedFile, changed_files, lint_part
+from .script_arguments import ACCUMULATION
 from .source import Source, read_source
 from .tool_format import Format
 from .tool_tables import AXOLOTL, LLAMA_FACTORY, MS_SWIFT
+from .torchtune import is_torchtune, torchtune_question
 from .trainer_tables import TRAINING_ARGUMENTS, TRL
 
 FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL, TRAINING_ARGUMENTS)
@@ -53,6 +56,9 @@ def detect_format(
     configuration in YAML.
     """
     source = read_source(path, gpus, further=further)
+    if is_torchtune(source.values):
+        what = f"{path} is a configuration of torchtune, which is not read"
+        raise ConfigFileError(what, fix=f"ask about its model: {torchtune_question(source.values, gpus, further)}")
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
@@ -225,18 +231,19 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     """Put the overrides into the run, with a remark for each assumed value."""
     values = {name: value for name, value in overrides.items() if value is not None}
     micro, checkpointing = values.pop("micro_batch", None), values.pop("gradient_checkpointing", None)
-    by_script = run.leaves_batch_to_script and not run.obstacle and (model or run.model) is not None
-    assumed = []
-    if by_script and micro is None:
-        assumed.append("micro batch 1 (--micro-batch)")
-    if by_script and checkpointing is None:
-        assumed.append("no checkpointing (--gradient-checkpointing)")
-    if assumed:
-        run.remarks.append(f"assumed of the script: {', '.join(assumed)}")
     if ds_config is not None:
         name = run.deepspeed.name if run.deepspeed is not None else str(ds_config)
         run.deepspeed = DeepSpeedPart(name=name, config=read_ds_config(ds_config), path=ds_config)
         run.sharding = "zero"
+    has_batch = run.leaves_batch_to_script and _take_batch(run, micro)
+    by_script = run.leaves_batch_to_script and not run.obstacle and (model or run.model) is not None
+    assumed = []
+    if by_script and micro is None and not has_batch:
+        assumed.append("micro batch 1 (--micro-batch)")
+    if by_script and checkpointing is None and not run.gradient_checkpointing:
+        assumed.append("no checkpointing (--gradient-checkpointing)")
+    if assumed:
+        run.remarks.append(f"assumed of the script: {', '.join(assumed)}")
     variable, setting = ALLOCATOR_SETTING.split("=")
     run.expandable_segments = run.expandable_segments or setting in os.environ.get(variable, "")
     run.model = model or run.model
@@ -244,6 +251,23 @@ def _set_options(run: ImportedRun, ds_config: Path | None, model: str | None, ov
     run.micro_batch_size = micro or run.micro_batch_size
     if checkpointing is not None:
         run.gradient_checkpointing = "offload" if checkpointing == "offload" else checkpointing == "on"
+
+
+def _take_batch(run: ImportedRun, micro_batch: int | None) -> bool:
+    """Take the batch of a run that a script decides from the numbers of its DeepSpeed configuration, which accelerate
+    uses in place of the script's (1.15 accelerator.py `_prepare_deepspeed`). Return whether they decide the micro
+    batch. micro_batch: the user's, in their place; None for none."""
+    part = run.deepspeed
+    if part is None or part.config is None:
+        return False
+    numbers = batch_numbers_in(part.config)
+    run.gradient_accumulation_steps = numbers.get(ACCUMULATION, run.gradient_accumulation_steps)
+    if micro_batch is None:
+        run.micro_batch_size = numbers.get("train_micro_batch_size_per_gpu")
+    else:
+        others = {name: "auto" for name in numbers if name != ACCUMULATION}
+        run.deepspeed = replace(part, config={**part.config, **others})
+    return bool({"train_batch_size", "train_micro_batch_size_per_gpu"} & numbers.keys())
 
 
 def _start_on(run: ImportedRun, cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, unset_threads
 from ...ds_configs.presets import plan_for
-from ...ds_configs.read import plan_from_ds_config
+from ...ds_configs.read import batch_numbers_in, plan_from_ds_config, sequence_parallel_size_in
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware import Cluster, cores_per_rank, cpu_cores
 from ...estimators.memory.plan_memory import has_room_for_pinned
@@ -333,6 +333,9 @@ def _hybrid_shard_size(run: ImportedRun, cluster: Cluster) -> int:
 
 def _plan(run: ImportedRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
     micro, accumulation = run.micro_batch_size or 1, run.gradient_accumulation_steps
+    samples = batch_numbers_in(config).get("train_batch_size") if run.leaves_batch_to_script else None
+    if samples and run.micro_batch_size is None:  # the only one with which the script starts
+        micro = samples // (accumulation or 1) * sequence_parallel_size_in(config) // cluster.world_size or 1
     if accumulation is None:
         # ms-swift accumulates up to a global batch.
         accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))

@@ -138,6 +138,9 @@ def parse_fsdp(version: object) -> Fsdp:
     return "fsdp2" if str(version) == "2" else "fsdp"
 
 
+_ON = ("y", "yes", "t", "true", "on", "1")
+"""Texts that accelerate takes for true (1.15 utils/environment.py `str_to_bool`)."""
+
 _STRATEGY = ("sharding_strategy", "reshard_after_forward")
 _PREDICTED_FSDP = {
     "offload_params": ("false",),
@@ -149,9 +152,22 @@ _PREDICTED_FSDP = {
 stays on the GPUs."""
 
 
+def fsdp_checkpoints(settings: Mapping[str, object], name: str = "activation_checkpointing") -> bool:
+    """Whether FSDP's settings, with or without `fsdp_`, turn its checkpointing on. name: another switch."""
+    return any(str(settings.get(f"{prefix}{name}")).lower() in _ON for prefix in ("", "fsdp_"))
+
+
+TWO_CHECKPOINTINGS = "the Trainer refuses activation_checkpointing of FSDP beside gradient_checkpointing: turn one off"
+"""transformers 5.24 trainer.py `create_accelerator_and_postprocess`."""
+
+
 def read_fsdp(run: ImportedRun, settings: Mapping[str, object]) -> None:
     """Put FSDP's settings into a run, by accelerate's names with or without `fsdp_`. Version 2 has no
-    `sharding_strategy` (accelerate 1.15 utils/dataclasses.py `FullyShardedDataParallelPlugin.__post_init__`)."""
+    `sharding_strategy`, and it alone offloads the inputs of the layers that FSDP checkpoints (accelerate 1.15
+    utils/dataclasses.py `FullyShardedDataParallelPlugin.__post_init__`)."""
+    if fsdp_checkpoints(settings) and not run.gradient_checkpointing:
+        offloads = fsdp_checkpoints(settings, "activation_checkpointing_offload") and run.sharding == "fsdp2"
+        run.gradient_checkpointing = "offload" if offloads else True
     for key, setting in settings.items():
         name, value = key.removeprefix("fsdp_"), str(setting).lower()
         if setting is None or (name == "sharding_strategy" and run.sharding == "fsdp2"):
@@ -187,18 +203,27 @@ def names_of(tool: str, objective: str = "") -> set[str]:
     return known_names(*shared) | (of_trainer | known_names(f"{tool}-all") if of_trainer else known_names(tool))
 
 
+def nearest_names(unknown: Iterable[str], names: Collection[str]) -> dict[str, str]:
+    """The keys that a tool does not have and that are a misspelling of one that it has -> that one."""
+    # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
+    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.85) for name in unknown}
+    return {name: found[0] for name, found in near.items() if found}
+
+
 def with_nearest(unknown: Iterable[str], names: Collection[str], renamed: Mapping[str, str]) -> tuple[str, ...]:
     """Keys that a tool does not have, each with its present name, or else with the nearest of the tool's names.
     renamed: former names of the tool's keys -> present ones."""
+    unknown = list(unknown)
+    near = {name: f"{name} (did you mean {meant}?)" for name, meant in nearest_names(unknown, names).items()}
+    near |= {name: f"{name} (now {renamed[name]})" for name in unknown if name in renamed}
+    return tuple(near.get(name, name) for name in unknown)
 
-    def described(name: str) -> str:
-        if name in renamed:
-            return f"{name} (now {renamed[name]})"
-        # 0.85 lets one letter of a key differ, and keeps apart keys that share only a beginning.
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-        return f"{name} (did you mean {near[0]}?)" if near else name
 
-    return tuple(map(described, unknown))
+def read_as_meant(run: ImportedRun, meant: Mapping[str, str]) -> None:
+    """Say in the run which keys are read by other names. meant: the keys of the file -> the names."""
+    if meant:
+        named = ", ".join(f"{name} as {near}" for name, near in meant.items())
+        run.remarks.append(f"the figures take {named}")
 
 
 def without_harmless(unread: Iterable[str]) -> tuple[str, ...]:

@@ -231,6 +231,13 @@ class ScriptArguments:
             self._values.pop(name, None)
             self._lists.pop(name, None)
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give options other names. names: their names -> the new ones."""
+        for kept in (self._values, self._lists):
+            for name, new in names.items():
+                if name in kept:
+                    kept[new] = kept.pop(name)  # type: ignore[assignment]
+
     def replace_values(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The command line with these options at the end, replacing earlier ones of the same names."""
         return (*self.without(values), *(part for name, value in values.items() for part in (f"--{name}", value)))

@@ -18,11 +18,15 @@ from ...estimators.workload import NEXT_TOKEN, Workload
 from ...validate.lint.document_reader import read_document
 from .accelerate import AccelerateFormat, changed_counts
 from .imported_run import (
+    TWO_CHECKPOINTINGS,
     DeepSpeedPart,
     ImportedRun,
     Value,
+    fsdp_checkpoints,
     names_of,
+    nearest_names,
     parse_fsdp,
+    read_as_meant,
     read_fsdp,
     with_nearest,
     without_harmless,
@@ -131,17 +135,37 @@ class ToolFormat:
     ignores_unknown: str = ""
     """The switch with which such a tool ignores them; "" without one in the file."""
     refuses_two_precisions: bool = True
+    refuses_two_checkpointings: bool = False
+    """Whether checkpointing by the Trainer beside that of FSDP is known to stop the run."""
 
     def read(self, source: Source) -> ImportedRun:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
-        cannot be read."""
-        arguments, folder = source.arguments, source.path.parent
-        has_own = self.has_own_keys or bool(self.extensions & source.values.keys())
+        cannot be read. A misspelled key at which the tool stops is read as the one that is meant."""
+        arguments = source.arguments
+        if not self._has_own_keys(source):
+            return self._read(source, arguments, {})
+        # Only an option that nothing reads may be a misspelled one: others are the script's.
+        self._read(source, arguments, {})
+        names = names_of(self.name, _trl_command(read_objective(arguments, str(source.path))))
+        meant = nearest_names((name for name in arguments.unread if name not in names), names)
+        return self._read(source, source.arguments, meant)
+
+    def _has_own_keys(self, source: Source) -> bool:
+        return self.has_own_keys or bool(self.extensions & source.values.keys())
+
+    def _read(self, source: Source, arguments: ScriptArguments, misspelled: Mapping[str, str]) -> ImportedRun:
+        """The training that a file's options describe. misspelled: options of a file with options of the user's own ->
+        the ones that are meant."""
+        folder, has_own = source.path.parent, self._has_own_keys(source)
         objective = read_objective(arguments, str(source.path))
         names = names_of(self.name, _trl_command(objective))
         # What the tool does not have decides nothing else, also where another tool's option has the name.
-        unknown = [] if has_own else [each for each in arguments.by_name if each not in names | self.other_versions]
-        arguments.drop(unknown)
+        unknown = [each for each in arguments.by_name if each not in names | self.other_versions and not has_own]
+        stops = bool(self.stops_at_unknown and not has_own and not arguments.switched(self.ignores_unknown))
+        meant = nearest_names((name for name in unknown if name not in self.renamed), names) if stops else misspelled
+        meant = {name: near for name, near in meant.items() if near not in arguments.by_name}
+        arguments.rename(meant)
+        arguments.drop([name for name in unknown if name not in meant])
         part = self.deepspeed(arguments, folder)
         checkpointing = self._checkpointing(arguments)
         checkpointing = self.checkpoints if checkpointing is None else checkpointing
@@ -154,7 +178,7 @@ class ToolFormat:
             objective=objective,
             micro_batch_size=arguments.number(*self.micro_batch) or self.default_micro_batch,
             gradient_accumulation_steps=arguments.number(ACCUMULATION) or self.default_accumulation,
-            gradient_checkpointing=checkpointing or fsdp.get("activation_checkpointing") is True,
+            gradient_checkpointing=checkpointing,
             sharding="zero" if part is not None else parse_fsdp(version) if has_fsdp else "none",
             deepspeed=part,
             leaves_loss=not {*self.liger.split(), *self.loss_keys} & arguments.by_name.keys(),
@@ -197,14 +221,18 @@ class ToolFormat:
         strategy = str(fsdp.get("reshard_after_forward"))
         if run.sharding == "fsdp2" and strategy in _ONLY_IN_VERSION_1:
             run.add_obstacle(f"the Trainer refuses {strategy} with FSDP2: set version to 1 in fsdp_config")
+        if checkpointing and self.refuses_two_checkpointings and run.is_fsdp and fsdp_checkpoints(fsdp):
+            run.faults += (TWO_CHECKPOINTINGS,)
         read_fsdp(run, fsdp)
         for what, keys in self.not_modelled.items():
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
                 run.lacks(what)
-        run.uncounted, run.unknown = without_harmless(arguments.unread), with_nearest(unknown, names, self.renamed)
+        run.uncounted = without_harmless(arguments.unread)
+        run.unknown = with_nearest([*unknown, *misspelled], names, self.renamed)
+        read_as_meant(run, meant)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
             run.faults += (_TWO_PRECISIONS,)
-        if run.unknown and self.stops_at_unknown and not arguments.switched(self.ignores_unknown):
+        if run.unknown and stops:
             run.faults += (f"keys that {self.tool} does not know, {self.stops_at_unknown}: {', '.join(run.unknown)}",)
         run.training = {name: value for name, value in training.items() if value is not None}
         run.remarks = list(dict.fromkeys(run.remarks))
@@ -244,7 +272,11 @@ class ToolFormat:
             changed[self.micro_batch[0]] = plan.micro_batch_size
         if run.gradient_accumulation_steps != plan.gradient_accumulation_steps:
             changed[ACCUMULATION] = plan.gradient_accumulation_steps
-        if bool(run.gradient_checkpointing) != plan.gradient_checkpointing:
+        # The settings of FSDP, which may checkpoint, do not stay beside a DeepSpeed configuration.
+        loses_fsdp = run.is_fsdp and part is not None
+        own = self._checkpointing(source.arguments) if loses_fsdp else run.gradient_checkpointing
+        own = self.checkpoints if own is None else own
+        if bool(own) != plan.gradient_checkpointing:
             if self.disables_checkpointing:
                 changed[self.disables_checkpointing] = None if plan.gradient_checkpointing else True
             else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from .accelerate import CONFIG_OPTIONS, add_accelerate_file
 from .imported_run import ImportedRun
+from .removed_arguments import are_refused_here, refusal_of, removed_arguments
 from .script_arguments import MICRO_BATCH, ScriptArguments
 from .source import Source
 from .tool_format import ToolFormat
@@ -51,6 +51,12 @@ def _training_arguments_details(run: ImportedRun, arguments: ScriptArguments, _:
             run.use_quantization(8)
     if arguments.flag("use_reentrant"):  # peft's examples
         run.training["software"] = {"reentrant": True}
+    gone = removed_arguments()
+    if refused := [name for name in arguments.by_name if name in gone]:
+        if are_refused_here():
+            run.faults += (refusal_of(refused),)
+        else:
+            run.remarks.append(refusal_of(refused))
     if own := next((name for name in _OWN_LOOP if name in arguments.by_name), None):
         run.add_obstacle(f"not read: its script has options of its own (the Trainer has no option {own})")
 
@@ -62,9 +68,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     title="a file of TrainingArguments",
     tool="the Trainer",
     matches=lambda source: (
-        source.arguments.are_training_arguments
-        and not {"finetuning_type", "stage"} & set(source.values)
-        and not isinstance(source.values.get("model"), Mapping)  # torchtune
+        source.arguments.are_training_arguments and not {"finetuning_type", "stage"} & set(source.values)
     ),
     details=_training_arguments_details,
     liger="use_liger_kernel use_liger",
@@ -75,6 +79,7 @@ TRAINING_ARGUMENTS = ToolFormat(
     defaults=_ONE_PROCESS,
     offload=("{}_kwargs", {"use_reentrant": False, "offload": True}),
     has_own_keys=True,
+    refuses_two_checkpointings=True,
     not_modelled={
         "partial training by LLaVA's options": "tune_mm_mlp_adapter mm_tunable_parts freeze_backbone",
     },

@@ -215,9 +215,15 @@ def shape_from_object(model: Any, example_inputs: Any, loss_fn: Any) -> ModelSha
     recorded."""
     from ...probes.model_recorder.module import recorded_object
 
+    if hasattr(model, "model_type") and hasattr(model, "save_pretrained") and not hasattr(model, "forward"):
+        name = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise ModelConfigError(
+            f"{name} is a configuration of transformers, not a model",
+            fix='write it to a folder, config.save_pretrained("FOLDER"), and pass "FOLDER"',
+        )
     if not callable(model):
         raise ModelConfigError(
-            f"{str(model)[:40]!r} is not a model",
+            f"{str(model).partition(chr(10))[0][:40]!r} is not a model",
             fix='pass a name such as "Qwen2.5-14B", a folder or a torch.nn.Module',
         )
     name = getattr(model, "__name__", type(model).__name__)

@@ -103,6 +103,10 @@ ADVICE: Mapping[str, str] = {
 """An answer that is no option -> names."""
 
 
+FSDP_PLAN: PlainPyTorch = "fsdp2"
+"""The plan that `--sharding fsdp` of `advise` adds."""
+
+
 def advice_for(name: str) -> str:
     """Return what to do in place of an option that is none here; "" for any other name."""
     return next((advice for advice, names in ADVICE.items() if name in names.split()), "")

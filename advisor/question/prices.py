@@ -242,9 +242,14 @@ def _number(row: Mapping[str, str], column: str, where: str, *, most: float) -> 
     text = row[column]
     is_number = re.fullmatch(r"\d{1,9}(\.\d{1,20})?", text, re.ASCII)
     if is_number is None or not 0 < float(text) <= most:
+        fix = "leave it empty where it is not known"
+        if re.fullmatch(r"\d{1,9},\d{1,20}", text, re.ASCII):
+            fix = f"write the decimals behind a point: {text.replace(',', '.')}"
+        elif is_number is not None and not float(text):
+            fix = "for a machine of your own write what an hour costs you, such as 0.01"
         raise ConfigFileError(
             f"{where}: {column} is {text[:40]!r}",
             why=f"a number above 0 and up to {most:,.0f} is needed, without a currency",
-            fix="leave it empty where it is not known",
+            fix=fix,
         )
     return float(text)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ...ds_configs.record import without_record
-from ...estimators.errors import ModelConfigError
+from ...estimators.errors import ModelConfigError, check_kind
 from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ...validate.lint.config_file import read_config_file
+from .cluster import parse_cluster
 from .model_source import is_user_module, load_config, model_shape, parse_inputs
 from .options import QuestionOptions, fill_defaults
+from .python_words import python_words
 from .question import Question
 from .workload import apply_model_options, configured_workload
 
@@ -28,7 +30,7 @@ def read_ds_config(path: Path) -> dict[str, Any]:
 def read_run(
     config: Path | str | Mapping[str, Any],
     model: str,
-    cluster: Cluster,
+    cluster: Cluster | str,
     *,
     accumulation: int | None = None,
     **options: Unpack[QuestionOptions],
@@ -36,6 +38,7 @@ def read_run(
     """The run of a configuration, or of the file that holds it.
 
     model: as for `advise`, or "FILE.py:FACTORY", a function of the user that returns a module.
+    cluster: the machines, or their description: "8xH100", "2x8xA100-80GB".
     accumulation: replaces an `auto` or absent gradient_accumulation_steps; by default 1, or what train_batch_size
         implies.
     options: replace what is `auto` or absent in the configuration: `micro_batch` (by default as `accumulation`),
@@ -44,6 +47,13 @@ def read_run(
 
     Raises DsAdviseError for a configuration that cannot be read, and for a model or option that cannot be used.
     """
+    check_kind(config, (Mapping, str, Path), "config", "pass a dictionary, or the path of a file")
+    check_kind(model, (str, Path), "model", 'pass a name such as "Qwen2.5-14B", or a folder')
+    check_kind(cluster, (Cluster, str), "cluster", 'pass a description such as "8xH100"')
+    model = str(model)
+    if isinstance(cluster, str):
+        with python_words():
+            cluster = parse_cluster(cluster)
     if not isinstance(config, Mapping):
         config = read_ds_config(Path(config))
     given, options = options, fill_defaults(options)

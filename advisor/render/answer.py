@@ -19,7 +19,8 @@ from ..answer.start import NO_FSDP_FILE, has_fsdp_file, next_steps, repeats_scri
 from ..answer.verdict import Verdict, answer_verdict
 from ..document import blocks as doc
 from ..document.blocks import Gap, Heading, Sentence
-from ..search.candidate import candidate_duration
+from ..question.question import Question
+from ..search.candidate import Candidate, candidate_duration
 from ..text.job import parts_sentences
 from ..text.labels import device_label, phase_title, plan_title
 from ..text.units import amount, gib, percent, rate, seconds
@@ -232,7 +233,7 @@ def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
         packing_helps = bool(question.job and question.job.lengths) and not question.job_is_packed
         yield from map(Sentence, parts_sentences(duration, packing_helps=packing_helps))
     sentences = [
-        utilization_sentence(answer) if details else "",
+        utilization_sentence(answer.question, answer.taken) if details and answer.taken is not None else "",
         *(answer.reasons if details or answer.recommended is None else ()),
         _baseline(answer),
     ]
@@ -241,11 +242,11 @@ def _reasons(answer: Recommendation, *, details: bool) -> Iterator[doc.Block]:
         yield from map(Sentence, filter(None, sentences))
 
 
-def utilization_sentence(answer: Recommendation) -> str:
-    """Return the model FLOPs utilization (MFU); "" if no peak is published."""
-    model, workload, cluster = answer.question.model, answer.question.workload, answer.question.cluster
-    chosen, peak = answer.taken, peak_flops_per_s(cluster.gpu, workload.matmul_precision)
-    if chosen is None or peak is None or cluster.gpu.is_cpu:
+def utilization_sentence(question: Question, chosen: Candidate) -> str:
+    """Return the model FLOPs utilization (MFU) of a plan; "" if no peak is published."""
+    model, workload, cluster = question.model, question.workload, question.cluster
+    peak = peak_flops_per_s(cluster.gpu, workload.matmul_precision)
+    if peak is None or cluster.gpu.is_cpu:
         return ""
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
     if share is None:

@@ -46,6 +46,7 @@ from ..text.units import (
     fine_seconds,
     gib,
 )
+from .answer import utilization_sentence
 from .explained_fit import NAMES as FIT_NAMES
 from .explained_fit import fit_blocks
 from .explanation import (
@@ -92,12 +93,15 @@ _OTHER_PARTS = {
     "fragmentation": ("allocator overhead",),
     "communication": ("weight gathering", "gradient reduction", "all-to-all of tokens", "updated weights gathered"),
     **dict.fromkeys(("adam", "adamw", "moments of adam"), ("optimizer states", "optimizer")),
-    **dict.fromkeys(("matmul", "matmuls", "gemm", "gemms", "flops", "mfu"), ("matrix products",)),
+    **dict.fromkeys(("matmul", "matmuls", "gemm", "gemms", "flops"), ("matrix products",)),
 }
 """Other words for parts, of which a plan may have some."""
 
 _MOMENTS = ("peak", "moment", "moments", "phases")
 """Names of the GPU's memory at each moment of a step."""
+
+_MFU = ("mfu", "model flops utilization", "utilization")
+"""Names of the share of the GPU's peak that a plan uses."""
 
 _IN_DETAILS = re.compile(r"rates?|(\d+ )?smaller parts?")
 """Names of what only the list with --details has."""
@@ -183,8 +187,16 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
     """Yield formula, numbers and source of the parts with this name, or of all parts of a section or a family. Raises
     WorkloadError for an unknown name. listing: the command that lists all parts."""
     wanted, found = _plain(name), False
-    if wanted in FIT_NAMES or wanted in _MOMENTS:
-        if wanted in _MOMENTS:
+    utilization = _utilization(explanation) if wanted in _MFU else ""
+    if wanted in FIT_NAMES or wanted in _MOMENTS or utilization:
+        if utilization:
+            yield Sentence(utilization, "bold")
+            yield Sentence(
+                "= FLOPs of the forward and backward passes per GPU and step / (seconds of the step x the peak); "
+                "recomputation does not count"
+            )
+            yield Sentence("source: PaLM, arXiv:2204.02311, appendix B", "dim")
+        elif wanted in _MOMENTS:
             yield Sentence("Allocated on the GPU at each moment of a step; the largest is the peak", "bold")
             yield moments(explanation)
         else:
@@ -213,6 +225,12 @@ def part_blocks(explanation: Explanation, name: str, *, listing: str) -> Iterato
     if others := dict.fromkeys(each for each in _with(_part_titles(explanation), wanted) if _plain(each) != wanted):
         yield Sentence(f"Other parts of this name: {', '.join(others)}.", "dim")
     yield from _subject(explanation)
+
+
+def _utilization(explanation: Explanation) -> str:
+    """Return the share of the GPU's peak that the plan uses; "" if no peak is published, and without a training."""
+    question = explanation.question
+    return "" if question is None else utilization_sentence(question, explanation.candidate)
 
 
 def parts_of_key(explanation: Explanation, name: str) -> Iterator[Block]:

@@ -136,9 +136,12 @@ def plan_line(explanation: Explanation) -> str:
 
 
 def lacks_of(explanation: Explanation) -> Iterator[Block]:
-    """Yield what a plan lacks that does not fit with the probability that the question's risk requires."""
+    """Yield what a plan lacks that does not fit with the probability that the question's risk requires, or the RAM that
+    a plan needs of a host whose RAM is not known."""
     fit, question = explanation.candidate.fit, explanation.question
     if question is None or fit.probability >= LEAST[question.risk]:
+        if fit.assumed_host_bytes:
+            yield Sentence(fits_sentence("This plan", fit), fit_tone(fit))
         return
     is_closest = explanation.role == "closest"
     verdict = fits_sentence("This plan", fit)

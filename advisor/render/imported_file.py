@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from ..text.labels import (
     phase_title,
     plan_title,
 )
-from ..text.units import capitalised, ended, gib, printable, rate, rough_rates, times
+from ..text.units import capitalised, ended, gib, listed, printable, rate, rough_rates, times
 from .answer import MOST_LINES
 from .command_advice import gain, today_and_advised
 from .lint import FindingFigures, finding_blocks, finding_figures, finding_lines
@@ -171,9 +172,12 @@ def _gain(figures: ImportFigures) -> Iterator[doc.Block]:
     as_is, better = figures.as_is, figures.recommended
     if better is not None and figures.is_better:
         title, text = _plan_title(better.plan), ""
-        if as_is is not None and title == _plan_title(as_is.plan):
+        is_same = as_is is not None and better.plan == as_is.plan
+        if is_same and figures.variables:  # what the loss changes stands before the start
+            title = f"the same plan with {listed(figures.variables)}"
+        elif as_is is not None and title == _plan_title(as_is.plan):
             title = f"{title} with {_shape(better.plan)}"
-        if as_is is not None:
+        if as_is is not None and not (is_same and times(better.tokens_per_s / as_is.tokens_per_s) == times(1)):
             ratio = times(better.tokens_per_s / as_is.tokens_per_s)
             text = (
                 f" It is {ratio} as fast." if as_is.fit.fits else f" It is {ratio} as fast as the file's plan would be."
@@ -283,6 +287,10 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name), printable(str(file.new_path))
         title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
+        if not file.old_name:
+            yield doc.Sentence(title)
+            yield from (doc.Sentence(f"  {line}", hang=4) for line in _json_lines(file.new_text, part in left_out))
+            continue
         keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
             yield doc.Sentence(f"{title} {in_blocks(keys)}.", hang=2)
@@ -300,6 +308,21 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
     elif answer.files:
         yield doc.Sentence("Write it (-o FILE --force replaces an existing file):")
         yield doc.Commands([command])
+
+
+def _json_lines(text: str, is_short: bool) -> Iterator[str]:
+    """Yield a new configuration as JSON, with a line for each block and for the keys between blocks. is_short: as one
+    line."""
+    lines = list[tuple[bool, str]]()  # (whether it is a block, its text)
+    for key, value in json.loads(text).items():
+        is_block, item = isinstance(value, Mapping), f"{json.dumps(key)}: {json.dumps(value)}"
+        if lines and (is_short or not (is_block or lines[-1][0])):
+            lines[-1] = is_block, f"{lines[-1][1]}, {item}"
+        else:
+            lines.append((is_block, item))
+    for place, (_, line) in enumerate(lines):
+        end = "}" if place == len(lines) - 1 else ","
+        yield f"{' ' if place else '{'}{printable(hide_secrets(line))}{end}"
 
 
 def in_blocks(keys: Sequence[str]) -> str:
@@ -324,7 +347,9 @@ def _beside_the_file(answer: ImportAnswer) -> Iterator[doc.Block]:
     is_fused = loss != figures.own.workload.loss
     if answer.run.leaves_batch_to_script:
         names = ("micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
-        if is_fused or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
+        # The settings of FSDP, which may checkpoint, are gone from a file with DeepSpeed.
+        loses_fsdp = answer.run.is_fsdp and plan.sharding == "zero"
+        if is_fused or loses_fsdp or any(getattr(plan, name) != getattr(figures.plan, name) for name in names):
             arguments = training_arguments(plan, figures.question.workload, figures.question.cluster)
             named = [*_IN_SCRIPT, *(["gradient_checkpointing_kwargs"] if plan.cpu_checkpointing else [])]
             chosen = [f"{name}={python_source(arguments[name])}" for name in named if name in arguments]

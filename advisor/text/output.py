@@ -54,9 +54,14 @@ class Output(NamedTuple):
         if self.mode != "quiet":
             to_stderr(text, is_warning=True)
 
+    @property
+    def shares_screen(self) -> bool:
+        """Whether the answer is text on the terminal that also shows what goes to stderr."""
+        return self.mode == "human" and sys.stdout.isatty() and sys.stderr.isatty()
+
     def gap(self) -> None:
         """On a terminal, leave a line between the progress and the answer."""
-        if self.mode == "human" and sys.stdout.isatty() and sys.stderr.isatty():
+        if self.shares_screen:
             with ignore_closed_pipe(sys.stderr, OSError):
                 print(file=sys.stderr)
 

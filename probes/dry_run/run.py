@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from ...ds_configs.read import FIRST_WITHOUT_AUTOEP, unmodeled_features
 from ...ds_configs.training_script import trl_requirement
+from ...estimators.errors import check_kind
 from ...estimators.hardware import Cluster
 from ...estimators.memory.trainable import shard_plan
 from ...estimators.schedule.simulate import SimulatedStep, simulate
@@ -47,6 +48,7 @@ def dry_run(
     Raises DryRunError, with the original message and the phase, if DeepSpeed rejects the configuration, the model
     cannot be built, or an operation needs real values.
     """
+    check_kind(run, Run, "run", "pass what read_run returns")
     if isinstance(run.model, str):
         run = replace(run, model=absolute_factory(run.model))
     _refuse_unknown_features(run)

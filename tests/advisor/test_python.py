@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import ds_advise
 import pytest
@@ -210,6 +212,70 @@ def test_an_error_names_the_arguments_of_python(options: dict[str, str], text: s
     with pytest.raises(ds_advise.DsAdviseError) as caught:
         ds_advise.advise("gpt2", offline=True, **options)  # type: ignore[arg-type]
     assert text in str(caught.value) and "--" not in str(caught.value)
+
+
+CONFIG = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+
+
+def test_machines_of_a_run_are_described_as_elsewhere() -> None:
+    described = ds_advise.read_run(CONFIG, "gpt2", "4xH100", offline=True)
+    assert described.cluster.world_size == 4 and described == ds_advise.read_run(
+        CONFIG, "gpt2", described.cluster, offline=True
+    )
+    with pytest.raises(DsAdviseError, match="Q9"):
+        ds_advise.read_run(CONFIG, "gpt2", "4xQ9", offline=True)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda: ds_advise.read_run(3, "gpt2", "8xH100"), "config is '3', of the type int; pass a dictionary, or"),  # type: ignore[arg-type]
+        (lambda: ds_advise.read_run(CONFIG, 3, "8xH100"), "model is '3', of the type int; pass a name such as"),  # type: ignore[arg-type]
+        (lambda: ds_advise.read_run(CONFIG, "gpt2", 8), "cluster is '8', of the type int; pass a description"),  # type: ignore[arg-type]
+        (lambda: ds_advise.dry_run("x"), "run is 'x', of the type str; pass what read_run returns"),  # type: ignore[arg-type]
+        (lambda: _estimate(strategy=3), "strategy is '3', of the type int; pass one of ddp, zero1"),
+        (lambda: _estimate(settings=[1]), "settings is '[1]', of the type list; pass a dictionary"),
+        (lambda: _estimate(settings={"foo": 1}), "settings has no setting 'foo'; set one of"),
+        (lambda: _estimate(settings={"stage": 3}), 'pass strategy="zero3"'),
+        (lambda: _estimate("fsdp2", {"overlap_comm": True}), "of settings, or name a strategy of ZeRO"),
+        (lambda: ds_advise.advise(_Config(), gpus="8xH100"), '_Config is a configuration of transformers, not a model; '
+         'write it to a folder, config.save_pretrained("FOLDER"), and pass "FOLDER"'),
+        (lambda: ds_advise.advise(_Config, gpus="8xH100"), "_Config is a configuration of transformers"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_type_is_an_error_with_a_fix(ask: Callable[[], object], text: str) -> None:
+    """No error of Python's own, and no option of the command line."""
+    with pytest.raises(DsAdviseError) as caught:
+        ask()
+    assert text in str(caught.value) and "--" not in str(caught.value)
+
+
+class _Config:
+    """What the configurations of transformers have."""
+
+    model_type = "qwen2"
+
+    def save_pretrained(self, folder: str) -> None:
+        raise AssertionError(folder)
+
+
+def _estimate(strategy: Any = "zero1", settings: Any = None) -> ds_advise.PlanEstimate:
+    return ds_advise.estimate("gpt2", gpus="8xH100", strategy=strategy, settings=settings, offline=True)
+
+
+def test_a_setting_without_an_effect_is_a_warning() -> None:
+    """In the words that the command line prints."""
+    with pytest.warns(UserWarning, match=r'prefetch_bucket_size: it has no effect at stage 1; strategy="zero3" has'):
+        found = _estimate(settings={"stage3_prefetch_bucket_size": 1_000})
+    assert found.device_bytes_per_gpu == _estimate().device_bytes_per_gpu
+
+
+def test_the_object_of_an_estimate_is_that_of_a_candidate() -> None:
+    answer = asked("experts")
+    assert answer.recommended is not None
+    loss, strategy = answer.question.workload.loss, answer.recommended.strategy
+    one = ds_advise.estimate("Mixtral-8x7B", gpus="8xH100", method="lora", strategy=strategy, offline=True, loss=loss)
+    assert one.to_dict() == answer.to_dict()["recommended"]
 
 
 def test_an_error_of_a_configuration_names_arguments() -> None:

@@ -56,12 +56,18 @@ def _followed() -> frozenset[str]:
 def follows(path: str, plan: Plan | None = None) -> bool:
     """Return whether the closed form has the effect of a key, or the key has none: at the stage and the offload of a
     plan, or everywhere."""
-    unfollowed: Mapping[str, list[str]] = _effects()["unfollowed"]
     if path in BY_SCRIPT:
         return False
-    if path in unfollowed:
-        return plan is not None and not {*unfollowed[path]} & _bases(plan)
+    if path in _effects()["unfollowed"]:
+        return plan is not None and not is_unfollowed(path, plan)
     return path in without_effect() or path in _followed() or path.startswith(_DECIDED)
+
+
+def is_unfollowed(path: str, plan: Plan) -> bool:
+    """Return whether dry runs showed an effect of a key at the stage and the offload of a plan that the closed form
+    does not have."""
+    unfollowed: Mapping[str, list[str]] = _effects()["unfollowed"]
+    return bool({*unfollowed.get(path, ())} & _bases(plan))
 
 
 def _bases(plan: Plan) -> set[str]:

@@ -295,6 +295,7 @@ def _unread(config: LintedConfig) -> Iterator[Violation]:
         is_read = bool(known.stages) or (field is not None and field.deprecated) or config.is_auto(known.path)
         # ZenFlow's optimizer takes it (0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py)
         is_read |= known.path == _GATHER_BUCKET and config.has_zenflow
+        is_read |= known.path == _LEGACY and bool(config.flag(_LEGACY)) and config.stage > 0  # that is refused
         if not is_read and config.has(known.path):
             why = _ONLY_CHECKED if known.path == _GATHER_BUCKET else ""
             yield violation(known.path, f"{known.path.rpartition('.')[2]} has no effect", why=why)
@@ -305,6 +306,8 @@ def _unread(config: LintedConfig) -> Iterator[Violation]:
 _GATHER_BUCKET = "zero_optimization.allgather_bucket_size"
 _ONLY_CHECKED = "current torch gathers whole buffers; stages 1 and 2 only assert that it is even"
 """What is done with that key (runtime/zero/stage_1_and_2.py __init__)."""
+
+_LEGACY = "zero_optimization.legacy_stage1"
 
 _OLD_SIZE = "allgather_size"
 """Key beside the old form of zero_optimization."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.importers import removed_arguments
 from ds_advise.advisor.importers.answer import ImportAnswer, import_file
 from ds_advise.advisor.importers.imported_run import known_names
 from ds_advise.advisor.importers.trainer_tables import OF_EXAMPLES, OF_TRL
+from ds_advise.estimators.errors import ConfigFileError
 
 TRAINER = {
     "model_name_or_path": "Qwen/Qwen2.5-7B",
@@ -258,3 +262,178 @@ def test_no_write_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(words) == 0
     assert run([*words, "-o", str(tmp_path / "b.yaml")]) == 2
     assert "contradict" in capsys.readouterr().err
+
+
+ACCELERATE: dict[str, object] = {"distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "batch"),
+    [
+        ({"gradient_accumulation_steps": 4}, (1, 4)),
+        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, (2, 4)),
+        ({"train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2}, (4, 2)),
+        ({"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}, (1, 1)),
+    ],
+)
+def test_the_numbers_of_accelerates_deepspeed_file_are_the_batch(
+    numbers: dict[str, object], batch: tuple[int, int], tmp_path: Path
+) -> None:
+    """accelerate uses them in place of the script's; the user's micro batch replaces that of the file."""
+    config = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(config | numbers))
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump(ACCELERATE | {"deepspeed_config": {"deepspeed_config_file": str(tmp_path / "ds.json")}})
+    )
+    for micro in (None, 3):
+        answer = import_file(
+            tmp_path / "a.yaml", model="Qwen2.5-0.5B", gpus="2xA100-80GB", offline=True, micro_batch=micro
+        )
+        assert answer.obstacle is None and answer.figures is not None
+        plan = answer.figures.plan
+        assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == (micro or batch[0], batch[1])
+        assumes = any("micro batch 1 (--micro-batch)" in each for each in answer.remarks)
+        assert assumes == (micro is None and batch[0] == 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({}, False),
+        ({"fsdp_activation_checkpointing": True}, True),
+        ({"fsdp_activation_checkpointing": "true", "fsdp_version": 2}, True),
+        ({"fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True}, True),
+        (
+            {"fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True, "fsdp_version": 2},
+            "offload",
+        ),
+    ],
+)
+def test_the_checkpointing_of_accelerates_fsdp_counts(keys: dict[str, object], kept: object, tmp_path: Path) -> None:
+    """It is not assumed of the script, and a plan with DeepSpeed, which drops FSDP's settings, asks the script for
+    its own."""
+    values = ACCELERATE | {"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": keys}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    answer = import_file(tmp_path / "a.yaml", model="Qwen2.5-7B", gpus="2xA100-80GB", offline=True)
+    assert answer.run.gradient_checkpointing == kept
+    assert any("no checkpointing" in each for each in answer.remarks) == (not kept)
+
+
+def test_the_trainer_checkpoints_once_fsdp_does_no_longer(tmp_path: Path) -> None:
+    """FSDP's settings do not stay beside DeepSpeed's file."""
+    fsdp = {"fsdp": True, "fsdp_config": {"activation_checkpointing": True}, "bf16": True}
+    answer = _imported(tmp_path, TRAINER | fsdp, "2xA100-40GB")
+    assert answer.figures is not None and answer.figures.recommended is not None
+    plan = answer.figures.recommended.plan
+    assert plan.sharding == "zero" and plan.gradient_checkpointing
+    assert answer.unwritable is None and "gradient_checkpointing: true" in answer.files[0].new_text
+
+
+@pytest.mark.parametrize("values", [TRAINER, TRL])
+def test_two_checkpointings_stop_the_trainer(values: dict[str, object], tmp_path: Path) -> None:
+    """TRL's is on by default, and FSDP's settings are in accelerate's file."""
+    settings = {"fsdp_version": 2, "fsdp_activation_checkpointing": True}
+    launch = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": settings}
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump(launch))
+    fsdp = {"fsdp": True, "fsdp_config": {"activation_checkpointing": True}, "bf16": True}
+    with_fsdp = fsdp if values is TRAINER else {"accelerate_config": "acc.yaml"}
+    for given, count in ((True, 1), (False, 0)):
+        run_ = _imported(tmp_path, values | with_fsdp | {"gradient_checkpointing": given}, "2xA100-80GB").run
+        assert run_.sharding == "fsdp2" and run_.gradient_checkpointing is True
+        assert len([each for each in run_.faults if "the Trainer refuses activation_checkpointing" in each]) == count
+
+
+def test_a_misspelled_key_is_read_as_the_one_that_is_meant(tmp_path: Path) -> None:
+    """The tools stop at it. A script may have options of its own, at which nothing stops."""
+    factory = {"stage": "sft", "do_train": True, "finetuning_type": "lora", "model_name_or_path": "gpt2"}
+    answer = _imported(tmp_path, factory | {"cuttoff_len": 512}, "A100-80GB")
+    assert answer.run.training["seq_len"] == 512 and "the figures take cuttoff_len as cutoff_len" in answer.remarks
+    assert answer.refused_by == ("LLaMA-Factory",)
+    given = _imported(tmp_path, factory | {"cuttoff_len": 512, "cutoff_len": 256}, "A100-80GB")
+    assert given.run.training["seq_len"] == 256
+    wrong = {"per_device_train_batch_sise": 3, "data_path": "x"}
+    trainer = _imported(
+        tmp_path, {k: v for k, v in TRAINER.items() if k != "per_device_train_batch_size"} | wrong, "A100-80GB"
+    )
+    assert trainer.run.micro_batch_size == 3
+    assert trainer.run.unknown == ("per_device_train_batch_sise (did you mean per_device_train_batch_size?)",)
+    assert trainer.refused_by == ()
+    launch = _imported(tmp_path, {"distributed_type": "NO", "mixed_precison": "bf16"}, "A100-80GB")
+    assert launch.run.training["precision"] == "bf16" and launch.refused_by == ("accelerate",)
+
+
+@pytest.mark.parametrize("values", [TRAINER, TRL])
+def test_arguments_that_transformers_5_removed_are_named(
+    values: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault where that transformers is installed, else a remark: an older one takes them."""
+    old = {"evaluation_strategy": "no", "no_cuda": False, "save_safetensors": True}
+    expected = (
+        "transformers 5 has no evaluation_strategy (now eval_strategy), no_cuda (now use_cpu), save_safetensors: "
+        "TrainingArguments refuse them"
+    )
+    for release, is_fault in (("5.24.0", True), ("4.57.0", False), ("", False)):
+        monkeypatch.setattr(removed_arguments, "installed_version", lambda _, release=release: release)
+        run_ = _imported(tmp_path, values | old, "A100-80GB").run
+        assert run_.faults == ((expected,) if is_fault else ()) and (expected in run_.remarks) != is_fault
+
+
+def test_the_same_plan_is_not_called_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Read again, the written file lacks a variable alone."""
+    (tmp_path / "a.json").write_text(
+        json.dumps(
+            TRAINER
+            | {"bf16": True, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+            | {"gradient_checkpointing": False}
+        )
+    )
+    words = ["--gpus", "8xA100-40GB", "--offline", "--no-run"]
+    written = str(tmp_path / "b.json")
+    assert run(["from", str(tmp_path / "a.json"), *words, "-o", written]) == 1
+    capsys.readouterr()
+    run(["from", written, *words])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Better: the same plan with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fits. as it is" in printed
+
+
+TORCHTUNE: dict[str, object] = {
+    "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 4096},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 2e-5},
+    "batch_size": 2,
+    "gradient_accumulation_steps": 8,
+    "enable_activation_checkpointing": True,
+    "dtype": "bf16",
+}
+
+
+@pytest.mark.parametrize("format", [None, "axolotl"])
+def test_torchtune_is_named_with_the_question_about_its_training(format: str | None, tmp_path: Path) -> None:
+    """Also if another format is named, whose reader would take its keys for that tool's."""
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(TORCHTUNE))
+    with pytest.raises(ConfigFileError) as caught:
+        import_file(tmp_path / "a.yaml", gpus="8xH100", offline=True, format=format)
+    assert "is a configuration of torchtune, which is not read" in caught.value.what
+    assert caught.value.fix == (
+        "ask about its model: ds-advise MODEL --gpus 8xH100 --seq-len 4096 --micro-batch 2 --global-batch 128 "
+        "--gradient-checkpointing on --precision bf16 --offline"
+    )
+
+
+def test_a_new_configuration_is_shown_as_json_and_a_reason_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the answer on a terminal no line has its reason again; elsewhere stderr has every error."""
+    values = ACCELERATE | {"mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 2}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    words = ["from", str(tmp_path / "a.yaml"), "--gpus", "A100-40GB", "--offline"]
+    new = tmp_path / "b.yaml"
+    assert run([*words, "--model", "Qwen2.5-7B", "-o", str(new)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    shown = "{" + printed.partition("b.ds_config.json: {")[2].partition("} In the script")[0] + "}"
+    assert json.loads(shown) == json.loads((tmp_path / "b.ds_config.json").read_text())
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert run(words) == 2
+    out, error = capsys.readouterr()
+    assert f"{out}{error}".count("does not name a model") == 1

@@ -13,9 +13,11 @@ import pytest
 from ds_advise.advisor.advise import build_question, predicted
 from ds_advise.advisor.answer.advice import job_figures
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.question.prices import read_prices
 from ds_advise.advisor.render.rent import rent_document
 from ds_advise.advisor.rent import Offer, RentAdvice, ranked, rent
 from ds_advise.advisor.search.candidate import candidate_duration
+from ds_advise.estimators.errors import ConfigFileError
 
 from tests.advisor.html_report.report_page import Page
 from tests.helpers import printed_document
@@ -253,13 +255,28 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
         ("--max-nodes 0", "not a whole number"),
         ("--tokens 1B", "both set the amount"),
         ("--prices nowhere.csv", "No such file"),
-        ("--price 3/h", "no such option --price"),
+        ("--price 3/h", "no such option --price; write --prices FILE"),
         ("--optimizer nonsense", "unknown optimizer"),
     ],
 )
 def test_wrong_words_get_one_sentence(words: str, why: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = _printed(words, prices, capsys)
     assert code == 2 and why in printed and printed.count("ds-advise:") == 1
+
+
+@pytest.mark.parametrize(
+    ("price", "fix"),
+    [
+        ('"2,35"', "write the decimals behind a point: 2.35"),
+        ("0", "for a machine of your own write what an hour costs you, such as 0.01"),
+        ("$2", "leave it empty where it is not known"),
+    ],
+)
+def test_a_price_that_is_none_gets_its_correction(price: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"gpus,price_per_gpu\n8xH100,{price}\n")
+    with pytest.raises(ConfigFileError) as caught:
+        read_prices(tmp_path / "t.csv")
+    assert caught.value.fix == fix
 
 
 def test_each_of_two_limits_has_its_nearest_machine(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,6 +273,7 @@ def test_every_rate_is_said_to_come_from_somewhere(answers: list[Recommendation]
         (["--strategy", "zero9"], "unknown strategy"),
         (["--strategy", "zero3-nvme"], "cannot run"),
         (["optimiser states"], "did you mean optimizer states?"),
+        (["--sharding", "fsdp"], "no such option --sharding; write --strategy fsdp2"),
         (["xyz"], "no part 'xyz'; ds-advise explain "),
         (["losses"], "no part 'losses'; ds-advise explain "),
         (["loss"], "did you mean loss over the vocabulary? ds-advise"),
@@ -293,6 +294,17 @@ def test_impossible_explanations_are_one_line(
     assert run(["explain", *question, *option]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_utilization_of_the_gpus_is_the_share_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `advise --details` prints it, with its formula."""
+    question = ["Qwen2.5-1.5B", "--gpus", "2xA100-80GB", "--offline"]
+    assert run([*question, "--details"]) == 0
+    advised = " ".join(capsys.readouterr().out.split())
+    assert run(["explain", *question, "MFU"]) == 0
+    explained = " ".join(capsys.readouterr().out.split())
+    share = re.search(r"are \d+ % of the data sheet's 312 Tflop/s for bf16 \(MFU\)", explained)
+    assert share and share[0] in advised and "/ (seconds of the step x the peak)" in explained
 
 
 def test_the_passes_of_a_part_are_labelled_and_no_share_of_a_part_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -467,6 +479,22 @@ def test_a_plan_that_is_not_sure_enough_to_fit_says_so(
     page = " ".join(capsys.readouterr().out.split()).partition(" Evidence")[0]
     assert ("This plan " in page) == (verdict != "" and (risk == "safe" or "64 %" not in verdict))
     assert verdict in page or risk == "bold"
+
+
+def test_an_unknown_ram_is_a_condition_as_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words and the fields are those of the answer; with a known RAM there is none."""
+    question = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline"]
+    assert run(["explain", *question]) == 0
+    condition = "This plan fits if the host has 394 GiB of RAM."
+    assert condition in capsys.readouterr().out
+    assert run(["explain", *question, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    run([*question, "--json"])
+    advised = json.loads(capsys.readouterr().out)["recommended"]
+    names = ("fits", "assumed_host_bytes", "fit_probability", "verdict", "reason")
+    assert [found[name] for name in names] == [advised[name] for name in names] and found["assumed_host_bytes"]
+    assert run(["explain", *question, "--ram", "512GB"]) == 0
+    assert "This plan fits" not in capsys.readouterr().out
 
 
 def test_nothing_fits_is_said_as_by_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

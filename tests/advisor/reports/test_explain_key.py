@@ -104,6 +104,12 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
         ("adam_beta1", "; optimizer.params.betas must agree with it"),
         ("optim", ": it is an argument of TrainingArguments; in a question it is --optimizer NAME"),
         ("eval_accumulation_steps", ": it is an argument of TrainingArguments; pass it to TrainingArguments"),
+        ("no_cuda", ": it was an argument of TrainingArguments that transformers 5 no longer has; use use_cpu\n"),
+        ("evaluation_strategy", " that transformers 5 no longer has; use eval_strategy\n"),
+        ("evaluation_stratgy", ": evaluation_strategy was an argument of TrainingArguments that transformers 5 no "),
+        ("fsdp", "it is an argument of TrainingArguments; write ds-advise explain MODEL --strategy fsdp2\n"),
+        ("save_safetensors", " that transformers 5 no longer has; leave it out\n"),
+        ("per_device_batch_size", ": per_device_eval_batch_size and per_device_train_batch_size are arguments of "),
         ("gradient_checkpointing", ", and --gradient-checkpointing an option of ds-advise: Recompute"),
         ("seq-len", "--seq-len is an option of ds-advise: Tokens per sample; max: the longest that fits; add it to a"),
         ("risk", "add it to a question: --risk safe|balanced|bold"),
@@ -705,6 +711,13 @@ def test_a_value_that_lint_finds_wrong_is_marked(capsys: pytest.CaptureFixture[s
     ("key", "stages"),
     [
         ("ignore_unused_parameters", (1, 2)),
+        ("override_module_apply", (3,)),
+        ("save_muon_momentum_buffer_in_memory", (3,)),
+        ("log_trace_cache_warnings", (3,)),
+        ("enable_sanity_checks", (3,)),
+        ("cpu_offload_param", (3,)),
+        ("cpu_offload", (1, 2, 3)),
+        ("legacy_stage1", ()),
         ("leaf_module", (3,)),
         ("leaf_module.classes", (3,)),
         ("allgather_partitions", ()),
@@ -712,6 +725,29 @@ def test_a_value_that_lint_finds_wrong_is_marked(capsys: pytest.CaptureFixture[s
 )
 def test_stages_are_those_whose_code_reads_the_key(key: str, stages: tuple[int, ...]) -> None:
     assert explain_key(f"zero_optimization.{key}", facts=facts()).stages == stages
+
+
+def test_an_effect_at_a_stage_without_a_prediction_is_not_denied(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed takes its BF16_Optimizer at stage 1, and refuses the mix at stage 0."""
+    question = ["--model", "llama-3-8b", "--gpus", "8xA100-80GB", "--offline"]
+    for strategy, words in (("zero1", "its effect is not predicted; a dry run shows it"), ("ddp", "DS213")):
+        assert run(["explain", "data_types.grad_accum_dtype", *question, "--strategy", strategy]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert words in printed and "no effect" not in printed
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "condition"),
+    [
+        ("communication_data_type", "the type of the training: fp16, bf16 or fp32", ""),
+        ("data_types.grad_accum_dtype", "the type of the weights", ""),
+        ("bf16.immediate_grad_update", "false", "only in DeepSpeed's BF16_Optimizer"),
+        ("ignore_unused_parameters", "true", "only with the optimizer in host RAM"),
+    ],
+)
+def test_what_holds_without_a_key_and_when_it_acts_are_told(key: str, default: str, condition: str) -> None:
+    found = explain_key(key, facts=facts())
+    assert found.default == default and condition in " ".join(found.acts)
 
 
 def test_names_of_classes_and_the_strategy_that_uses_a_key_are_named(capsys: pytest.CaptureFixture[str]) -> None:

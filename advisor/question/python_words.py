@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..estimators.errors import DsAdviseError
-from .question.options import OPTIONS
+from ...estimators.errors import DsAdviseError
+from ...estimators.plan import PLANS
+from .options import OPTIONS
 
 
 @contextmanager
@@ -16,15 +17,21 @@ def python_words() -> Iterator[None]:
     try:
         yield
     except DsAdviseError as error:
-        error.what, error.why, error.fix = map(_in_python, (error.what, error.why, error.fix))
+        error.what, error.why, error.fix = map(in_python, (error.what, error.why, error.fix))
         raise
 
 
-def _in_python(text: str) -> str:
+_ARGUMENTS = {"set": "settings", "strategy": "strategy"}
+"""Options of commands that are arguments of `estimate()`."""
+
+
+def in_python(text: str) -> str:
     """The text of an error with the options of the command line as arguments: `gpus="2x24GB"` for `--gpus 2x24GB`."""
 
     def argument(found: re.Match[str]) -> str:
         name, value = found[1].replace("-", "_"), found[2] or ""
+        if name in _ARGUMENTS:
+            return f'{_ARGUMENTS[name]}="{value}"' if value in PLANS else f"{_ARGUMENTS[name]} {value}".rstrip()
         if name not in OPTIONS:
             return found[0]
         option, bare = OPTIONS[name], value.rstrip(".:")
