@@ -29,6 +29,7 @@ function showError({ sentence, names = [], offers = [], line = "", used: read = 
   clearInvalid();
   for (const name of names) fields[name].focused().setAttribute("aria-invalid", "true");
   byId("error").hidden = false;
+  markLate(false);
   byId("error").classList.remove("stale");
   byId("loading").hidden = true;
   byId("answer").setAttribute("aria-busy", "false");
@@ -68,6 +69,7 @@ function offerButton(name, value) {  // the number of GPUs has a field of its ow
 let sayTimer, shown = 0;  // shown: the question whose answer is shown
 function showAnswer(part) {
   shown = asked;
+  markLate(false);
   const figures = labelled(part.figures);  // within a link, so without links
   byId("error").hidden = byId("older").hidden = byId("loading").hidden = true;
   clearInvalid();

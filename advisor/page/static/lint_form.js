@@ -1,10 +1,12 @@
 // The form that checks a pasted ds_config.json.
 "use strict";
 
-let checked = "";  // the text of the findings that are shown
-// Findings of a text that has changed since stay in sight for whoever edits it, but correct nothing.
+// What is checked: a text, for the question above or for none.
+const toCheck = () => ({ config: byId("lint-text").value, state: byId("lint-with").checked ? kept() : null });
+let checked = "";  // that of the findings that are shown, as JSON
+// Findings of what has changed since stay in sight for whoever edits it, but correct nothing.
 function dimFindings() {
-  const isOld = byId("lint-text").value !== checked;
+  const isOld = JSON.stringify(toCheck()) !== checked;
   byId("findings").classList.toggle("stale", isOld);
   for (const button of byId("findings").querySelectorAll(".correction")) button.disabled = isOld;
 }
@@ -14,8 +16,8 @@ function rewrite(text) {
   box.select();
   if (!document.execCommand("insertText", false, text)) box.value = text;  // a value that is set cannot be undone
 }
-function showFindings({ part, sentence, findings, corrected, plain }, text = byId("lint-text").value) {
-  checked = text;
+function showFindings({ part, sentence, findings, corrected, plain }, about = toCheck()) {
+  checked = JSON.stringify(about);
   fill("findings", findings ?? "");
   const offer = (sentence, title, text) => {
     const onclick = () => { rewrite(text); byId("lint-form").requestSubmit(); };

@@ -13,8 +13,22 @@ const ask = (near = []) => {
   if (name) { showError({ sentence: `'${text}' is not a number of ${name === "nodes" ? "nodes" : "GPUs per node"}. Write a whole number from 1 to ${most[name].toLocaleString("en")}.`, names: [name] }); return; }
   byId("answer").setAttribute("aria-busy", "true");
   byId("error").classList.add("stale");  // that of the question before
+  lateTimer ??= setTimeout(() => markLate(true), LATE_MS);
   request("answer", question(state), (part) => { if (id === asked) show(part); }, near.map(question));
 };
+
+// An answer in sight that is not yet that of the question is dimmed. A quick answer does not flicker.
+const LATE_MS = 150;
+let lateTimer, resting = "";  // resting: what the status says between questions; "" before the first can be answered
+function markLate(isLate) {
+  if (!isLate) { clearTimeout(lateTimer); lateTimer = undefined; }
+  for (const name of ["result", "summary"]) byId(name).classList.toggle("late", isLate);
+  if (resting) byId("status").textContent = isLate ? t("Calculating …") : resting;
+}
+function rest(status) {
+  resting = status;
+  byId("status").textContent = byId("result").classList.contains("late") ? t("Calculating …") : status;
+}
 
 function loadFailed(reason) {
   const why = navigator.onLine ? `(${reason.split("\n")[0]})` : "(there is no network)";
@@ -23,7 +37,7 @@ function loadFailed(reason) {
 }
 function ready() {
   byId("progress").textContent = t("Calculating …");
-  byId("status").textContent = t(mode === "server" ? "Answered by ds-advise on this machine." : "Ready.");
+  rest(t(mode === "server" ? "Answered by ds-advise on this machine." : "Ready."));
 }
 
 // Files are saved after the first answer, so that it does not wait for them; the browser asks the server again for each
@@ -35,7 +49,7 @@ async function keepFiles() {
   try {
     await navigator.serviceWorker.register("service_worker.js");
     await navigator.serviceWorker.ready;
-    byId("status").textContent = t("Ready. Works offline from now on.");
+    rest(t("Ready. Works offline from now on."));
   } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
 }
 
@@ -109,10 +123,10 @@ async function begin() {
   };
   byId("lint-form").onsubmit = (event) => {
     event.preventDefault();
-    const text = byId("lint-text").value;
-    request("judge", { config: text, state: byId("lint-with").checked ? kept() : null }, (part) => showFindings(part, text));
+    const about = toCheck();
+    request("judge", about, (part) => showFindings(part, about));
   };
-  byId("lint-text").oninput = dimFindings;
+  byId("lint-text").oninput = byId("lint-with").onchange = dimFindings;
 }
 
 begin();

@@ -48,7 +48,10 @@ const spec = ({ nodes, count, kind }) => `${nodes === "1" ? "" : `${nodes}x`}${c
 const COUNTS = ["nodes", "count"];  // fields of one option, --gpus
 let junk = {}, idle = [], most = {};  // junk: texts of these fields that are no counts, which no option can hold. idle: options that the model cannot have. most: the largest counts
 const value = (name) => COUNTS.includes(name) ? junk[name] ?? parsed()[name] : state[name] ?? options[name]?.default ?? "";
-const plain = (name, text) => SLIDERS[name]?.auto && /^\s*auto\s*$/i.test(text) ? "" : text.trim();  // auto, as its button says
+const plain = (name, text) => {  // a stop in any case, such as MAX; auto, as its button says
+  const word = text.trim().toLowerCase(), { stops = [], auto } = SLIDERS[name] ?? {};
+  return auto && word === "auto" ? "" : stops.find((stop) => stop.toLowerCase() === word) ?? text.trim();
+};
 const having = (name, text) => ({ ...state, ...(COUNTS.includes(name) ? { gpus: spec({ ...parsed(), [name]: text.trim() }) } : { [name]: plain(name, text) }) });
 const set = (name, text, near = []) => {
   delete junk[name];
@@ -64,5 +67,6 @@ function changed(near = [], left = []) {  // near: states that may be asked for 
   clearTimeout(addressTimer);
   addressTimer = setTimeout(writeAddress, 300);
   showControls();
+  dimFindings();
   ask(near);
 }
