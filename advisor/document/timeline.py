@@ -36,7 +36,8 @@ class StretchNames(NamedTuple):
     numbers: list[tuple[str, float]]
     """The iterations."""
     meanings: dict[str, str]
-    """What stands for what: the words by their initials, and `iterations` by bare numbers."""
+    """What stands for what: the words by their initials, and `iterations` by bare numbers; and the words without a name
+    in the chart."""
 
 
 def stretch_names(
@@ -65,6 +66,8 @@ def stretch_names(
     used = {name for name, _ in words}
     meanings = {initial: word for word, initial in shown.items() if initial != word and initial in used}
     meanings |= {" ".join(sorted(firsts, key=int)): f"{_ITERATION}s"} if firsts and not title else {}
+    unnamed = [word for word, name in shown.items() if name not in used]
+    meanings |= {"too short for a name": ", ".join(unnamed)} if unnamed else {}
     return StretchNames(words, numbers, meanings)
 
 

@@ -127,15 +127,15 @@ def _block(block: doc.Block) -> Markup | None:
             text = "\n".join(lines) if isinstance(block, doc.Code) else _with_breaks("\n".join(lines))
             code = element("pre", element("code", text), tabindex="0")
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
-        case doc.Verbatim(lines):
+        case doc.Verbatim(lines) if any(lines):
             return element("pre", "\n".join(lines), tabindex="0")
         case doc.Excerpt():
             return element("pre", "\n".join(block.texts(doc.EXCERPT_COLUMNS)), tabindex="0")
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
-            caption = element("p", block.caption, class_=_CLASSES["dim"]) if block.caption else None
-            return joined(caption, _figure(block))
+            lines = (block.caption, _CLASSES["dim"]), (block.guide, _classes(_CLASSES["dim"], "screen"))
+            return joined(*(element("p", line, class_=look) for line, look in lines if line), _figure(block))
         case doc.Facts(facts):
             tiles, others = (
                 [_fact(fact) for fact in facts if bool(fact.figure) == is_tile and not fact.is_subject]

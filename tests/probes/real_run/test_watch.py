@@ -137,7 +137,7 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
     _, failure = watched(tmp_path, body, stall_s=4, on_progress=show)
     assert failure is not None and failure.kind == "hang"
     assert failure.message == "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
-    assert failure.fix == f"rm {lock}, unless another machine builds it"
+    assert failure.fix == f"`rm {lock}`, unless another machine builds it"
     assert failure.message in shown
 
 
@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkey
     _, failure = watched(tmp_path, wait, stall_s=300)
     assert failure is not None and (failure.kind, failure.fix) == (
         "hang",
-        f"rm {lock}, unless another machine builds it",
+        f"`rm {lock}`, unless another machine builds it",
     )
     (tmp_path / "newer").mkdir()
     rank = Rank(EventLogReader(tmp_path / "newer"), 0, waits_at=time.monotonic() - 60.0)
