@@ -141,7 +141,7 @@ def time_bars(
         scale = tokens / plan.tokens_per_s / step_s
         largest = sorted(((each_s, part) for part, each_s in plan.time.components.items()), reverse=True)
         parts = ", ".join(
-            f"{component_title(part)} {seconds(each_s)}" for each_s, part in largest if each_s >= _SMALL * step_s
+            f"{component_title(part)}: {seconds(each_s)}" for each_s, part in largest if each_s >= _SMALL * step_s
         )
         bars.append(
             Bar(

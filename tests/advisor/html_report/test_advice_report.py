@@ -96,7 +96,7 @@ def test_a_bar_of_time_is_described_with_its_parts(page: Page) -> None:
         for name, value in page.attributes
         if name == "aria-label" and value.startswith("zero3, ") and "a step of" in value
     }
-    assert re.search(r"x VRAM\. .*matrix products \d+ s", words)
+    assert re.search(r"x VRAM\. .*matrix products: \d+ s", words)
 
 
 def test_every_part_shows_its_bytes_formula_and_source(page: Page, answer: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from pathlib import Path
 from ds_advise.probes.real_run import run
 from ds_advise.estimators.hardware import Cluster
-from ds_advise.estimators.hardware import gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
 from ds_advise.probes.run import Run
 run.write_folder = lambda *_, **__: None
 run.command_words = lambda *_, **__: (sys.executable, sys.argv[2], "2", sys.argv[3], "launcher")
@@ -153,7 +153,7 @@ def test_the_remedy_can_be_pasted_and_is_that_of_the_first_rank_with_one(tmp_pat
     ranks = Ranks(tmp_path)
     ranks.read()
     assert ranks.left is not None and ranks.left.number == 1
-    assert shlex.split(ranks.left.remedy.partition(",")[0]) == ["rm", str(lock)]
+    assert shlex.split(ranks.left.remedy.split("`")[1]) == ["rm", str(lock)]
 
 
 def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
