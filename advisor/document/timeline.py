@@ -36,8 +36,9 @@ class StretchNames(NamedTuple):
     numbers: list[tuple[str, float]]
     """The iterations."""
     meanings: dict[str, str]
-    """What stands for what: the words by their initials, and `iterations` by bare numbers; and the words without a name
-    in the chart."""
+    """What stands for what: the words by their initials, and `iterations` by bare numbers."""
+    unnamed: tuple[str, ...] = ()
+    """Words without room for a name, if others have it."""
 
 
 def stretch_names(
@@ -66,9 +67,8 @@ def stretch_names(
     used = {name for name, _ in words}
     meanings = {initial: word for word, initial in shown.items() if initial != word and initial in used}
     meanings |= {" ".join(sorted(firsts, key=int)): f"{_ITERATION}s"} if firsts and not title else {}
-    unnamed = [word for word, name in shown.items() if name not in used]
-    meanings |= {"too short for a name": ", ".join(unnamed)} if unnamed else {}
-    return StretchNames(words, numbers, meanings)
+    unnamed = tuple(word for word, name in shown.items() if used and name not in used)
+    return StretchNames(words, numbers, meanings, unnamed)
 
 
 def _initial(word: str, words: Iterable[str]) -> str:

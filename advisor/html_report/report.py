@@ -134,8 +134,8 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
-            lines = (block.caption, _CLASSES["dim"]), (block.guide, _classes(_CLASSES["dim"], "screen"))
-            return joined(*(element("p", line, class_=look) for line, look in lines if line), _figure(block))
+            notes = (block.caption, _CLASSES["dim"]), (block.guide, _classes(_CLASSES["dim"], "screen"))
+            return joined(*(element("p", line, class_=look) for line, look in notes if line), _figure(block))
         case doc.Facts(facts):
             tiles, others = (
                 [_fact(fact) for fact in facts if bool(fact.figure) == is_tile and not fact.is_subject]

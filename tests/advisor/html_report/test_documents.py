@@ -228,4 +228,4 @@ def test_a_stretch_without_room_for_a_name_is_in_the_legend() -> None:
     """On a telephone the first phases of a run are narrower than a letter."""
     names = stretch_names([(0, "load"), (1, "forward 1"), (2, "backward 1"), (60, "forward 2"), (61, "")], 90)
     assert [word for word, _ in names.words] == ["backward"]
-    assert names.meanings["too short for a name"] == "load, forward"
+    assert names.unnamed == ("load", "forward")
