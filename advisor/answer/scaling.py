@@ -13,7 +13,7 @@ from ..search.rollouts import fastest_generation
 
 _MOST_GPUS = 64
 _SHORTER, _LONGER = 2, 5
-"""Number of halvings and doublings of the sequence length."""
+"""Number of powers of two below and above the sequence length."""
 _MOST_BATCH = 256
 
 
@@ -37,7 +37,7 @@ class Series:
 
 def build_scaling(question: Question, chosen: Candidate) -> tuple[Series, ...]:
     """Return the fastest fitting plan for each sequence length and number of GPUs, and the chosen plan at each micro
-    batch up to the first that does not fit. A series of one value is left out."""
+    batch. Sequences and micro batches end at the first that does not fit. A series of one value is left out."""
     ranks = question.cluster.world_size
     kinds = (
         ("sequence length", _lengths(question), str(question.workload.seq_len)),
@@ -66,12 +66,16 @@ Pair = tuple[str, Candidate | None]
 def _lengths(question: Question) -> Iterator[Pair]:
     if question.model.fixed_len is not None:
         return
-    for power in range(-_SHORTER, _LONGER + 1):
-        length = int(question.workload.seq_len * 2.0**power)
+    own = question.workload.seq_len
+    power = own.bit_length() - 1
+    for length in sorted({own, *(2**each for each in range(max(0, power - _SHORTER), power + _LONGER + 1))}):
         # Too long for the model's positions, or for the GPUs that share a sample.
         with suppress(WorkloadError):
             workload = replace(question.workload, seq_len=length, document_len=None)
-            yield str(length), fastest_generation(replace(question, workload=workload)).best
+            best = fastest_generation(replace(question, workload=workload)).best
+            yield str(length), best
+            if best is None and length > own:
+                return
 
 
 def _batches(question: Question, chosen: Candidate) -> Iterator[Pair]:

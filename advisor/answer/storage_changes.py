@@ -118,6 +118,6 @@ def _sufficient_storage(cluster: Cluster, plan: Candidate) -> Cluster:
 def _storage_flags(cluster: Cluster, larger: Cluster) -> str:
     amounts = (
         ("--ram ", cluster.host_memory_bytes_per_node, larger.host_memory_bytes_per_node),
-        ("--nvme PATH:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
+        (f"--nvme {cluster.nvme_path or 'PATH'}:", cluster.nvme_bytes_per_node, larger.nvme_bytes_per_node),
     )
     return " ".join(f"{flag}{new >> 30}GiB" for flag, old, new in amounts if new is not None and new != old)

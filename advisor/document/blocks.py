@@ -203,13 +203,14 @@ class Diff(NamedTuple):
 
 class Chart(NamedTuple):
     """A chart of a report. table: its figures, folded. printed: what a terminal draws. caption: a line above it in a
-    report."""
+    report. guide: the same of what one can do with it on a screen, which paper leaves out."""
 
     drawing: Drawing
     table: Table | None = None
     printed: Drawing | None = None
     table_title: str = "Figures as a table"
     caption: str = ""
+    guide: str = ""
 
 
 class Fact(NamedTuple):

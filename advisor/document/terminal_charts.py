@@ -275,11 +275,12 @@ def _cell(
 
 
 def _names_below(chart: Lines, columns: int) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the stretches in a row of words and a row of numbers at their columns, and the words of the
-    used initials."""
+    """Return the names of the stretches in a row of words and a row of numbers at their columns, and what stands for
+    what, with the words that have no name."""
     begins = [(column_of(x, chart.xs, columns), name) for x, name in chart.spans]
     names = stretch_names(begins, columns, cell_len)
-    return [line for line in map(_placed, (names.words, names.numbers)) if line], names.meanings
+    unnamed = {"without a name:": ", ".join(names.unnamed)} if names.unnamed else {}
+    return [line for line in map(_placed, (names.words, names.numbers)) if line], names.meanings | unnamed
 
 
 def _placed(names: Sequence[tuple[str, float]]) -> str:

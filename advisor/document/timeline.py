@@ -37,6 +37,8 @@ class StretchNames(NamedTuple):
     """The iterations."""
     meanings: dict[str, str]
     """What stands for what: the words by their initials, and `iterations` by bare numbers."""
+    unnamed: tuple[str, ...] = ()
+    """Words without room for a name, if others have it."""
 
 
 def stretch_names(
@@ -65,7 +67,8 @@ def stretch_names(
     used = {name for name, _ in words}
     meanings = {initial: word for word, initial in shown.items() if initial != word and initial in used}
     meanings |= {" ".join(sorted(firsts, key=int)): f"{_ITERATION}s"} if firsts and not title else {}
-    return StretchNames(words, numbers, meanings)
+    unnamed = tuple(word for word, name in shown.items() if used and name not in used)
+    return StretchNames(words, numbers, meanings, unnamed)
 
 
 def _initial(word: str, words: Iterable[str]) -> str:

@@ -65,6 +65,7 @@ class NamesBelow(NamedTuple):
         found = stretch_names([(x_of(x), name) for x, name in chart.spans], x_of.end, _room)
         rows = [[*_apart(names)] for names in (found.words, found.numbers) if names]
         meanings = [("", f"{short}: {meaning}") for short, meaning in found.meanings.items()]
+        meanings += [("", f"without a name: {', '.join(found.unnamed)}")] * bool(found.unnamed)
         return cls(rows, [place for _, place in found.numbers], meanings)
 
     @property

@@ -1,7 +1,7 @@
 // Makes the buttons above code: one copies it, the other saves it as a file. words: their texts.
 function codeButtons(root, words) {
   for (const button of root.querySelectorAll("button[data-copy], button[data-save]")) {
-    const code = button.closest(".copy").querySelector("code"), file = button.dataset.save;
+    const code = button.closest(".copy, .command").querySelector("code"), file = button.dataset.save;
     const title = file ? words.save : words.copy;
     button.textContent = title;
     button.onclick = () => {

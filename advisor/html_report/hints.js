@@ -22,10 +22,12 @@ addEventListener("pointermove", (event) => {
   target ? showHint(target, event.clientX, event.clientY) : hideHint();
 });
 addEventListener("focusin", (event) => {
-  const target = event.target;
-  if (!target.closest("svg.picture") || !target.matches(":focus-visible")) return hideHint();
-  const box = target.getBoundingClientRect();
-  showHint(target, box.left, box.bottom - 14);
+  const target = event.target, picture = target.closest("svg.picture");
+  if (!picture || !target.matches(":focus-visible")) return hideHint();
+  const box = target.getBoundingClientRect(), whole = picture.getBoundingClientRect();
+  showHint(target, box.left, whole.bottom - 14);  // the other rows stay in sight
+  const tall = hint.getBoundingClientRect().height;
+  if (whole.bottom + 4 + tall > innerHeight) hint.style.top = Math.max(4, whole.top - tall - 4) + "px";
 });
 addEventListener("focusout", hideHint);
 addEventListener("scroll", hideHint, { passive: true });

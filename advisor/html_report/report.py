@@ -41,6 +41,9 @@ _CLASSES: Mapping[doc.Style, str] = {
     "unknown": "lead strong",
 }
 
+_SEVERITIES = ("good", "unsure", "bad", "advice", "unknown")
+"""Styles of marks that are a badge."""
+
 SCRIPTS = ("copy.js", "hints.js")
 """Scripts of a report that the page has, too."""
 
@@ -106,10 +109,12 @@ def draw_blocks(blocks: Iterable[doc.Block]) -> Markup:
 
 def _block(block: doc.Block) -> Markup | None:
     match block:
-        case doc.Sentence(text, style, mark=mark):
-            words = f"{mark}{text}"
-            look = _classes(_CLASSES[style], "finding" * (mark == mark.lstrip() != ""))
-            return element("p", _with_whole_flags(glued(words.strip(), "\N{NO-BREAK SPACE}")), class_=look)
+        case doc.Sentence(text, style, mark=mark, mark_style=mark_style):
+            is_badge = mark_style in _SEVERITIES and mark == mark.lstrip() != ""
+            badge = element("span", mark, class_=_classes("badge", mark_style)) if is_badge else None
+            words = glued((text if is_badge else f"{mark}{text}").strip(), "\N{NO-BREAK SPACE}")
+            look = _classes(_CLASSES[style], "finding" * is_badge)
+            return element("p", badge, " " if is_badge else None, _with_code(words), class_=look)
         case doc.Line(text, style, mark=mark):
             return element("p", f"{mark}{text}", class_=_CLASSES[style])
         case doc.Table():
@@ -122,15 +127,15 @@ def _block(block: doc.Block) -> Markup | None:
             text = "\n".join(lines) if isinstance(block, doc.Code) else _with_breaks("\n".join(lines))
             code = element("pre", element("code", text), tabindex="0")
             return element("div", element("span", button, save, class_="buttons"), code, class_="copy")
-        case doc.Verbatim(lines):
+        case doc.Verbatim(lines) if any(lines):
             return element("pre", "\n".join(lines), tabindex="0")
         case doc.Excerpt():
             return element("pre", "\n".join(block.texts(doc.EXCERPT_COLUMNS)), tabindex="0")
         case doc.Diff():
             return element("pre", "\n".join(block.lines()), tabindex="0")
         case doc.Chart():
-            caption = element("p", block.caption, class_=_CLASSES["dim"]) if block.caption else None
-            return joined(caption, _figure(block))
+            notes = (block.caption, _CLASSES["dim"]), (block.guide, _classes(_CLASSES["dim"], "screen"))
+            return joined(*(element("p", line, class_=look) for line, look in notes if line), _figure(block))
         case doc.Facts(facts):
             tiles, others = (
                 [_fact(fact) for fact in facts if bool(fact.figure) == is_tile and not fact.is_subject]
@@ -145,6 +150,21 @@ def _block(block: doc.Block) -> Markup | None:
         case doc.Beside(inner, beside):
             return draw_blocks((*inner, *beside))
     return None
+
+
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text with what stands between backticks as code; a command with arguments can be copied."""
+    return joined(*(_code(part) if at % 2 else _with_whole_flags(part) for at, part in enumerate(_CODE.split(text))))
+
+
+def _code(text: str) -> Markup:
+    code = element("code", text)
+    if not re.search(r"\s", text):
+        return code
+    return element("span", code, " ", element("button", type="button", data_copy=True), class_="command")
 
 
 _FLAG = re.compile(r"(--[a-z][a-z0-9-]*)")

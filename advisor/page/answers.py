@@ -14,7 +14,7 @@ from ... import __version__
 from ...ds_configs.files import CONFIG_NAME
 from ...ds_configs.job import JOB_KINDS
 from ...ds_configs.record import RECORD_KEY
-from ...estimators.errors import ClusterError, DsAdviseError
+from ...estimators.errors import ClusterError, DsAdviseError, UnknownModelError
 from ...estimators.gpu_catalogue import gpus
 from ...estimators.json_form import to_json
 from ...estimators.models import catalogue
@@ -37,6 +37,7 @@ from ..text.units import capitalised, ended, gib, rate
 from .options import (
     OPTIONS,
     PASTED_TEXT,
+    OfTerminalError,
     State,
     described_options,
     error_offers,
@@ -99,8 +100,9 @@ def answer(request: str) -> Iterator[str]:
     answer.
     """
     asked = json.loads(request)
-    language, (state, warnings) = asked_language(asked), without_waiting(asked["state"])
+    language = asked_language(asked)
     try:
+        state, warnings = without_waiting(asked["state"])
         found = answer_question(state_question(state, warnings.append))
     except DsAdviseError as error:
         yield json.dumps(_error(error, asked["state"]))
@@ -239,7 +241,8 @@ def _error(error: DsAdviseError, state: State = MappingProxyType({})) -> dict[st
         "names": error_options(error, state),
         "offers": error_offers(error),
         "used": given_counts(state),
-        "line": state_command(state),
+        # An error of the terminal too has no command that runs; a model may be known there.
+        "line": state_command(state) if isinstance(error, UnknownModelError | OfTerminalError) else "",
     }
 
 

@@ -36,11 +36,13 @@ _SHA_512 = (
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """Files of Pyodide."""
 
+PAGE_SCRIPTS = ("question.js", "controls.js", "field_links.js", "answer.js", "sources.js", "lint_form.js", "page.js")
+"""Scripts of the page alone, in the order of loading; the last one starts it."""
+
 TYPES = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    **dict.fromkeys(SCRIPTS, "text/javascript; charset=utf-8"),
+    **dict.fromkeys((*SCRIPTS, *PAGE_SCRIPTS), "text/javascript; charset=utf-8"),
     "icon.svg": "image/svg+xml",
 }
 """Media types of the page's own files."""

@@ -22,8 +22,8 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ..advise import build_question
 from ..question.effective import effective_objectives, impossible_options, impossible_words, warnings_of_method
-from ..question.gpu_text import OR_THIS_MACHINE, described_cluster
-from ..question.job import NEED_AMOUNT, has_amount
+from ..question.gpu_text import OR_THIS_MACHINE, counts_in, described_cluster, meant_gpus
+from ..question.job import NEED_AMOUNT, check_epochs, has_amount, parse_price
 from ..question.model_source import guessed_name, id_in_address, model_shape
 from ..question.option import KIBI, Option, parse_count
 from ..question.options import GROUPS, CpuOptions, ModuleOptions, names_in
@@ -32,6 +32,11 @@ from ..question.question import Question
 
 if TYPE_CHECKING:
     from ...validate.lint.document import Document
+
+
+class OfTerminalError(DsAdviseError):
+    """What a terminal can answer and the page cannot."""
+
 
 PASTED = "./config.json"
 """Model name of a pasted `config.json`; the same name is the file in the command line."""
@@ -106,7 +111,7 @@ def state_options(state: State) -> dict[str, Any]:
     unknown options and values."""
     given = {name: text for name, text in state.items() if name not in ("model", "config") and text}
     if _AUTO.fullmatch(given.get("gpus", "auto").strip()):
-        raise WorkloadError(
+        raise OfTerminalError(
             "the page cannot see this machine's GPUs", fix="write --gpus 2x24GB, 8xA100-80GB or 4x8xH100, for example"
         )
     values = {name: _value(name, text) for name, text in given.items()}
@@ -119,9 +124,13 @@ _AUTO = re.compile(r"(\d+x)*auto", re.IGNORECASE)
 
 def without_waiting(state: State) -> tuple[State, list[str]]:
     """Return the state without the options that need an amount of training while none is given, and a warning for each:
-    the fields of both are filled one after the other."""
+    the fields of both are filled one after the other. Raises WorkloadError for values that they cannot have."""
     given = {name: text for name, text in state.items() if text}
     waiting = [] if has_amount(given) else [name for name in given if name.replace("-", "_") in NEED_AMOUNT]
+    values = {name: _value(name, given[name]) for name in waiting}
+    check_epochs(values.get("epochs"), values.get("eval-split", 0.0))
+    if "price" in values:
+        parse_price(values["price"])
     left = {name: text for name, text in state.items() if name not in waiting}
     return left, [f"--{name} has no effect yet: time and cost need --samples or --tokens" for name in waiting]
 
@@ -268,7 +277,7 @@ CORRECT = '"Correct them"'
 
 _FIX = re.compile(r"--fix\b(?!-)")
 
-_PASSED = re.compile(r"\bpass (?=--([a-z][a-z-]*))")
+_PASSED = re.compile(r"\bpass (--([a-z][a-z-]*)(?: [^\s,;.]+)?)")
 """What one does with an option in a terminal; a field is set."""
 
 
@@ -285,7 +294,9 @@ def page_fix(fix: str) -> str:
     }
     if fix in own:
         return own[fix]
-    fix = _PASSED.sub(lambda found: "set " if found[1] in OPTIONS else found[0], _FIX.sub(CORRECT, fix))
+    fix = _PASSED.sub(
+        lambda found: f"set {found[1]}" if found[2] in OPTIONS else f"{found[0]} in a terminal", _FIX.sub(CORRECT, fix)
+    )
     without = _ALTERNATIVE.sub(lambda found: found[0] if found[1] in OPTIONS else "", fix)
     return without.replace(OR_THIS_MACHINE, "")
 
@@ -350,6 +361,8 @@ def _value(name: str, text: str) -> Any:
     if len(text) > _LONGEST_TEXT:
         raise WorkloadError(f"--{name} is a text of {len(text):,} characters", fix="shorten it")
     words = _known_words(option)
+    if (word := text.strip().casefold()) in (words or option.choices):
+        text = word
     if words and text not in words:
         raise WorkloadError(f"{text!r} is not a value of --{name}", fix=f"choose {', '.join(filter(None, words))}")
     if option.kind == "switch":
@@ -371,11 +384,13 @@ def _forms(option: Option) -> str:
 
 def without_counts(error: ClusterError, gpus: str) -> None:
     """Write only the kind of GPU in an error about it, since the counts before it are those of the page's own
-    fields."""
+    fields. Counts in the kind, as of `8 H100`, are given in their place."""
     kind = _COUNTS.sub("", gpus)
     try:
         described_cluster(kind)
-    except ClusterError:
+    except ClusterError as of_kind:
+        if counts_in(meant_gpus(kind)) != (None, None):
+            error.fix = of_kind.fix
         shown = f" {kind[:40]!r}" if kind else ""
         error.what = error.what.replace(f"--gpus {gpus.strip()[:40]!r}", f"--gpus{shown}")
 

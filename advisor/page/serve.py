@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -88,9 +90,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         with self.turn:
-            for part in _parts(begun(asked)):
+            parts = _parts(begun(asked))
+            while not self._has_left() and (part := next(parts, None)) is not None:
                 self.wfile.write(f"{part}\n".encode())
                 self.wfile.flush()
+
+    def _has_left(self) -> bool:
+        """Whether the browser closed the connection: it has a newer question, which waits for its turn."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def _is_ours(self) -> bool:
         """Whether the request comes from the page and not from another site in this browser."""

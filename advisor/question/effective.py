@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import select_parts
@@ -37,14 +37,39 @@ def warnings_of_method(options: Iterable[Option], method: str) -> Iterator[str]:
 
 def impossible_words(name: str) -> dict[Objective, list[str]]:
     """Return the words of an option that an objective refuses, by objective; empty for an option that has none."""
-    if name != "loss":
+    obstacles: Mapping[str, Callable[[str, Objective], bool]] = {
+        "loss": lambda word, objective: word not in ("auto", *OBJECTIVES[objective].losses),
+        "framework": lambda word, objective: bool(obstacle_to_framework(word, objective)),
+    }
+    if name not in obstacles:
         return {}
-    words = [word for word in OPTIONS[name].choices if word != "auto"]
     return {
         objective: refused
-        for objective, spec in OBJECTIVES.items()
-        if (refused := [word for word in words if word not in spec.losses])
+        for objective in OBJECTIVES
+        if (refused := [word for word in OPTIONS[name].choices if obstacles[name](word, objective)])
     }
+
+
+_TOOL_ROLLOUTS: Mapping[str, tuple[Objective, ...]] = {
+    # LLaMA-Factory ff6d4d1 train/tuner.py: of these only the stage ppo, with a loop of its own (train/ppo/trainer.py).
+    "llama-factory": (),
+    # axolotl 067b021 utils/schemas/enums.py RLType
+    "axolotl": ("grpo",),
+    # ms-swift 3602360 swift/arguments/rlhf_args.py rlhf_type
+    "ms-swift": ("grpo", "ppo"),
+}
+"""Objectives with completions that the tools train by TRL's trainers."""
+
+
+def obstacle_to_framework(framework: str, objective: Objective) -> str:
+    """Return why a value of `--framework` does not train an objective as it is counted, which is by TRL's trainer if it
+    has one; "" if it does. `hf` and `deepspeed` say who reads the configuration."""
+    spec = OBJECTIVES[objective]
+    if framework == "trl" and spec.labels is not None and not spec.trainer:
+        return "TRL's trainers have no such loss"
+    if spec.rollouts is not None and objective not in _TOOL_ROLLOUTS.get(framework, (objective,)):
+        return f"TRL's own trainer is what is counted, and {framework} has another or none"
+    return ""
 
 
 def impossible_options(model: ModelShape) -> frozenset[str]:

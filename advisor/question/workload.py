@@ -30,7 +30,7 @@ from ...estimators.workload import (
     Software,
     Workload,
 )
-from .effective import effective_objectives
+from .effective import effective_objectives, obstacle_to_framework
 from .options import OPTIONS, fill_defaults
 from .rollouts import build_rollouts
 
@@ -87,11 +87,11 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
         head = "summary" if options["loss"] == "value-head" else find_classifier(model).module
         saved = tuple(dict.fromkeys((*(saved or ()), head)))
     framework: Framework = "trl" if objective.trainer else "hf" if tool in TOOL_SOFTWARE else tool  # type: ignore[assignment]
-    if framework == "trl" and objective.labels is not None and not objective.trainer:
+    if obstacle := obstacle_to_framework(tool, options["objective"]):
         raise WorkloadError(
-            f"--framework trl cannot be used with --objective {options['objective']}",
-            why="TRL's trainers have no such loss",
-            fix="leave --framework out",
+            f"--framework {tool} cannot be used with --objective {options['objective']}",
+            why=obstacle,
+            fix=f"leave --framework out{' for the trainer of TRL' * bool(objective.trainer)}",
         )
     converted: dict[str, Any] = {
         "lora_dropout": dropout if adapted else 0.0,
@@ -211,7 +211,13 @@ def plan_settings(
 
             own = field.removeprefix("zero_optimization.")
             near = [own] if own in types else get_close_matches(own[:100], types)
-            fix = f"did you mean {', '.join(near)}?" if near else f"set one of {', '.join(types)}"
+            # As the help has them; those of a plan are keys of the ds_config.
+            known = ", ".join(near or types).replace("_", "-" if kind is Software else "_")
+            fix = f"did you mean {known}?" if near else f"set one of {known}"
+            parts = re.fullmatch(r"([\w-]+)[\s:]+(\S+)", str(name).strip())
+            if parts and parts[1].replace("-", "_").lower() in types:  # `transformers 4.45`
+                given = {each: each_value for each, each_value in settings.items() if each != name}
+                fix = f"pass {option} {settings_text({parts[1]: parts[2], **given})}"
             if passed := meant_option(own.replace(".", "_"), str(value)):
                 fix = f"pass {passed}"
             raise WorkloadError(f"{option} has no setting {str(name)[:40]!r}", fix=fix)
@@ -223,6 +229,12 @@ def named_settings(text: str) -> dict[str, str]:
     """The values by name of a text such as `a=1,b`, in which a name alone means yes; `==` is pip's `=`."""
     words = [word.partition("=") for word in text.split(",") if word.strip()]
     return {name.strip(): value.removeprefix("=").strip() or "yes" for name, _, value in words}
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """The text of such values by name."""
+    words = ((name, value if isinstance(value, str) else str(value)) for name, value in settings.items())
+    return ",".join(name if value.lower() in ("yes", "true") else f"{name}={value}" for name, value in words)
 
 
 def meant_option(name: str, value: str) -> str:

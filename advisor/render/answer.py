@@ -204,13 +204,15 @@ def memory_and_time_blocks(
         bar = memory_bar(shown.memory.components, gpu_limit(cluster))
         chart = doc.Chart(bar, printed=bar)
         if charts:
-            note = (
-                f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut. "
+            caption = (
+                f"The best plan of every strategy. The dashed line is the memory of the {device}; longer bars are cut."
+            )
+            guide = (
                 'The table below has the figures; "Where the figures come from" has their formulas and sources. '
                 "With a mouse, pointing at a part shows them too."
             )
-            memory.append(Sentence(note, "dim"))
-            chart = memory_chart(best_plans(answer), cluster, chosen=shown)._replace(printed=bar)
+            chart = memory_chart(best_plans(answer), cluster, chosen=shown)
+            chart = chart._replace(printed=bar, caption=caption, guide=guide)
         memory.append(chart)
         times: list[doc.Block] = []
         if chosen is not None and "time" not in left_out and not charts:  # a report has a chart of every plan's time

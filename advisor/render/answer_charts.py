@@ -9,7 +9,7 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
-from ..document.charts import Drawing, Lines, StackedBars
+from ..document.charts import GIB, Drawing, Lines, StackedBars
 from ..search.candidate import LIKELY, Candidate, lacking
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
@@ -55,7 +55,7 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
         "training."
     )
     hosts = {name: host_parts(plan.memory) for name, plan in plans.items()}
-    yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", gib)
+    yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", GIB.part)
     yield Heading("Time of a step", "time")
     times = time_chart(plans, chosen=chosen)
     cut = "; longer bars are cut" if isinstance(times.drawing, StackedBars) and times.drawing.is_cut else ""

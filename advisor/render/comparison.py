@@ -25,13 +25,12 @@ from ..document.blocks import (
     Tone,
     make_figure,
 )
-from ..document.charts import MS
-from ..question.question import Question
+from ..document.charts import GIB, MS
 from ..search.candidate import Candidate, candidate_duration, chance
 from ..search.choice import SAME_SPEED
 from ..text.job import hours, money
 from ..text.labels import checkpointing_label, cluster_title, component_title, method_title, phase_title
-from ..text.units import counted_noun, gib, percent, printable, rate, times
+from ..text.units import counted_noun, gib, percent, printable, rate, three_digits, times
 from .configuration import value_label
 
 _HEAD = "", "A", "B", "B vs A", "better"
@@ -70,7 +69,7 @@ def comparison_document(comparison: Comparison) -> Document:
         blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
     if comparison.question is not None:
-        subject = _subject_of(comparison.question)  # the sides stand below
+        subject = _subject_of(comparison)  # the sides stand below
     candidates = comparison.candidates
     is_sure = all(plan.fit.fits for plan in candidates) and not any(side.refused for side in comparison.sides)
     tone: Tone = "good" if is_sure else "unsure"
@@ -132,11 +131,15 @@ def _speed(first: Candidate, second: Candidate, where: str) -> str:
     return f"Both fit{where}; {faster} is {times(by)} as fast."
 
 
-def _subject_of(question: Question) -> str:
+def _subject_of(comparison: Comparison) -> str:
     """Return the model, its training and the machines."""
+    question = comparison.question
+    assert question is not None, "plans have a question"
+    workloads = [side.settings.workload or question.workload for side in comparison.sides]
+    precision = " and ".join(dict.fromkeys(workload.precision for workload in workloads))
     return (
-        f"{question.model.name} · {method_title(question.workload)} · sequence {question.workload.seq_len} · "
-        f"{cluster_title(question.cluster)}"
+        f"{question.model.name} · {method_title(question.workload)} · {precision} · "
+        f"sequence {question.workload.seq_len} · {cluster_title(question.cluster)}"
     )
 
 
@@ -186,7 +189,7 @@ def _figures(comparison: Comparison) -> Iterator[Block]:
     if jobs and (price := question.price) is not None:
         costs = [job and job.cost(price) for job in running]
         ratio("cost of the job", costs, lambda cost: money(cost, price.currency), -1)
-    yield Facts([Fact("model", "", _subject_of(question), is_subject=True)])
+    yield Facts([Fact("model", "", _subject_of(comparison), is_subject=True)])
     yield Gap()
     yield Table(_HEAD, rows, _WIDTHS, optional=(3,))
     for name, side in zip("AB", comparison.sides, strict=True):
@@ -279,9 +282,8 @@ def _differences(differences: Sequence[Difference], *, with_meanings: bool) -> I
         meaning = [found.meaning] * (with_meanings and bool(found.meaning))
         rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
     if rows:
-        title = "Differences"
-        yield Heading(title, "differences", printed=False)
-        yield Table([title, "A", "B"], rows, _KEY_WIDTHS)
+        yield Heading("Differences", "differences", printed=False)
+        yield Table(["Keys that differ", "A", "B"], rows, _KEY_WIDTHS)
         if not with_meanings:
             yield Sentence("ds-advise explain KEY says what a key decides.", "dim")
     idle = [printable(found.key) for found in differences if not found.acts]
@@ -309,14 +311,14 @@ def _basis(comparison: Comparison) -> Iterator[str]:
 
 
 def _sizes(first: float, second: float) -> tuple[Figure, Figure, Figure]:
-    one, other = (Figure(gib(int(size)) if size else NOTHING, size) for size in (first, second))
+    one, other = (Figure(GIB.part(size) if size else NOTHING, size) for size in (first, second))
     is_same = one.text == other.text
     return one, other, Figure("=") if is_same else _signed(gib(int(abs(second - first))), second - first)
 
 
 def _durations(first: float, second: float) -> tuple[Figure, Figure, Figure]:
     def write(duration: float) -> str:
-        return NOTHING if duration < 0.005 else f"{duration:,.0f}" if duration >= 99.5 else f"{duration:.3g}"
+        return NOTHING if duration < 0.005 else three_digits(duration)
 
     one, other, change = make_figure(first, write), make_figure(second, write), second - first
     is_same = one.text == other.text or abs(change) <= _SAME * max(first, second)

@@ -24,10 +24,13 @@ from ..text.labels import (
     shape_label,
     time_family,
 )
-from ..text.units import gib, rate, seconds
+from ..text.units import gib, rate, seconds, three_digits
 
 MOST_MEMORY = 2.0
 """Plans that need more than this multiple of the GPU's memory are left out or cut."""
+
+_SMALL = 0.02
+"""Share of a step below which the description of a bar leaves a part out."""
 
 _SLOWEST = 3.0
 """Bars of time are cut at this multiple of the time of the fastest plan that fits."""
@@ -136,12 +139,16 @@ def time_bars(
     for name, plan in plans.items():
         step_s, terms = plan.time.step_s, plan.time.terms if with_sources else ()
         scale = tokens / plan.tokens_per_s / step_s
+        largest = sorted(((each_s, part) for part, each_s in plan.time.components.items()), reverse=True)
+        parts = ", ".join(
+            f"{component_title(part)}: {seconds(each_s)}" for each_s, part in largest if each_s >= _SMALL * step_s
+        )
         bars.append(
             Bar(
                 label=name,
                 parts=_parts(plan.time.components, scale, time_family, _step_share(step_s), terms),
                 note=f"{rate(plan.tokens_per_s)} tokens/s" if plan.fit.fits else plan.fit.reason,
-                words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}",
+                words=f"{name}, {shape_label(plan.plan)}: a step of {seconds(step_s)}, {plan.fit.reason}. {parts}",
                 chosen=plan is chosen,
                 faded=not plan.fit.fits,
             )
@@ -198,14 +205,20 @@ def chart_with_table(
 def memory_chart(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> Chart:
     """Return memory of a GPU by component, with formulas and sources."""
     bars = memory_bars(plans, cluster, chosen=chosen, with_sources=True)
-    return chart_with_table(bars, {name: plan.memory.components for name, plan in plans.items()}, "GiB", gib)
+    return chart_with_table(bars, {name: plan.memory.components for name, plan in plans.items()}, "GiB", GIB.part)
 
 
 def time_chart(plans: Mapping[str, Candidate], *, chosen: Candidate | None = None) -> Chart:
-    """Return the time of 1,000 tokens by component, with formulas and sources; its table has the time of a step."""
+    """Return the time of 1,000 tokens by component, with formulas and sources; its table is in the unit of the axis."""
     bars = time_bars(plans, chosen=chosen, with_sources=True)
-    parts = {name: plan.time.components for name, plan in plans.items()}
-    return chart_with_table(bars, parts, "of one step", seconds)
+    unit = bars.unit
+    parts = {
+        name: {part: 1000 * each_s / plan.time.tokens_per_step for part, each_s in plan.time.components.items()}
+        for name, plan in plans.items()
+    }
+    return chart_with_table(
+        bars, parts, f"{unit.title} per 1,000 tokens", lambda part_s: three_digits(part_s / unit.size)
+    )
 
 
 def pareto_optimal(plans: Iterable[Candidate], cluster: Cluster, chosen: Candidate | None) -> list[Candidate]:

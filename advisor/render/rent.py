@@ -34,8 +34,8 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     if advice.recommended is not None:
         blocks += [Sentence("Details:"), Commands([advice.advise_command(advice.recommended)])]
     blocks.append(Heading("Cost and hours", "cost", printed=False))
-    bars = None if chosen is None else _chart(advice)
-    if chosen is None or bars is None:
+    bars = None
+    if chosen is None:
         blocks += map(Sentence, _left_out(advice, all_offers=all_offers))
         if advice.could_join_more:
             most, verb = counted_noun(advice.most_nodes, "machine"), "was" if advice.most_nodes == 1 else "were"
@@ -45,7 +45,8 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
         subjects = training_subject(_same_of_all(chosen.question, shown))
         blocks += [Sentence(subject) for subject in (*subjects, *advice.basis)]
         points = _points(advice, shown) if len(advice.offers) > 2 else None
-        order = "Cost of the job on the machines that no other beats in cost and time, the fastest first"
+        bars = _chart(advice, shown, has_letters=bool(points))
+        order = "Cost of the job on the machines that no other beats in cost and time, the cheapest first"
         scatter: list[Block] = [] if points is None else [Chart(points, printed=points), Gap()]
         table = _table(advice, shown, has_letters=bool(points))
         blocks += [Gap(), *scatter, Chart(bars, caption=order), table, Gap()]
@@ -60,18 +61,29 @@ def rent_document(advice: RentAdvice, *, all_offers: bool = False) -> Document:
     )
 
 
-def _chart(advice: RentAdvice) -> StackedBars:
-    """Return the cost of each machine of the Pareto front, by rising hours, with the budget."""
+def _named(shown: Sequence[Offer], *, has_letters: bool) -> Iterator[tuple[Offer, str, str]]:
+    """Yield the offers of the table with (their letter in the chart of points, if there is one, and a space; their
+    time, all in one unit)."""
+    times = durations(*(offer.figures.duration_s for offer in shown))
+    for offer, time, letter in zip(shown, times, _LETTERS.ljust(len(shown)), strict=False):
+        yield offer, f"{letter} " * has_letters, time
+
+
+def _chart(advice: RentAdvice, shown: Sequence[Offer], *, has_letters: bool) -> StackedBars:
+    """Return the cost of each machine of the Pareto front, in the order and with the names of the table, and the
+    budget."""
     sign, bars = advice.table.sign, []
-    for offer in sorted(advice.front, key=lambda offer: offer.figures.duration_s):
-        job, title = offer.figures, _title(offer)
-        note = f"{money(job.cost, sign)} in {hours(job.duration_s)}"
+    for offer, letter, time in _named(shown, has_letters=has_letters):
+        if not offer.figures.on_pareto_front:
+            continue
+        job, title = offer.figures, f"{letter}{_title(offer)}"
+        note = f"{money(job.cost, sign)} in {time}"
         hint = f"{title}: {note}\n{job.plan.strategy}, {rate(offer.candidate.tokens_per_s)} tokens/s"
         part = Part(name="cost", value=job.cost, ink="weights", hint=hint)
         chosen = offer is advice.recommended
         bars.append(Bar(label=title, parts=(part,), note=note, chosen=chosen, faded=not job.meets_limits))
     return StackedBars(
-        title="Cost of the job, the fastest machines first",
+        title="Cost of the job, the cheapest machines first",
         bars=tuple(bars),
         unit=Unit(advice.table.currency, 1),
         limit=None if advice.budget is None else Limit(advice.budget, money(advice.budget, sign)),
@@ -264,12 +276,11 @@ def _points(advice: RentAdvice, shown: Sequence[Offer]) -> Points:
 def _table(advice: RentAdvice, shown: Sequence[Offer], *, has_letters: bool) -> Table:
     """Return the table of offers. has_letters: whether the chart of points, of which they are the key, is shown."""
     rows = []
-    times = durations(*(offer.figures.duration_s for offer in shown))
-    for offer, time, letter in zip(shown, times, _LETTERS.ljust(len(shown)), strict=False):
+    for offer, letter, time in _named(shown, has_letters=has_letters):
         job = offer.figures
         condition = " ?" if job.is_conditional else ""
         cells = (
-            f"{f'{letter} ' * has_letters}{_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
+            f"{letter}{_title(offer)}{condition}{'' if job.meets_limits else ' *'}",
             Figure(time, job.duration_s),
             Figure(money(job.cost, ""), job.cost),
             Figure(_ram_figures(offer), job.plan.host_bytes_per_node),

@@ -43,6 +43,9 @@ _FAILURE_SENTENCES = {
     "no_step": "It ran to its end without a step of DeepSpeed: nothing was measured.",
 }
 
+_HAPPENED = {"hang": "made no progress", "stopped": "was suspended", "timeout": "was the slowest"}
+"""What became of the rank of a failure that is none of its own."""
+
 
 def probe_document(
     answer: ProbeAnswer, config_name: str = CONFIG_NAME, *, warning: str = "", following: str = ""
@@ -85,7 +88,8 @@ def _probe_blocks(answer: ProbeAnswer, warning: str) -> Iterator[doc.Block]:
     if failure is not None:
         found = diagnose_text(failure.details)
         message = "" if found.first else f": {failure.message}"  # else it is in the excerpt
-        yield doc.Sentence(f"Rank {failure.rank} failed first, {failure.when}{message or '.'}")
+        happened = _HAPPENED.get(failure.kind, "failed first")
+        yield doc.Sentence(f"Rank {failure.rank} {happened}, {failure.when}{message or '.'}")
         found = found if found.first else diagnose_text(f"{failure.details}\n{failure.message}")
         shown = [*error_place(found)]
         yield from shown or [doc.Verbatim(failure.details.strip().splitlines()[-12:])]

@@ -122,6 +122,13 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
+def three_digits(value: float) -> str:
+    """Return a figure of a column in one unit: `1,234`, `56.7`, `0.012`, and `<0.001` for less."""
+    if value < 0.9995:
+        return "<0.001" if value < 0.0005 else f"{value:.3f}"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
 def fine_seconds(duration_s: float) -> str:
     """Return a time that may be short: `3.2 s`, `48 ms`, `9.3 us`, `0 s`."""
     return seconds(duration_s) if duration_s >= 0.00095 else amount(duration_s, "s") if duration_s else "0 s"

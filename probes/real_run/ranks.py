@@ -172,7 +172,7 @@ class Rank:
         """What ends its wait for an extension that nobody builds; "" without such a wait."""
         if self._builder != "":
             return ""
-        return f"rm {shlex.quote(self.latest['waits_for'])}, unless another machine builds it"
+        return f"`rm {shlex.quote(self.latest['waits_for'])}`, unless another machine builds it"
 
     @property
     def is_stuck(self) -> bool:

@@ -165,7 +165,7 @@ def test_figures_and_charts_stand_before_the_keys(files: dict[str, str]) -> None
     """Meanings of keys are printed only where there are no figures."""
     meaning = meaning_of("train_micro_batch_size_per_gpu").partition(":")[0]
     text = text_of(compare(files["offload"], files["zero3"], comparison_context("Qwen2.5-7B", **WHERE)))
-    places = [text.index(part) for part in ("tokens/s", "Memory per GPU", "Time, ms", "Differences", "Evidence")]
+    places = [text.index(part) for part in ("tokens/s", "Memory per GPU", "Time, ms", "Keys that differ", "Evidence")]
     assert places == sorted(places) and meaning not in text and "ds-advise explain KEY" in text
     text = text_of(compare(files["offload"], files["zero3"]))
     assert meaning in text and "explain KEY" not in text

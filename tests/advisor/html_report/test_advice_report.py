@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -69,11 +70,33 @@ def test_the_ladder_has_the_figures_of_json(page: Page, answer: dict[str, Any]) 
 def test_the_tables_of_the_charts_have_the_figures_of_json(
     page: Page, answer: dict[str, Any], section: str, field: str
 ) -> None:
-    """Every part of every plan."""
+    """Every part of every plan; times are those of the chart, of 1,000 tokens."""
     rows = [row for row in page.sections[section] if row]
     for index, plan in enumerate(answer["candidates"], start=1):
+        tokens = plan["step_seconds"] * plan["tokens_per_second"]
+        scale = 1000 / tokens if field == "time_components" else 1
         shown = sorted(value for row in rows if (value := row[index][1]))
-        assert shown == sorted(value for value in plan[field].values() if value)
+        assert shown == pytest.approx(sorted(scale * value for value in plan[field].values() if value), rel=1e-9)
+
+
+def test_a_column_of_times_has_the_unit_of_its_chart(page: Page) -> None:
+    figures = [text for row in page.sections["time"] if row for text, value in row if value is not None]
+    assert "s per 1,000 tokens" in page.text and len(figures) > 20
+    assert [text for text in figures if not re.fullmatch(r"<?[\d,.]+", text)] == []
+
+
+def test_a_part_that_is_less_than_a_figure_is_not_shown_as_nothing(page: Page) -> None:
+    figures = [text for name in ("memory", "ram") for row in page.sections[name] for text, value in row if value]
+    assert "<0.01" in figures and "0.00" not in figures
+
+
+def test_a_bar_of_time_is_described_with_its_parts(page: Page) -> None:
+    (words,) = {
+        value
+        for name, value in page.attributes
+        if name == "aria-label" and value.startswith("zero3, ") and "a step of" in value
+    }
+    assert re.search(r"x VRAM\. .*matrix products: \d+ s", words)
 
 
 def test_every_part_shows_its_bytes_formula_and_source(page: Page, answer: dict[str, Any]) -> None:
@@ -204,3 +227,30 @@ def test_the_buttons_do_not_cover_the_code(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         overlaps = thread.submit(covered, (1200, 800, 400)).result()
     assert overlaps and not any(overlaps)
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="there is no Chromium")
+def test_paper_has_what_is_open_and_a_focused_bar_leaves_the_others_in_sight(tmp_path: Path) -> None:
+    """Without what one does on a screen."""
+    pytest.importorskip("playwright")
+    path = tmp_path / "report.html"
+    assert run([*QUESTION, "--no-write", "--quiet", "--html", str(path)]) == 0
+
+    def shown() -> tuple[list[bool], bool]:
+        with browser() as opened:
+            tab = opened.new_page(viewport={"width": 1000, "height": 900})
+            tab.goto(path.as_uri())
+            tab.locator("#time .wide .row").first.scroll_into_view_if_needed()
+            tab.locator("#time .wide .row").first.focus()
+            tab.keyboard.press("Tab")
+            tip, chart = (tab.locator(each).bounding_box() for each in ("#tip", "#time .wide svg"))
+            tab.locator("#time summary").click()
+            tab.emulate_media(media="print")
+            tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+            places = ("#time table", "#memory table", "#memory .screen", "#figures table")
+            is_apart = tip["y"] >= chart["y"] + chart["height"] or tip["y"] + tip["height"] <= chart["y"]
+            return [tab.locator(place).first.is_visible() for place in places], is_apart
+
+    with ThreadPoolExecutor(1) as thread:
+        visible, is_apart = thread.submit(shown).result()
+    assert visible == [True, False, False, False] and is_apart

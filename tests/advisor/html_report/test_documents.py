@@ -10,6 +10,7 @@ from ds_advise.advisor.document import blocks as doc
 from ds_advise.advisor.document.charts import Bar, Limit, Lines, Panel, Part, StackedBars
 from ds_advise.advisor.document.markdown import markdown_text
 from ds_advise.advisor.document.terminal import line_count
+from ds_advise.advisor.document.timeline import stretch_names
 from ds_advise.advisor.document.translation import translated
 from ds_advise.advisor.html_report.canvas import escaped
 from ds_advise.advisor.html_report.charts import draw
@@ -221,3 +222,10 @@ def test_areas_are_as_high_as_the_terminal_allows(monkeypatch: pytest.MonkeyPatc
         assert len(drawn) == rows and sum("▒" in line for line in drawn) == rows // 2
         assert drawn[-1] == "█" * len(drawn[-1]) and chart[rows].split() == ["forward", "backward"]
         assert chart[rows + 1].split() == ["iteration", "1"]
+
+
+def test_a_stretch_without_room_for_a_name_is_in_the_legend() -> None:
+    """On a telephone the first phases of a run are narrower than a letter."""
+    names = stretch_names([(0, "load"), (1, "forward 1"), (2, "backward 1"), (60, "forward 2"), (61, "")], 90)
+    assert [word for word, _ in names.words] == ["backward"]
+    assert names.unnamed == ("load", "forward")

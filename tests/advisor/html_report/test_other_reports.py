@@ -60,6 +60,8 @@ def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.Capt
         assert found["key"] in page.text
     assert "A: zero2" in picture.read_text()
     assert path.read_text().count("Qwen/Qwen2.5-7B · full fine-tuning") == 2, "the titles of the tab and of the report"
+    assert " · full fine-tuning · bf16 · " in page.text
+    assert ">Differences</h2>" in path.read_text() and ">Differences</th>" not in path.read_text()
     assert f"<time>{date.today().isoformat()}</time>" in path.read_text()
     assert f"<code>{line([*asked, '--json', '--html', str(path), '--plot', str(picture)])}</code>" in path.read_text()
     # The bars of the time are as long as their columns of the table add up to.
@@ -90,6 +92,19 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     known_one = replace(failure, details="ImportError: x.so: undefined symbol: _ZN3c10", message="undefined symbol")
     page = Page(render_html(probe_document(replace(failed, result=replace(result, failure=known_one)))))
     assert "An extension was built for another version of torch" in page.text and "Fix: Reinstall" in page.text
+
+
+def test_a_rank_that_hung_did_not_fail_and_its_fix_can_be_copied(run_of_gpt2: Run) -> None:
+    """Nothing stands where there is no output to show."""
+    result = ran(7.0, world_size=2, device="cpu", tokens_per_step=64)
+    failure = RankFailure(
+        kind="hang", rank=0, phase="load", message="it waits", fix="`rm /x/lock`, unless another machine builds it"
+    )
+    answer = ProbeAnswer(run=run_of_gpt2, result=replace(result, failure=failure), estimate=None, dry_run=None)
+    text = render_html(probe_document(answer))
+    assert "Rank 0 made no progress, during load: it waits" in Page(text).text and "failed first" not in text
+    assert '<pre tabindex="0"></pre>' not in text
+    assert '<code>rm /x/lock</code> <button type="button" data-copy=""></button>' in text
 
 
 @pytest.mark.parametrize(

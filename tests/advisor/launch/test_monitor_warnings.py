@@ -250,7 +250,7 @@ def test_a_suspended_rank_and_one_that_waits_for_a_build_are_named(tmp_path: Pat
     nobody = "rank 1 waits until cpu_adam is built, and no process of this machine builds it"
     assert monitor.outcome(0, None, stopped=True).warnings == (  # at once
         "rank 0 was suspended (SIGSTOP)",
-        f"{nobody} (rm {left}, unless another machine builds it)",
+        f"{nobody} (`rm {left}`, unless another machine builds it)",
     )
     (request.folder / "rank0.jsonl").unlink()
     waits = monitor_of(request)
@@ -277,7 +277,7 @@ def test_a_lock_that_nobody_holds_ends_the_training(tmp_path: Path) -> None:
     failure = monitor.abort_reason()
     assert failure is not None and (failure.kind, failure.fix) == (
         "hang",
-        f"rm {left}, unless another machine builds it",
+        f"`rm {left}`, unless another machine builds it",
     )
     assert monitor.outcome(1, failure, stopped=False).warnings == (), "the failure says it"
     nodes = replace(request.run.cluster, nodes=2)

@@ -16,6 +16,7 @@ from ds_advise.advisor.page.answers import answer, choices, judge
 from ds_advise.advisor.page.options import options_in, state_command, state_question
 from ds_advise.advisor.question.options import GROUPS
 from ds_advise.advisor.question.options import OPTIONS as QUESTION_OPTIONS
+from ds_advise.advisor.render.answer_charts import answer_series
 from ds_advise.ds_configs.job import JOB_KINDS
 
 from tests.helpers import TINY
@@ -119,6 +120,14 @@ def test_a_switch_stands_without_a_value() -> None:
         ({"model": "gpt2", "gpus": "32xH100"}, "--gpus '32xH100' has 32 GPUs"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
+        ({"model": "gpt2", "gpus": "2xcpu"}, "pass --device cpu in a terminal"),
+        ({"model": "gpt2", "gpus": "2x32GB", "price": "cheap"}, "--price 'cheap' is not a price"),
+        ({"model": "gpt2", "gpus": "2x32GB", "epochs": "0"}, "--epochs is 0"),
+        ({"model": "gpt2", "gpus": "2x32GB", "software": "padding"}, "padding-mask"),
+        (
+            {"model": "gpt2", "gpus": "2x32GB", "objective": "ppo", "framework": "axolotl"},
+            "axolotl has another or none",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str], message: str) -> None:
@@ -126,7 +135,8 @@ def test_a_question_that_cannot_be_answered_gets_a_sentence(state: dict[str, str
     assert list(shown) == ["error"]
     assert message.lower() in shown["error"]["sentence"].lower()
     assert "\n" not in shown["error"]["sentence"]
-    assert bool(shown["error"]["line"]) == bool(state.get("model") or state.get("config")), "else it asks nothing"
+    of_terminal = state.get("model") == "gpt-17" or "auto" in state["gpus"]
+    assert bool(shown["error"]["line"]) == of_terminal, "a terminal has the same errors of other fields"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +177,7 @@ def test_an_error_names_the_fields_that_it_is_about(state: dict[str, str], names
         ({"model": "gpt2", "gpus": "4x"}, "gpus", ["4x24GB", "4xA100-80GB"]),
         ({"model": "gpt2", "gpus": "2x80"}, "gpus", ["2x80GB"]),
         ({"model": "gpt2", "micro-batch": "3", "global-batch": "32"}, "micro-batch", ["2"]),
+        ({"model": "gpt2", "software": "transformers 4.45"}, "software", ["transformers=4.45"]),
     ],
 )
 def test_values_that_an_error_says_to_write_are_offered(state: dict[str, str], option: str, values: list[str]) -> None:
@@ -179,7 +190,7 @@ def test_values_that_an_error_says_to_write_are_offered(state: dict[str, str], o
         assert text in rest and text.endswith(value)
         rest = rest.partition(text)[2]
         state_question(state | {name: value})
-    quoted = re.findall(r"'(\w[\w-]*)'", error["sentence"])
+    quoted = re.findall(r"'(\w[\w-]*)'", error["sentence"])  # one word, as a name or a number
     assert quoted in ([], [state[option].removeprefix("2x")])
 
 
@@ -392,3 +403,34 @@ def test_everything_that_can_be_chosen_is_offered() -> None:
     assert len(offered["models"]) > 250 and len(offered["gpus"]) > 90
     state = {"model": offered["models"][0], "gpus": f"2x{offered['gpus'][0]}"}
     assert "error" not in parts(state)
+
+
+@pytest.mark.parametrize("written", ["8 H100", "8*H100", "8H100", "H100x8"])
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+def test_a_count_in_the_field_of_the_gpu_takes_the_place_of_that_beside_it(written: str, per_node: int) -> None:
+    """As the terminal reads it: 8 of them, and not 8 for each of those that the other field has."""
+    error = parts({"model": "gpt2", "gpus": f"{per_node}x{written}"})["error"]
+    assert [value for _, value, _ in error["offers"]] == ["8xH100"]
+
+
+@pytest.mark.parametrize("option", ["seq-len", "micro-batch"])
+def test_a_word_in_any_case_is_the_same(option: str) -> None:
+    state = {"model": "gpt2", "gpus": "2x24GB"}
+    assert state_question({**state, option: "MAX"}) == state_question({**state, option: "max"})
+
+
+def test_tools_that_do_not_train_an_objective_are_not_offered_for_it() -> None:
+    """Only with completions: of preferences each tool extends the trainers of TRL."""
+    refused = json.loads(choices())["options"]["framework"]["refused"]
+    assert refused["ppo"] == ["llama-factory", "axolotl"] and refused["classification"] == ["trl"]
+    assert refused["grpo"] == ["llama-factory"] and "dpo" not in refused
+
+
+def test_longer_sequences_are_round_and_end_at_the_first_that_does_not_fit() -> None:
+    question = {"model": "Qwen2.5-7B", "gpus": "4x80GB", "seq-len": "max"}
+    answer = advise("Qwen2.5-7B", gpus="4x80GB", seq_len="max", offline=True, deepspeed_estimate=False)
+    (lengths, *_) = answer_series(answer)
+    own = int(lengths.values[lengths.own])
+    assert own == state_question(question).workload.seq_len
+    assert all(int(value) & (int(value) - 1) == 0 for value in lengths.values if int(value) != own)
+    assert [plan is None for plan in lengths.plans] == [False] * (len(lengths.plans) - 1) + [True]

@@ -116,7 +116,10 @@ def test_the_command_is_copied_of_the_fields_and_only_said_to_be_if_it_is(opened
     enter(page, "#model", "gpt-17")
     page.get_by_role("button", name="Copy command").click()
     page.wait_for_selector("#share-command:has-text('Copied')")
-    assert page.evaluate("navigator.clipboard.readText()") == "ds-advise gpt-17 --gpus 2x24GB"
+    assert page.evaluate("navigator.clipboard.readText()") == "ds-advise gpt-17 --gpus 2x24GB", "a terminal may know it"
+    enter(page, "#seq-len-value", "bogus")
+    page.get_by_role("button", name="Copy command").click()
+    page.wait_for_selector("#share-command:has-text('Not copied')")
     for script, said in ((NO_CLIPBOARD, "Copied"), (WITHOUT_COPYING, "Not copied")):
         tab = page.context.new_page()
         tab.add_init_script(script)
@@ -350,3 +353,70 @@ def test_an_empty_field_shows_what_is_used_and_an_example_says_so(opened: Any) -
     assert shown["global-batch-option"] == page.evaluate("used['global-batch']") != ""
     page.evaluate("showError({sentence: 'An error.', used: {'global-batch': '7'}})")
     assert page.get_attribute("#global-batch-option", "placeholder") == "7", "read by a question without an answer"
+
+
+def test_an_answer_of_the_question_before_is_dimmed_until_the_next_comes(opened: Any) -> None:
+    """On a telephone the summary too, and the status says why; the colours of a quick answer do not flicker."""
+    page = opened()
+    page.set_viewport_size({"width": 390, "height": 740})
+    faded = (
+        """() => ["#result", "#summary > *"].map((each) => getComputedStyle(document.querySelector(each)).opacity)"""
+    )
+    assert page.evaluate(faded) == ["1", "1"]
+    page.evaluate("request = () => {}")
+    page.fill("#count-value", "3")
+    page.press("#count-value", "Enter")
+    assert page.evaluate(faded) == ["1", "1"]
+    page.wait_for_selector("#status:has-text('Calculating …')")
+    assert all(float(opacity) < 1 for opacity in page.evaluate(faded))
+    page.evaluate("show({part: 'answer', verdict: 'v', figures: 'f', short: 's', used: {}, idle: []})")
+    assert page.evaluate(faded) == ["1", "1"]
+    assert page.text_content("#status") == "Answered by ds-advise on this machine."
+
+
+def test_a_count_that_is_typed_with_the_gpu_is_that_of_the_machine(opened: Any) -> None:
+    page = opened(gpus="2x24GB")
+    enter(page, "#kind", "8 H100")
+    page.locator("#error button").click()
+    page.wait_for_selector("#command:has-text('--gpus 8xH100')")
+    assert page.input_value("#count-value") == "8"
+
+
+def test_a_stop_of_a_slider_can_be_written_in_any_case(opened: Any) -> None:
+    page = opened()
+    enter(page, "#seq-len-value", " MAX ")
+    assert page.is_hidden("#error") and page.input_value("#seq-len-value") == "max"
+    enter(page, "#ram-value", "1tb")
+    assert page.input_value("#ram-value") == "1TB"
+
+
+def test_findings_for_another_machine_are_dimmed(opened: Any) -> None:
+    page, old = opened(), "document.getElementById('findings').classList.contains('stale')"
+    page.fill("#lint-text", '{"train_batch_size": 32}')
+    page.click("text=Check it")
+    page.wait_for_selector("#findings p")
+    enter(page, "#kind", "80GB")
+    assert not page.evaluate(old), "they are about no machine"
+    page.check("#lint-with")
+    assert page.evaluate(old)
+    page.click("text=Check it")
+    page.wait_for_selector("#findings:not(.stale)")
+    enter(page, "#kind", "24GB")
+    assert page.evaluate(old)
+    enter(page, "#kind", "80GB")
+    assert not page.evaluate(old)
+
+
+def test_a_finding_has_a_badge_and_its_command_a_button(opened: Any) -> None:
+    page = opened(NO_CLIPBOARD, model="Qwen2.5-7B")
+    page.check("#lint-with")
+    page.fill(
+        "#lint-text",
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 4}',
+    )
+    page.click("text=Check it")
+    finding = page.locator("#findings .finding:has-text('DS901')")
+    assert finding.locator(".badge.bad").text_content() == "DS901 error"
+    assert "`" not in page.text_content("#findings")
+    page.locator("#findings .command button").first.click()
+    page.wait_for_selector("#findings .command button:has-text('Copied')")

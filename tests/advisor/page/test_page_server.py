@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ def test_a_bad_request_is_an_error_and_the_next_is_answered(port: int) -> None:
     assert "error of ds-advise itself" in asked(port, "POST", "/ask/answer", '{"state": 1}')[1]
     assert asked(port, "POST", "/ask/nothing", "{}")[0] == 400
     assert asked(port, "POST", "/ask/choices", "{}")[0] == 200
+
+
+def test_a_question_that_the_browser_left_is_not_computed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dragged slider asks one for each position, and only the last is waited for."""
+    computed = list[str]()
+
+    def answered(request: str) -> Iterator[str]:
+        computed.append(json.loads(request)["state"])
+        yield "{}"
+
+    monkeypatch.setattr(serve, "REQUESTS", {"answer": answered})
+    with serve._Handler.turn:
+        for number in range(3):
+            left = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            left.request("POST", "/ask/answer", json.dumps({"state": number}))
+            left.getresponse().close()
+            left.close()
+    assert asked(port, "POST", "/ask/answer", json.dumps({"state": "last"})) == (200, "{}\n")
+    assert computed == ["last"]
 
 
 def test_a_port_in_use_is_an_error(port: int) -> None:

@@ -177,3 +177,12 @@ def test_a_length_beyond_the_models_positions_is_noted_whether_or_not_it_fits() 
         assert found.fits == (length < 10**6)
         note = "The model's configuration states 131,072 positions; longer sequences need RoPE scaling."
         assert note in found.to_dict()["doubts"] and note.removesuffix(".") in " ".join(str(found).split())
+
+
+def test_more_room_on_a_drive_is_that_of_the_folder_that_was_given() -> None:
+    """Without one the folder is a placeholder."""
+    for nvme, folder in ((None, "PATH"), ("/data:50GB", "/data")):
+        changes = ds_advise.advise(
+            "Llama-3.1-70B", gpus="1x24GB", ram="32GB", nvme=nvme, offline=True, deepspeed_estimate=False
+        ).changes
+        assert f" --nvme {folder}:" in next(iter(changes)).flags

@@ -239,7 +239,12 @@ def test_the_report_has_the_machines_of_the_front_as_bars_and_in_a_table(
     shown = len(page.data["offers"])
     assert text.count("<circle") >= 2 * shown > 4, "a point for every offer, in the wide and the narrow chart"
     assert all(f">{letter}</text>" in text and f"<td>{letter} " in text for letter in "abc"[:shown])
-    assert "the fastest first</p>" in text and '<div class="scroll folds"' in text
+    assert "the cheapest first</p>" in text and '<div class="scroll folds"' in text
+    bars = re.findall(r">([^<]+)</text>", picture)
+    rows = [row for row in page.sections["cost"][1:] if row[2][1] in {offer["cost"] for offer in front}]
+    places = [bars.index(row[0][0].rstrip(" ?*")) for row in rows]
+    assert places == sorted(places), "the bars have the names and the order of the table"
+    assert all(bars[at + 1].endswith(f" in {row[1][0]}") for at, row in zip(places, rows, strict=True))
     (tmp_path / "small.csv").write_text("gpus,price_per_gpu\n1x4GB,1\n")
     _printed(f"--html {path} --force", tmp_path / "small.csv", capsys)
     assert "svg" not in Page(path.read_text()).names

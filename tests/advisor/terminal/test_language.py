@@ -18,6 +18,7 @@ from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.cli.main import program, run
 from ds_advise.advisor.document.blocks import UNTRANSLATED
 from ds_advise.advisor.document.translation import translated
+from ds_advise.advisor.page.build import PAGE_SCRIPTS, page_file
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.language import Language, catalogue, language_of_environment, translate
 from rich.cells import cell_len
@@ -88,7 +89,7 @@ def test_the_catalogue_has_each_text_once_without_a_full_stop() -> None:
 
 def test_every_text_of_the_page_s_script_is_in_the_catalogue() -> None:
     """Except values of options, which are those of the command line."""
-    script = (PACKAGE / "advisor/page/static/page.js").read_text(encoding="utf-8")
+    script = "".join(page_file(name, answers="server").decode() for name in PAGE_SCRIPTS)
     texts = {*re.findall(r'\bt\("([^"]+)"\)', script)} - {"auto", "no", "yes"}
     assert len(texts) > 12 and [text for text in texts if text.removesuffix(".") not in ZH] == []
 

@@ -167,7 +167,7 @@ def test_a_lock_that_nobody_holds_is_named_at_once_with_its_remedy(
     task = Task(group="cpu_adam", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**20)
     figures, reason = bench_run._run(task, heard.append)
     waits = "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
-    remedy = f"rm {lock}, unless another machine builds it"
+    remedy = f"`rm {lock}`, unless another machine builds it"
     assert figures == () and reason == f"{waits}; {remedy}"
     assert f"{waits}: {remedy}" in heard
 

@@ -62,7 +62,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from pathlib import Path
 from ds_advise.probes.real_run import run
 from ds_advise.estimators.hardware import Cluster
-from ds_advise.estimators.hardware import gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
 from ds_advise.probes.run import Run
 run.write_folder = lambda *_, **__: None
 run.command_words = lambda *_, **__: (sys.executable, sys.argv[2], "2", sys.argv[3], "launcher")
@@ -137,7 +137,7 @@ def test_a_rank_that_waits_for_a_foreign_build_is_named(tmp_path: Path) -> None:
     _, failure = watched(tmp_path, body, stall_s=4, on_progress=show)
     assert failure is not None and failure.kind == "hang"
     assert failure.message == "rank 0 waits until cpu_adam is built, and no process of this machine builds it"
-    assert failure.fix == f"rm {lock}, unless another machine builds it"
+    assert failure.fix == f"`rm {lock}`, unless another machine builds it"
     assert failure.message in shown
 
 
@@ -153,7 +153,7 @@ def test_the_remedy_can_be_pasted_and_is_that_of_the_first_rank_with_one(tmp_pat
     ranks = Ranks(tmp_path)
     ranks.read()
     assert ranks.left is not None and ranks.left.number == 1
-    assert shlex.split(ranks.left.remedy.partition(",")[0]) == ["rm", str(lock)]
+    assert shlex.split(ranks.left.remedy.split("`")[1]) == ["rm", str(lock)]
 
 
 def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_nobodys_build_ends_the_run(tmp_path: Path, monkey
     _, failure = watched(tmp_path, wait, stall_s=300)
     assert failure is not None and (failure.kind, failure.fix) == (
         "hang",
-        f"rm {lock}, unless another machine builds it",
+        f"`rm {lock}`, unless another machine builds it",
     )
     (tmp_path / "newer").mkdir()
     rank = Rank(EventLogReader(tmp_path / "newer"), 0, waits_at=time.monotonic() - 60.0)
