@@ -422,7 +422,7 @@ def test_a_word_in_any_case_is_the_same(option: str) -> None:
 def test_tools_that_do_not_train_an_objective_are_not_offered_for_it() -> None:
     """Only with completions: of preferences each tool extends the trainers of TRL."""
     refused = json.loads(choices())["options"]["framework"]["refused"]
-    assert refused["ppo"] == ["llama-factory", "axolotl"] and refused["classification"] == ["trl"]
+    assert refused["ppo"] == ["llama-factory", "axolotl", "ms-swift"] and refused["classification"] == ["trl"]
     assert refused["grpo"] == ["llama-factory"] and "dpo" not in refused
 
 
