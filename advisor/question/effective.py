@@ -55,7 +55,7 @@ _TOOL_ROLLOUTS: Mapping[str, tuple[Objective, ...]] = {
     "llama-factory": (),
     # axolotl 067b021 utils/schemas/enums.py RLType
     "axolotl": ("grpo",),
-    # ms-swift 3602360 swift/arguments/rlhf_args.py rlhf_type; PPO has its own generation and training (swift/rlhf_trainers).
+    # ms-swift 3602360 swift/arguments/rlhf_args.py rlhf_type; PPO has a loop of its own (swift/rlhf_trainers).
     "ms-swift": ("grpo",),
 }
 """Objectives with completions that the tools train by TRL's trainers."""
