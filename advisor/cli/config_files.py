@@ -130,9 +130,11 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     files, unread = dict[str, FileQuestion | ImportAnswer](), dict[str, DsAdviseError]()
     for name in config_files:
         try:
-            read = read_tool_file if is_tool_file(Path(name)) else read_file_question
-            file = read(Path(name), question)
-            files[name if isinstance(file, ImportAnswer) else file.name] = file
+            if is_tool_file(Path(name)):
+                files[name] = read_tool_file(Path(name), question)
+            else:
+                of_deepspeed = read_file_question(Path(name), question, as_meant=True)
+                files[of_deepspeed.name] = of_deepspeed
         except DsAdviseError as error:
             if len(config_files) == 1:
                 raise

@@ -279,6 +279,18 @@ def test_each_error_has_a_line_and_a_wrong_stage_only_one(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_mistake_in_the_syntax_is_an_error_of_lint(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in lint, with its code; it hides no other error."""
+    Path("python.json").write_text(
+        '{\n  // comment\n  "bf16": {"enabled": True},\n  "zero_optimization": {"stage": 7}\n}'
+    )
+    assert run(["check", "python.json", "good.json", *ON]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  lint: DS006 line 3, True is Python\n" in out and "FAIL  lint: DS020 line 4, stage is 7" in out
+    assert "skip  fits: not checked, lint failed\n" in out and out.count("ok    fits: ") == 1
+
+
+@pytest.mark.usefixtures("folder")
 def test_lint_is_for_the_reader_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Only Python's json refuses a trailing comma: without an `auto` the reader cannot be seen in the file."""
     Path("hjson.json").write_text(json.dumps(GOOD)[:-1] + ",}")
