@@ -144,12 +144,12 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     found: list[Requirement] = []
     without_model: list[str] = []
     for name, file in files.items():  # each by its own record: another file's question is not its own
-        is_tools = isinstance(file, ImportAnswer)
-        asked, model = (question, file.run.model) if is_tools else (file.asked, file.model)
+        asked = file.asked if isinstance(file, FileQuestion) else question
+        model = file.model if isinstance(file, FileQuestion) else file.run.model
         try:
             check_job(asked)
             if model is None and (has_amount(question) or any(value is not None for value in limits.values())):
-                says = "names" if is_tools else "records"
+                says = "records" if isinstance(file, FileQuestion) else "names"
                 raise click.UsageError(f"limits of memory, speed, time and cost need --model; {name} {says} none")
             if (limits["max_duration"] or limits["max_cost"]) and not has_amount(asked):
                 raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
@@ -157,7 +157,7 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
                 raise click.UsageError("--max-cost needs --price")
             currency = parse_price(asked["price"]).currency if limits["max_cost"] else ""
             parsed = parse_limits(**limits, currency=currency)
-            if is_tools:
+            if isinstance(file, ImportAnswer):
                 for remark in file.run.remarks:
                     output.say(f"{name}: {remark}")
                 found += check_tool_file(file, question, parsed)

@@ -209,8 +209,8 @@ class _Reader:
     def _text(self, at: int) -> tuple[Any, int]:
         """A value without quotes that is neither a JSON number nor a constant."""
         text = self.text
-        if (quoted := self._curly(at)) is not None:
-            return quoted
+        if (curly := self._curly(at)) is not None:
+            return curly
         if self.as_meant and (constant := _PYTHON_CONSTANT.match(text, at)):
             plain = _PYTHON_CONSTANTS[constant[1]]
             self._note("a Python constant", at, constant.end(), plain, f"{constant[1]} is Python")
@@ -248,8 +248,8 @@ class _Reader:
     def _key(self, at: int, opening: int) -> tuple[str, int]:
         if self.text[at : at + 1] in _STRING:
             return self._string(at)
-        if (quoted := self._curly(at)) is not None:
-            return quoted
+        if (curly := self._curly(at)) is not None:
+            return curly
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
             if at == len(self.text):
