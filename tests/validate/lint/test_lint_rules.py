@@ -451,6 +451,17 @@ def test_a_beta_of_one_or_more_is_found(params: dict[str, Any], what: str, sever
     assert found == ([(what, severity)] if what else [])
 
 
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+def test_null_is_no_number_of_deepspeeds_adam(name: str) -> None:
+    """Its C++ raises a TypeError at the first step, which no simulated GPU makes. A scheduler replaces a lr."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    config |= {"optimizer": {"type": "AdamW", "params": {name: None}}}
+    report = judged(config)
+    assert f"{name} is null, which is not a number" in [each.what for each in report.findings if each.code == "DS020"]
+    scheduled = judged({**config, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}})
+    assert ("DS020" in codes(scheduled)) == (name != "lr")
+
+
 @pytest.mark.parametrize(("stage", "severity"), [(0, "warning"), (1, "error"), (2, "error"), (3, "warning")])
 def test_an_optimizer_without_a_type_stops_where_the_stage_needs_one(stage: int, severity: str) -> None:
     """Stage 3 without an optimizer is inference. The name of its class is its type."""
