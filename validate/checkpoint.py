@@ -10,10 +10,8 @@ import contextlib
 import errno
 import json
 import os
-import pickletools
 import re
 import stat
-import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,27 +30,23 @@ from .checkpoint_layout import (
     names_in,
     saved_states,
 )
-from .checkpoint_pickles import PICKLE, PICKLES
 from .checkpoint_steps import mixed_steps
+from .checkpoint_structure import TENSOR_FILES, stand_in, structural_damage
 from .checkpoint_trainer import (
-    DISTRIBUTED_METADATA,
     RANDOM_STATES,
     TRAINER_STATE,
     ResumedBy,
-    distributed_damage,
+    is_trainers,
+    missing_of_model,
     missing_parts,
     missing_states,
-    missing_to_load,
     resumed_by,
 )
-from .checkpoint_values import archive_non_finite, safetensors_non_finite
+from .checkpoint_universal import missing_universal
 
 _BLOCK_BYTES = 2**22
 _MAX_NAMED = 1000
 """Maximum number of missing files that are listed: a foreign file name may contain a rank of any size."""
-
-_PICKLE_MAGIC = 0x1950A86A20F9469CFC6C
-"""The first pickle of a file that is no archive (torch 2.13 serialization.py `_legacy_save`)."""
 
 CHECKPOINT_LAYOUTS = {0: 0, 1: 1, 2: 1, 3: 3}
 """Layout of the optimizer states in a checkpoint, by ZeRO stage. Stages 1 and 2 share a class and a layout, with or
@@ -66,16 +60,6 @@ ranks."""
 _RANDOM = re.compile(r"the random states of rank |rng_state(_\d+)?\.pth$")
 """Name of the random states of a rank, of a missing file or in a list of checksums; a training on one GPU writes
 `rng_state.pth`."""
-
-_ARCHIVES = (".pt", ".pth", ".bin")
-"""Endings of the files that `torch.save` writes."""
-
-_TENSOR_FILES = (*_ARCHIVES, ".safetensors", ".distcp")
-
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""Beginning of the text that stands for a file in a repository (git-lfs docs/spec.md)."""
-
-_LFS_PROBLEM = "is a Git LFS pointer instead of the file: git lfs pull"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +111,7 @@ class Checkpoint:
     @property
     def unexamined(self) -> int:
         """Number of files of tensors whose values were not, or could not be, told from NaN."""
-        kept = (file for file in self.files if not file.problem and Path(file.name).suffix in _TENSOR_FILES)
+        kept = (file for file in self.files if not file.problem and Path(file.name).suffix in TENSOR_FILES)
         return sum(file.non_finite is None or (file.non_finite > 0 and not self.non_finite) for file in kept)
 
     @property
@@ -286,20 +270,15 @@ def _verify_checksum(folder: Path, name: str, kept: list[int]) -> CheckpointFile
     except OSError as error:
         return CheckpointFile(name=name, size_bytes=0, problem=_unreadable(error))
     if found == kept:
-        is_tensors = Path(name).suffix in _TENSOR_FILES
+        is_tensors = Path(name).suffix in TENSOR_FILES
         non_finite = _verify_structure(folder, name).non_finite if is_tensors else None
         return CheckpointFile(name=name, size_bytes=found[0], non_finite=non_finite)
     problem = "has changed since it was saved"
     if found[0] < kept[0]:
         problem = f"is cut off after {found[0]:,} of {kept[0]:,} bytes"
     with contextlib.suppress(OSError):
-        problem = _LFS_PROBLEM if _is_lfs_pointer(folder / name) else problem
+        problem = stand_in(folder / name) or problem
     return CheckpointFile(name=name, size_bytes=found[0], problem=problem)
-
-
-def _is_lfs_pointer(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def _unreadable(error: OSError) -> str:
@@ -310,83 +289,10 @@ def _verify_structure(folder: Path, name: str) -> CheckpointFile:
     path, size, non_finite = folder / name, 0, None
     try:
         size = file_size(path)
-        problem, non_finite = _structural_damage(path)
+        problem, non_finite = structural_damage(path)
     except OSError as error:
         problem = _unreadable(error)
     return CheckpointFile(name=name, size_bytes=size, problem=problem, non_finite=non_finite)
-
-
-def _structural_damage(path: Path) -> tuple[str, int | None]:
-    """(the damage of a file according to its format; "" for an intact file and for other formats, the number of its
-    values that are NaN or infinite, as in `CheckpointFile`)."""
-    if _is_lfs_pointer(path):
-        return _LFS_PROBLEM, None
-    if path.suffix in _ARCHIVES:
-        return _archive(path)
-    if path.name == DISTRIBUTED_METADATA:
-        try:
-            return distributed_damage(path), None
-        except ValueError:
-            return "is cut off", None
-    try:
-        if path.suffix == ".safetensors":
-            damage = _safetensors(path)
-            return damage, None if damage else safetensors_non_finite(path)
-        content = json.loads(path.read_bytes()) if path.suffix == ".json" else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        damage = "is not JSON" if path.suffix == ".json" else "is cut off"
-        return damage if path.stat().st_size else "is empty", None
-    weights = content.get("weight_map", {}) if isinstance(content, dict) else None
-    if path.name.endswith(".index.json") and isinstance(weights, dict):
-        parts = sorted({str(part) for part in weights.values()})
-        absent = [part for part in parts if not (path.parent / part).exists()]
-        return "".join(f"names {part}, which is missing" for part in absent[:1]), None
-    return "", None
-
-
-def _archive(path: Path) -> tuple[str, int | None]:
-    """(the damage of a torch archive, or "", the number of its values that are NaN or infinite)."""
-    with path.open("rb") as stream:
-        first = stream.read(1)
-    if first == PICKLE:
-        return _pickles(path), None
-    is_optimizer = OPTIMIZER_STATES.search(path.name) is not None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            saved_as = next((name.removesuffix("/data.pkl") for name in archive.namelist() if "/data.pkl" in name), "")
-            if not saved_as:
-                return "holds nothing that torch saved", None
-            if saved_as != path.stem and OPTIMIZER_STATES.search(f"{saved_as}{path.suffix}"):
-                return f"is a copy of {saved_as}{path.suffix}", None
-            try:
-                # A model may keep infinite numbers of its own, such as a mask of attention.
-                return "", archive_non_finite(archive, saved_as, with_infinite=is_optimizer)
-            except (zipfile.BadZipFile, ValueError, zlib.error):
-                return "has changed bytes", None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
-        return "is cut off" if first else "is empty", None
-
-
-def _pickles(path: Path) -> str:
-    """The damage of a torch file that is no archive, or "". The pickles are read, not executed."""
-    with path.open("rb") as stream:
-        try:
-            for number in range(PICKLES):
-                values = [value for _, value, _ in pickletools.genops(stream)]
-                if number == 0 and _PICKLE_MAGIC not in values:
-                    return "is a pickle that torch did not save"
-        except ValueError:
-            return "is cut off"
-    return ""
-
-
-def _safetensors(path: Path) -> str:
-    """The damage of a safetensors file (8 bytes with the size of the header, the header, the tensors), or ""."""
-    with path.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(min(header_bytes, 2**30)))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return "" if path.stat().st_size == 8 + header_bytes + max(ends, default=0) else "is cut off"
 
 
 def ranks_in(names: Iterable[str], kind: re.Pattern[str]) -> set[int]:
@@ -402,13 +308,16 @@ def _missing(
     if not layout.is_deepspeeds and not by_deepspeed:
         if kind := resumed_by(names):
             return absent + (list(missing_states(names)) if kind == "trainer" else [])
-        return list(dict.fromkeys(absent + [(name, "is missing") for name in missing_to_load(names)]))
-    absent += [] if layout.is_universal else _missing_ranks(layout, saved, names, ranks)
-    is_trainers = layout.folder.name.startswith("checkpoint-") and not layout.is_tag_named
-    if is_trainers and TRAINER_STATE not in names:
+        return list(dict.fromkeys(absent + [(name, "is missing") for name in missing_of_model(names)]))
+    if layout.is_universal:
+        absent += missing_universal(layout.tag, saved, names)
+    else:
+        absent += _missing_ranks(layout, saved, names, ranks)
+    if not layout.is_tag_named and TRAINER_STATE not in names and is_trainers(layout.folder.resolve().name, names):
         absent.append((TRAINER_STATE, "is missing"))
     if not layout.is_tag_named and not layout.latest:
-        absent.append((layout.latest_name, "is missing"))
+        is_empty = (layout.folder / layout.latest_name).is_file()
+        absent.append((layout.latest_name, "is empty" if is_empty else "is missing"))
     elif not layout.is_tag_named and layout.latest != layout.tag:
         lack = "holds no states" if (layout.folder / layout.latest).is_dir() else "is missing"
         absent.append((layout.latest_name, f"names {layout.latest}, which {lack}"))
@@ -434,5 +343,6 @@ def _missing_ranks(
     if have["model"] or "model" in expected:
         return absent
     split = sorted({match[2] for name in names if (match := OPTIMIZER_STATES.search(name))})
+    split = split or ["00"] * bool(layout.tag)  # a training may remove the states meanwhile
     models = [f"{layout.tag}/mp_rank_{rank}_model_states.pt" for rank in split]
     return [*((name, "is missing") for name in models if name not in names), *absent]

@@ -55,7 +55,6 @@ def compare_with_class(folder: Path) -> ClassComparison:
                 device_map="meta",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                use_safetensors=True,
                 local_files_only=True,
             )
     except Exception as error:  # transformers raises any: for an unknown quantization, a value of config.json

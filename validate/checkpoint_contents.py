@@ -18,7 +18,7 @@ from .checkpoint_layout import (
     checkpoint_layout,
     saved_states,
 )
-from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load
+from .checkpoint_trainer import TRAINER_STATE, ResumedBy, is_fsdp, is_optimizer, missing_to_load, weights_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ class CheckpointContents:
     weights_bytes: int
     """Files of model states and of `weights`."""
     weights: tuple[str, ...]
-    """Safetensors files for `from_pretrained`; empty if ZeRO-3 or FSDP saved the weights as shards."""
+    """Files of weights for `from_pretrained`: safetensors, or without them `pytorch_model.bin`; empty if ZeRO-3 or
+    FSDP saved the weights as shards."""
     missing_to_load: tuple[str, ...]
     """Files that `from_pretrained` needs for `weights`, and that are missing."""
 
@@ -104,9 +105,9 @@ def read_contents(folder: Path) -> CheckpointContents:
     models = [match for name in names if (match := MODEL_STATES.search(Path(name).name))]
     resumed = resumer(layout, names)
     sharded = any(match[1] for match in models)
-    weights = tuple(name for name in names if "/" not in name and name.endswith(".safetensors"))
+    weights = weights_in(names)
     if not resumed and not weights:
-        fix = "name the folder that holds `latest` or safetensors"
+        fix = "name the folder that holds `latest`, safetensors or pytorch_model.bin"
         raise ConfigFileError(f"{folder} holds no checkpoint", fix=fix)
     has_states = bool(states) or saved.has_shards or layout.is_universal
     kind: Literal["none", "0", "1", "2", "1 or 2", "3"] = "3" if sharded else "1 or 2"

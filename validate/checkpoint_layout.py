@@ -16,19 +16,17 @@ from pathlib import Path
 
 from ..probes.real_run.trainer import CHECKSUMS as CHECKSUMS
 from .checkpoint_pickles import Operation, named_shapes, names_between, readable_pickles, values
+from .checkpoint_trainer import TRAINERS_NAME
 
 MODEL_STATES = re.compile(r"^(zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 """Name of a file of model states; the groups are the prefix under ZeRO-3, its rank, and the tensor-parallel rank."""
-
-_TRAINERS = re.compile(r"^checkpoint-\d+$")
-"""Name of a checkpoint of the Trainer, which holds no states of DeepSpeed without it."""
 
 _STEP = re.compile(r"(checkpoint|ckpt|step|epoch|iter|iteration)s?[-_.=]?\d+", re.IGNORECASE)
 """The step or epoch in the name of a folder, as the Trainer, accelerate, Lightning and scripts write it."""
 
 UNIVERSAL_STATES = "zero/optimizer_state.pt"
 """The file of what the parameters of universal states share (0.19.8 checkpoint/ds_to_universal.py
-`_save_optimizer_state`)."""
+`_save_optimizer_state`); no load goes on without it (runtime/base_optimizer.py)."""
 
 OPTIMIZER_STATES = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 """Name of a rank's file of optimizer states; the groups are the rank and the tensor-parallel rank."""
@@ -47,7 +45,8 @@ class CheckpointLayout:
     is_tag_named: bool
     """Whether the folder of states was named, and not the folder of `latest`."""
     latest: str
-    """The tag that `latest` (for universal states `latest_universal`) names; "" without that file."""
+    """The tag that `latest` (for universal states `latest_universal`) names; "" without that file, or if it is
+    empty."""
     other_tags: tuple[str, ...]
     """Further folders of states in `folder`."""
 
@@ -222,7 +221,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
         return []
     with contextlib.suppress(OSError):
         found = (each for each in folder.iterdir() if each.is_dir())
-        named = (each for each in found if _TRAINERS.match(each.name) or checkpoint_layout(each).tag)
+        named = (each for each in found if TRAINERS_NAME.match(each.name) or checkpoint_layout(each).tag)
         return sorted(named, key=lambda each: _order(each.name))
     return []
 

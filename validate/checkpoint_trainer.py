@@ -31,6 +31,12 @@ _FSDP = re.compile(r"^pytorch_model_fsdp(_\d+)?(/|\.bin$|_rank\d+\.bin$)")
 _WEIGHTS = re.compile(r"^(.+/)?(model|pytorch_model|adapter_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SHARD = re.compile(r"^((?:model|pytorch_model|adapter_model))-\d+-of-\d+(\.safetensors|\.bin)$")
 
+TRAINERS_NAME = re.compile(r"^checkpoint-\d+$")
+"""Name of a checkpoint of the Trainer (transformers 5.24 trainer.py `_save_checkpoint`); other scripts use it too."""
+
+_TRAINERS_ARGUMENTS = "training_args.bin"
+"""What the Trainer writes with every model, into a checkpoint first."""
+
 DISTRIBUTED_METADATA = ".metadata"
 """The file that says what lies where in a folder of torch.distributed.checkpoint (torch 2.13
 distributed/checkpoint/filesystem.py)."""
@@ -44,6 +50,15 @@ def resumed_by(names: Collection[str]) -> Literal["", "trainer", "accelerate"]:
     if is_trainers:
         return "trainer"
     return "accelerate" if any(map(_OPTIMIZER.match, names)) else ""
+
+
+def is_trainers(folder_name: str, names: Collection[str]) -> bool:
+    """Whether the Trainer saved a checkpoint with DeepSpeed's states, as what it writes beside them says. Its arguments
+    alone, in a folder of another name, may be those of a model (`save_model` without a gathered model saves the states
+    too)."""
+    return any(map(_OF_TRAINER.match, names)) or (
+        TRAINERS_NAME.match(folder_name) is not None and _TRAINERS_ARGUMENTS in names
+    )
 
 
 def is_optimizer(name: str) -> bool:
@@ -77,16 +92,35 @@ def missing_parts(names: Collection[str]) -> Iterator[tuple[str, str]]:
     return ((name, "is missing") for name in needed if name not in names)
 
 
-def missing_to_load(names: Iterable[str]) -> tuple[str, ...]:
-    """The files that `from_pretrained` needs for the safetensors of a folder, and that are missing."""
+def weights_in(names: Iterable[str]) -> tuple[str, ...]:
+    """The files of a model's weights directly in a folder: its safetensors, or without them those of `torch.save`, as
+    `engine.save_16bit_model` and `zero_to_fp32.py` write them. `from_pretrained` prefers them in this order
+    (transformers 5.24 modeling_utils.py `_get_resolved_checkpoint_files`)."""
+    here = [name for name in names if "/" not in name]
+    safe = tuple(name for name in here if name.endswith(".safetensors"))
+    return safe or tuple(name for name in here if name.endswith(".bin") and _WEIGHTS.match(name))
+
+
+def missing_to_load(names: Collection[str]) -> tuple[str, ...]:
+    """The files that `from_pretrained` needs for the weights of a folder, and that are missing."""
     here = {name for name in names if "/" not in name}
-    tensors = {name for name in here if ".safetensors" in name}
-    if "adapter_model.safetensors" in tensors and not any(name.startswith("model") for name in tensors):
+    kept = weights_in(here)
+    ending, stem = (
+        (".safetensors", "model") if not kept or kept[0].endswith(".safetensors") else (".bin", "pytorch_model")
+    )
+    if f"adapter_model{ending}" in here and not any(name.startswith(stem) for name in here if ending in name):
         return tuple({"adapter_config.json"} - here)
-    index = "model.safetensors.index.json"
-    shards = any(_SHARD.match(name) for name in tensors)
-    weights = index if shards or index in tensors else "model.safetensors"
+    index = f"{stem}{ending}.index.json"
+    shards = any(_SHARD.match(name) for name in kept)
+    weights = index if shards or index in here else f"{stem}{ending}"
     return tuple(name for name in (weights, "config.json") if name not in here)
+
+
+def missing_of_model(names: Collection[str]) -> tuple[str, ...]:
+    """The missing files of a model alone: those that `from_pretrained` needs. DeepSpeed writes `pytorch_model.bin`
+    without config.json (0.19.8 runtime/engine.py `save_16bit_model`, utils/zero_to_fp32.py)."""
+    is_deepspeeds = any(name.endswith(".bin") for name in weights_in(names))
+    return tuple(name for name in missing_to_load(names) if name != "config.json" or not is_deepspeeds)
 
 
 def distributed_damage(metadata: Path) -> str:

@@ -164,14 +164,14 @@ def _tensors(contents: CheckpointContents) -> dict[str, Any]:
 
     if contents.has_zero_states:
         return _merged(contents)
-    if not contents.weights:
+    if not (safe := [name for name in contents.weights if name.endswith(".safetensors")]):
         import torch
 
         _check_classes(contents)
         states = Path(contents.folder) / contents.tag / "mp_rank_00_model_states.pt"
         module = torch.load(states, map_location="cpu", mmap=True, weights_only=False)["module"]
         return {name: each for name, each in module.items() if isinstance(each, torch.Tensor)}
-    return {name: each for file in contents.weights for name, each in load_file(f"{contents.folder}/{file}").items()}
+    return {name: each for file in safe for name, each in load_file(f"{contents.folder}/{file}").items()}
 
 
 def _check_classes(contents: CheckpointContents) -> None:

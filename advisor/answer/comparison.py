@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...ds_configs.config_keys import meaning, rank
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import UnmodeledFeature
-from ...estimators.errors import ConfigFileError, UnsupportedPlanError, WorkloadError
+from ...estimators.errors import ConfigFileError, DsAdviseError, UnsupportedPlanError, WorkloadError
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import PLANS, PlainPyTorch, Plan, Strategy
@@ -33,7 +33,8 @@ from ..search.open_batch import filled_batch
 from ..search.search import strategy_candidates
 from ..text.labels import checkpointing_label, method_title
 from .advice import PlanFigures, job_figures, plan_figures
-from .config_settings import ConfigSettings, Setting
+from .config_settings import ConfigSettings
+from .differences import Difference, differences
 from .dry_run_answer import DryRunAnswer
 from .lint_file import lint_question
 
@@ -81,18 +82,6 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A setting that differs between the two sides."""
-
-    key: str
-    first: Setting
-    second: Setting
-    meaning: str
-    acts: bool
-    """Whether the setting has an effect on at least one side."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SideFigures:
     """Figures of side A or B."""
 
@@ -113,6 +102,8 @@ class ComparisonFigures:
     sides: tuple[SideFigures, ...]
     differences: tuple[Difference, ...]
     """Differences, ordered by falling effect."""
+    recomputing_tokens_per_second: tuple[float, ...]
+    """Predicted speeds of A and B with checkpointing on in both, if only one side has it; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +116,9 @@ class Comparison:
     deepspeed: str
     is_identical: bool = False
     """Whether both sides are files of the same text."""
+    recomputing: tuple[Candidate, ...] = ()
+    """Both candidates with checkpointing on, if only one side has it and these can run: the speed without checkpointing
+    is not the configuration's."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -136,7 +130,13 @@ class Comparison:
         sides = tuple(
             SideFigures(name=side.name, plan=self._plan(side.candidate), refused=side.refused) for side in self.sides
         )
-        return from_attributes(ComparisonFigures, self, schema_version=SCHEMA_VERSION, sides=sides)
+        return from_attributes(
+            ComparisonFigures,
+            self,
+            schema_version=SCHEMA_VERSION,
+            sides=sides,
+            recomputing_tokens_per_second=tuple(plan.tokens_per_s for plan in self.recomputing),
+        )
 
     def _plan(self, candidate: Candidate | None) -> PlanFigures | None:
         if candidate is None or self.question is None:
@@ -170,28 +170,30 @@ def compare(
         question=None if context is None else context.question,
         deepspeed=facts.version,
         is_identical=is_identical,
+        recomputing=() if context is None else _recomputing(first, second, sides, context),
     )
 
 
-def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
-    """Return the keys whose settings differ after `auto` and missing keys have been resolved."""
-    found = []
-    for path in sorted(first.paths() | second.paths(), key=rank):
-        ours, theirs = first.get(path), second.get(path)
-        # The global batch may be derived from the other two batch sizes and the number of GPUs.
-        follows = path == "train_batch_size" and any(each.value in (None, "auto") for each in (ours, theirs))
-        if not (ours.same_as(theirs) or follows or _only_repeats_the_default(path, first, second)):
-            acts = first.acts(path) or second.acts(path)
-            found.append(Difference(key=path, first=ours, second=theirs, meaning=meaning(path), acts=acts))
-    return tuple(found)
-
-
-def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSettings) -> bool:
-    """Whether only one side enables the key's block, and the key has its default value there."""
-    for here, there in ((first, second), (second, first)):
-        if here.active(path) and not there.active(path):
-            return here.get(path).same_as(here.default(path))
-    return False
+def _recomputing(
+    first: str | FileQuestion, second: str | FileQuestion, sides: tuple[Side, Side], context: ComparisonContext
+) -> tuple[Candidate, ...]:
+    """Return `Comparison.recomputing`."""
+    labels = {checkpointing_label(side.candidate.plan) for side in sides if side.candidate is not None}
+    if len(labels) < 2:
+        return ()
+    on = {"gradient_checkpointing": "on"}
+    without_dry_run = ComparisonContext(
+        question=context.question, options={**context.options, **on}, given=context.given
+    )
+    files = [each if isinstance(each, str) else replace(each, batch=each.batch | on) for each in (first, second)]
+    with suppress(DsAdviseError):
+        built = [
+            build_side(file, without_dry_run, script=_script_of(other))
+            for file, other in zip(files, reversed(files), strict=True)
+        ]
+        found = tuple(side.candidate for side in built if side.candidate is not None)
+        return found if all(plan.fit.gpu_likely_suffices for plan in found) else ()
+    return ()
 
 
 def is_strategy(name: str) -> bool:

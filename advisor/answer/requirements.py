@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...estimators.errors import UnsupportedPlanError, WorkloadError
 from ...estimators.time.job import HOUR_S
-from ...validate.lint import load_facts
+from ...validate.lint import LintReport, load_facts
 from ..question.file_question import FileQuestion
 from ..question.job import parse_duration
 from ..question.machine_parts import MOST_MEMORY_BYTES, parse_size
@@ -16,7 +16,7 @@ from ..question.prices import parse_money
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate, candidate_duration
 from ..text.job import durations, figure_and_interval, hours, money, money_and_interval
-from ..text.labels import checkpointing_label
+from ..text.labels import checkpointing_label, method_title
 from ..text.units import counted_noun, gib, rate, rough_rates
 from .comparison import ComparisonContext, build_side
 from .lint_file import UnreadFigures, lint_question
@@ -90,50 +90,106 @@ def parse_limits(
 def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Limits) -> Iterator[Requirement]:
     """Check that lint finds no errors; if model and GPUs are known, also that the plan fits and meets the limits.
     Raises DsAdviseError for a file that does not describe a plan."""
-    name, report = file.name, lint_question(file, load_facts())
-    errors, warnings = (
-        tuple(f"{each.code} line {each.line}, {each.what}" for each in report.findings if each.severity == severity)
-        for severity in ("error", "warning")
-    )
-    advice = report.count("advice")
-    counts = f"{counted_noun(len(errors), 'error')}, " if errors else "no errors, "
-    counts += counted_noun(len(warnings), "warning")
-    counts += f", {counted_noun(advice, 'piece')} of advice" if advice else ""
-    counts += f"; read by {report.reader}{' (assumed: pass --framework)' * report.framework_is_assumed}"
-    detail = "\n".join((counts, *errors))
-    yield Requirement(
-        file=name, name="lint", met=not errors, detail=detail, warnings=warnings, value=len(errors), limit=0
-    )
+    lint = lint_requirement(file.name, lint_question(file, load_facts()))
+    yield lint
     if context is None:
         return
-    if errors:  # a refused configuration has no memory or speed
-        yield from _skipped(name, {"fits": LEAST["safe"], **limits}, "lint failed")
+    if not lint.met:
+        yield from skip_refused(file.name, limits)
         return
     try:
         side = build_side(file, context)
     except UnsupportedPlanError as error:
-        detail = f"it cannot run: {error.why}"
-        yield Requirement(file=name, name="fits", met=False, detail=detail, value=0.0, limit=LEAST["safe"])
-        yield from _skipped(name, limits, "the plan cannot run")
+        yield from refuse_plan(file.name, error.why, limits)
         return
-    candidate = side.candidate
-    assert candidate is not None, "the context is known"
-    fit, offered = candidate.fit, context.question.cluster.gpu.memory_bytes
+    assert side.candidate is not None and side.settings.workload is not None, "the context is known"
+    question = replace(context.question, workload=side.settings.workload)
+    yield from check_plan(
+        file.name,
+        side.candidate,
+        question,
+        limits,
+        filled=side.filled,
+        unpredicted=[feature.name for feature in side.unpredicted],
+        is_dry_run=side.dry_run is not None,
+    )
+
+
+def lint_requirement(
+    name: str, report: LintReport | None, *, part: str = "", faults: Sequence[str] = (), unknown: Sequence[str] = ()
+) -> Requirement:
+    """Return whether lint finds no errors. report: None without a DeepSpeed configuration. part: the name of the
+    configuration in the file of a training tool. faults, unknown: what the tool itself refuses, and what it does not
+    know, as sentences."""
+    findings = () if report is None else report.findings
+    errors, warnings = (
+        tuple(
+            f"{each.code} {part}{' ' * bool(part)}line {each.line}, {each.what}"
+            for each in findings
+            if each.severity == severity
+        )
+        for severity in ("error", "warning")
+    )
+    errors, warnings = (*faults, *errors), (*unknown, *warnings)
+    counts = f"{counted_noun(len(errors), 'error')}, " if errors else "no errors, "
+    counts += counted_noun(len(warnings), "warning")
+    if report is None:
+        counts += "; no DeepSpeed configuration"
+    else:
+        advice = report.count("advice")
+        counts += f", {counted_noun(advice, 'piece')} of advice" if advice else ""
+        counts += f"; read by {report.reader}{' (assumed: pass --framework)' * report.framework_is_assumed}"
+    detail = "\n".join((counts, *errors))
+    return Requirement(
+        file=name, name="lint", met=not errors, detail=detail, warnings=warnings, value=len(errors), limit=0
+    )
+
+
+def skip_refused(name: str, limits: Limits) -> Iterator[Requirement]:
+    """Yield what is not checked of a refused configuration, which has no memory or speed."""
+    yield from _skipped(name, {"fits": LEAST["safe"], **limits}, "lint failed")
+
+
+def refuse_plan(name: str, why: str, limits: Limits) -> Iterator[Requirement]:
+    """Yield the requirements on a plan that cannot run."""
+    detail = f"it cannot run: {why}"
+    yield Requirement(file=name, name="fits", met=False, detail=detail, value=0.0, limit=LEAST["safe"])
+    yield from _skipped(name, limits, "the plan cannot run")
+
+
+def check_plan(
+    name: str,
+    candidate: Candidate,
+    question: Question,
+    limits: Limits,
+    *,
+    filled: str = "",
+    unpredicted: Sequence[str] = (),
+    is_dry_run: bool = False,
+) -> Iterator[Requirement]:
+    """Check that a plan fits and meets the limits.
+
+    filled: the values for `auto`, in words. unpredicted: the keys whose effect the closed form does not have.
+    is_dry_run: whether the figures are those of a dry run, which has it.
+    """
+    fit, offered = candidate.fit, question.cluster.gpu.memory_bytes
     memory = f"{gib(candidate.device_bytes)} of {gib(offered)} GiB per GPU"
     if fit.reason != "fits" and not fit.assumed_host_bytes:  # the requirement's name
         memory = f"{fit.reason}, {memory}"
-    host, ram = candidate.memory.host_bytes_per_node, context.question.cluster.host_memory_bytes_per_node
+    host, ram = candidate.memory.host_bytes_per_node, question.cluster.host_memory_bytes_per_node
     offered_ram = "GiB, not checked: --ram" if ram is None else f"of {gib(ram)} GiB"
     memory = f"{memory}; host RAM {gib(host)} {offered_ram}"
     cannot_run = fit.verdict == "does not fit"
     if not cannot_run:  # what cannot run has no speed
         memory = f"{memory}; {rate(candidate.tokens_per_s)} tokens/s"
-    plan = candidate.plan
+    plan, workload = candidate.plan, question.workload
     batch = f"micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
-    notes = [side.filled or f"{batch}, checkpointing {checkpointing_label(plan)}"]
-    if side.unpredicted:
-        names = ", ".join(feature.name for feature in side.unpredicted)
-        notes.append("by a dry run" if side.dry_run is not None else f"without {names}: not predicted, dry-run it")
+    length = f", sequence {workload.seq_len:,}" * (question.model.unit == "tokens")
+    notes = [f"{method_title(workload)}{length}", filled or f"{batch}, checkpointing {checkpointing_label(plan)}"]
+    if is_dry_run:
+        notes.append("by a dry run")
+    elif unpredicted:
+        notes.append(f"without {', '.join(unpredicted)}: not predicted, dry-run it")
     yield Requirement(
         file=name,
         name="fits",
@@ -143,7 +199,7 @@ def check_file(file: FileQuestion, context: ComparisonContext | None, limits: Li
         limit=LEAST["safe"],
         is_conditional=fit.probability >= LEAST["safe"] and fit.assumed_host_bytes > 0,
     )
-    for key, (value, text, write) in _figures(candidate, context.question).items():
+    for key, (value, text, write) in _figures(candidate, question).items():
         if key not in limits:
             continue
         if cannot_run and key in ("speed", "duration", "cost"):

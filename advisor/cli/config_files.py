@@ -107,10 +107,12 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     """Check DeepSpeed configurations against requirements, one line each.
 
     Lint must find no errors. With --model the plan must also fit the GPUs and keep the limits. A file that cannot be
-    read does not stop the others.
+    read does not stop the others. A file of a training tool, as of `from`, is checked with its own model, batch and
+    sequence.
 
     \b
     ds-advise check ds_config.json
+    ds-advise check axolotl.yaml --gpus 8xA100-80GB
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --min-tokens-per-second 20000
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --max-duration 24h
     ds-advise check ds_config.json --model Qwen2.5-7B --gpus 8xA100-80GB --tokens 1B --price 2.49/h --max-cost 500
@@ -120,39 +122,55 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     from ..advise import files_context
     from ..answer.lint_file import UnreadFigures
     from ..answer.requirements import CheckResult, Requirement, check_file, parse_limits
+    from ..command.tool_check import check_tool_file, is_tool_file, read_tool_file
+    from ..importers.answer import ImportAnswer
     from ..question.file_question import FileQuestion, read_file_question
     from ..question.job import check_job, has_amount, parse_price
     from ..render.deliver import show_document
     from ..text.units import listed
 
-    files, unread = list[FileQuestion](), dict[str, DsAdviseError]()
+    files, unread = dict[str, FileQuestion | ImportAnswer](), dict[str, DsAdviseError]()
     for name in config_files:
         try:
-            files.append(read_file_question(Path(name), question))
-        except ConfigFileError as error:
+            if is_tool_file(Path(name)):
+                files[name] = read_tool_file(Path(name), question)
+            else:
+                of_deepspeed = read_file_question(Path(name), question, as_meant=True)
+                files[of_deepspeed.name] = of_deepspeed
+        except DsAdviseError as error:
+            if len(config_files) == 1:
+                raise
             unread[name] = error
     if not files:
         raise next(iter(unread.values()))
     found: list[Requirement] = []
     without_model: list[str] = []
-    for file in files:  # each by its own record: another file's question is not its own
+    for name, file in files.items():  # each by its own record: another file's question is not its own
+        asked = file.asked if isinstance(file, FileQuestion) else question
+        model = file.model if isinstance(file, FileQuestion) else file.run.model
         try:
-            check_job(file.asked)
-            if file.model is None and (has_amount(question) or any(value is not None for value in limits.values())):
-                raise click.UsageError(f"limits of memory, speed, time and cost need --model; {file.name} records none")
-            if (limits["max_duration"] or limits["max_cost"]) and not has_amount(file.asked):
+            check_job(asked)
+            if model is None and (has_amount(question) or any(value is not None for value in limits.values())):
+                says = "records" if isinstance(file, FileQuestion) else "names"
+                raise click.UsageError(f"limits of memory, speed, time and cost need --model; {name} {says} none")
+            if (limits["max_duration"] or limits["max_cost"]) and not has_amount(asked):
                 raise click.UsageError("--max-duration and --max-cost need --data, --samples or --tokens")
-            if limits["max_cost"] and file.asked.get("price") is None:
+            if limits["max_cost"] and asked.get("price") is None:
                 raise click.UsageError("--max-cost needs --price")
-            currency = parse_price(file.asked["price"]).currency if limits["max_cost"] else ""
+            currency = parse_price(asked["price"]).currency if limits["max_cost"] else ""
             parsed = parse_limits(**limits, currency=currency)
-            context = with_dry_runs(files_context([file], question, say=output.say), output)
-            found += check_file(file, context, parsed)
+            if isinstance(file, ImportAnswer):
+                for remark in file.run.remarks:
+                    output.say(f"{name}: {remark}")
+                found += check_tool_file(file, question, parsed)
+            else:
+                context = with_dry_runs(files_context([file], question, say=output.say), output)
+                found += check_file(file, context, parsed)
         except DsAdviseError as error:
             if len(files) == 1:
                 raise
-            unread[file.name] = error
-        without_model += [file.name] * (file.model is None)
+            unread[name] = error
+        without_model += [name] * (model is None)
     if not found:  # the question has no answer for any file
         raise next(iter(unread.values()))
     result = CheckResult(

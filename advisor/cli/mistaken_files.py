@@ -214,7 +214,9 @@ def other_reader(error: DsAdviseError, args: Sequence[str]) -> tuple[str, str] |
             users = started(users, value_of("--gpus", f"{own}{gpus}".split()))
         return what, f"write ds-advise {own}{gpus} -- {users}"
     run = _run_of_tool(in_form) if command else None
-    if run is not None and run.deepspeed is not None and run.deepspeed.path is not None:
+    # With a model, its part alone would be judged with another batch and sequence.
+    is_judged = bool(value_of("--model", args))
+    if run is not None and run.deepspeed is not None and run.deepspeed.path is not None and not is_judged:
         part = str(run.deepspeed.path)
         same = line([part if word == name else word for word in args])
         faults = "".join(f"; {fault}" for fault in run.faults)

@@ -17,8 +17,7 @@ _ELLIPSIS = "..."
 """Stands where a line is cut; ASCII, as the rest of the frame, for any terminal."""
 
 _LEAST_LEFT = 12
-"""Characters after a cut on the left below which a line of the context is left out, and from a change to the end of the
-row below which its line is cut on the left."""
+"""Characters from a change to the end of the row below which its line is cut on the left."""
 
 _MOST_CHANGED = 6
 """Most lines at the start of a change that are shown, and as many at its end: the removal of a block may have
@@ -61,7 +60,8 @@ class ExcerptRow(NamedTuple):
 
 
 class Excerpt(NamedTuple):
-    """Lines of a file. column: the character, from 0, around which lines that are too long are cut."""
+    """Lines of a file. column: the character, from 0, around which a marked line that is too long is cut; without the
+    lines of its context then."""
 
     lines: Sequence[ExcerptLine]
     column: int = 0
@@ -83,7 +83,7 @@ class Excerpt(NamedTuple):
                 text = line.text if len(line.text) <= room else _ELLIPSIS + line.text[len(_ELLIPSIS) - room :]
                 yield ExcerptRow(f"{line.number or '':>{width}} | ", text, "context")
                 continue
-            if line.sign == "|" and not line.marked and begin and len(line.text) < begin + _LEAST_LEFT:
+            if line.sign == "|" and not line.marked and begin:  # the same columns of another line say nothing
                 continue
             text, role = _cut(line.text, begin, room), line.sign if line.sign != "|" else "context"
             yield ExcerptRow(f"{line.number or '':>{width}} {line.sign} ", text, "marked" if line.marked else role)

@@ -197,10 +197,10 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def read_file_question(path: Path, given: Mapping[str, Any]) -> FileQuestion:
-    """The question of a configuration file, `-` for standard input. Raises ConfigFileError if it cannot be read, and
-    like `file_question`."""
-    return file_question(read_config_file(path).document, given, name=shown_name(path))
+def read_file_question(path: Path, given: Mapping[str, Any], *, as_meant: bool = False) -> FileQuestion:
+    """The question of a configuration file, `-` for standard input. as_meant: as in `read_document`, for a reader that
+    lints it. Raises ConfigFileError if it cannot be read, and like `file_question`."""
+    return file_question(read_config_file(path, as_meant=as_meant).document, given, name=shown_name(path))
 
 
 def file_question(document: Document, given: Mapping[str, Any], *, name: str) -> FileQuestion:

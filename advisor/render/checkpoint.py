@@ -181,7 +181,7 @@ def _state(answer: CheckpointAnswer) -> Iterator[doc.Block]:
         if contents.missing_to_load:
             needed = " and ".join(contents.missing_to_load)
             yield doc.Sentence(f"from_pretrained loads its weights only with {needed}, which the folder lacks.")
-        there = f"names {printable(contents.latest)}" if contents.latest else "is missing"
+        there = f"names {printable(contents.latest) or 'no tag'}"
         yield from _latest(contents, f"`{_latest_file(contents)}` {there}")
 
 
@@ -294,6 +294,7 @@ def _uses(contents: CheckpointContents, *, gives_weights: bool) -> str:
         "resume on any number of GPUs": contents.stage == "0",
         f"resume with {counted_noun(contents.ranks, 'rank')}": contents.has_zero_states,
         f"load its {weights}from_pretrained": contents.loads_weights and gives_weights,
+        "load its weights with torch.load": contents.is_model and not contents.loads_weights,
         "export its weights": contents.can_export and gives_weights,
         "convert it for other GPUs": contents.has_zero_states and not contents.converted,
     }
@@ -303,7 +304,9 @@ def _uses(contents: CheckpointContents, *, gives_weights: bool) -> str:
 
 
 def _sizes(contents: CheckpointContents) -> doc.Table:
-    known = {"optimizer states": contents.optimizer_bytes, "model states and weights": contents.weights_bytes}
+    # Without ZeRO, the optimizer's states lie in the file of the model's (0.19.8 runtime/engine.py `_save_checkpoint`).
+    weights = "model and optimizer states, weights" if contents.stage == "0" else "model states and weights"
+    known = {"optimizer states": contents.optimizer_bytes, weights: contents.weights_bytes}
     parts = known | {"other files": contents.size_bytes - sum(known.values())}
     most = max(1, *parts.values())
     inks = ("optimizer", "weights", "other")

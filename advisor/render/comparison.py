@@ -7,8 +7,9 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from ..answer.comparison import Comparison, Difference
+from ..answer.comparison import Comparison
 from ..answer.config_settings import AUTO, Setting
+from ..answer.differences import Difference
 from ..document.blocks import (
     NOTHING,
     Block,
@@ -64,7 +65,7 @@ def comparison_document(comparison: Comparison) -> Document:
     is_predicted = len(comparison.candidates) == 2
     if is_predicted and not comparison.is_identical:
         blocks += [*_figures(comparison), *_parts(comparison)]
-    blocks += _differences(comparison.differences, with_meanings=not is_predicted)
+    blocks += _differences(comparison, with_meanings=not is_predicted)
     if not comparison.is_identical:
         blocks += [Gap(), *(Sentence(line, "dim") for line in _basis(comparison))]
     subject = " · ".join(f"{letter}: {side.name}" for letter, side in zip("AB", comparison.sides, strict=True))
@@ -86,7 +87,7 @@ def _verdict(comparison: Comparison) -> tuple[str, ...]:
     assert comparison.question is not None, "plans have a question"
     cluster = comparison.question.cluster
     has_ram = cluster.host_memory_bytes_per_node is not None
-    found = [_speed(first, second, "" if has_ram or cluster.gpu.is_cpu else " the GPUs")]
+    found = [_speed(first, second, "" if has_ram or cluster.gpu.is_cpu else " the GPUs", comparison.recomputing)]
     ranks = cluster.world_size
     samples = [plan.plan.samples_per_step(ranks) for plan in (first, second)]
     if samples[0] != samples[1]:
@@ -115,8 +116,9 @@ def _verdict_on_keys(found: Sequence[Difference]) -> tuple[str, ...]:
     return f"{first}{'; ' * bool(more)}{more}.", f"{effect}{', and to fill `auto`' * bool(unknown)}."
 
 
-def _speed(first: Candidate, second: Candidate, where: str) -> str:
-    """Return which side fits, and the faster one. where: ` the GPUs` if the host's RAM is not known."""
+def _speed(first: Candidate, second: Candidate, where: str, recomputing: Sequence[Candidate]) -> str:
+    """Return which side fits, and the faster one, also with checkpointing in both if only one side has it. where: ` the
+    GPUs` if the host's RAM is not known."""
     lacking = [plan.fit for plan in (first, second) if not plan.fit.fits]
     fits = "fits" if all(fit.verdict == "does not fit" for fit in lacking) else "is sure to fit"
     if len(lacking) == 2:
@@ -124,11 +126,19 @@ def _speed(first: Candidate, second: Candidate, where: str) -> str:
     if lacking:
         which, other = ("A", "B") if first.fit.fits else ("B", "A")
         return f"Only {which} {fits}{where}; {other}: {lacking[0].reason}."
+    faster = _faster(first, second)
+    said = f"; {faster} as fast" if faster else " at about the same speed"
+    if len(recomputing) == 2:
+        said += f"; with checkpointing on in both, {_faster(*recomputing) or 'they are about'} as fast"
+    return f"Both fit{where}{said}."
+
+
+def _faster(first: Candidate, second: Candidate) -> str:
+    """Return the faster plan and by how much: `A is 1.5 x`; "" for about the same speed."""
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
-        return f"Both fit{where} at about the same speed."
-    faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
-    return f"Both fit{where}; {faster} is {times(by)} as fast."
+        return ""
+    return f"B is {times(ratio)}" if ratio > 1 else f"A is {times(1 / ratio)}"
 
 
 def _subject_of(comparison: Comparison) -> str:
@@ -270,15 +280,19 @@ def _table(columns: Sequence[Mapping[str, float]], cells: Callable[[Any, Any], S
     return Table(_HEAD, rows, _WIDTHS, optional=(3,))
 
 
-def _differences(differences: Sequence[Difference], *, with_meanings: bool) -> Iterator[Block]:
+def _differences(comparison: Comparison, *, with_meanings: bool) -> Iterator[Block]:
     """Yield the keys by block, each with both values, and what it decides or the command that says so."""
-    rows, block = list[Row](), ""
+    rows, block, differences = list[Row](), "", comparison.differences
+    sides = [side.settings for side in comparison.sides]
     for found in (each for each in differences if each.acts):
         here, dot, name = found.key.partition(".")
         if dot and here != block:
             rows.append(Row([here]))
         block = here
-        values = (Figure(_value_label(value)) for value in (found.first, found.second))
+        values = (
+            Figure(_value_label(value) if side.acts(found.key) else _idle_label(value, found.key, side.stage()))
+            for value, side in zip((found.first, found.second), sides, strict=True)
+        )
         meaning = [found.meaning] * (with_meanings and bool(found.meaning))
         rows.append(Row([f"{'  ' * bool(dot)}{printable(name or here)}", *values], remarks=meaning))
     if rows:
@@ -286,7 +300,7 @@ def _differences(differences: Sequence[Difference], *, with_meanings: bool) -> I
         yield Table(["Keys that differ", "A", "B"], rows, _KEY_WIDTHS)
         if not with_meanings:
             yield Sentence("ds-advise explain KEY says what a key decides.", "dim")
-    idle = [printable(found.key) for found in differences if not found.acts]
+    idle = [f"{printable(found.key)}{_only_of(found)}" for found in differences if not found.acts]
     if idle:
         yield Gap()
         yield Sentence(f"Without effect at these ZeRO stages: {', '.join(idle)}.", "dim")
@@ -298,6 +312,23 @@ def _value_label(setting: Setting) -> str:
         return NOTHING
     text = value_label(setting.value)
     return f"{text} *" if setting.origin == "default" else text
+
+
+def _only_of(found: Difference) -> str:
+    """Return the side that alone has a key: at the other's stage, it may have an effect."""
+    owners = [
+        letter
+        for letter, setting in zip("AB", (found.first, found.second), strict=True)
+        if setting.origin not in ("default", "unset")
+    ]
+    return f" (of {owners[0]})" if len(owners) == 1 else ""
+
+
+def _idle_label(setting: Setting, key: str, stage: int) -> str:
+    """Return a value that DeepSpeed does not use."""
+    if setting.origin in ("default", "unset"):
+        return NOTHING
+    return f"{value_label(setting.value)} (no effect{'' if key.startswith('aio.') else f' at stage {stage}'})"
 
 
 def _basis(comparison: Comparison) -> Iterator[str]:

@@ -38,6 +38,16 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def _web_page(path: Path) -> None:
+    """As a server sends for a file that needs a login."""
+    path.write_text("\n<!DOCTYPE html>\n<html><body>Log in</body></html>\n")
+
+
+def _zeros(path: Path) -> None:
+    """As a file system leaves a file after a crash."""
+    path.write_bytes(bytes(100))
+
+
 def _nothing_inside(path: Path) -> None:
     with zipfile.ZipFile(path, "w"):
         pass
@@ -75,6 +85,8 @@ def _copy_rank_0(path: Path) -> None:
         (STATES, _empty, "is empty", "is cut off after 0 of"),
         (STATES, Path.unlink, "the optimizer states of rank 1 are missing", "is missing"),
         (STATES, _nothing_inside, "holds nothing that torch saved", "is cut off after"),
+        (STATES, _web_page, "is a web page instead of the file", "is a web page instead of the file"),
+        (STATES, _zeros, "is no file that torch saved", "is cut off after"),
         (STATES, _any_pickle, "is a pickle that torch did not save", "is cut off after"),
         (STATES, _cut_pickle, "is cut off", "is cut off after"),
         (STATES, _make_folder, "cannot be read (it is no file)", "cannot be read (it is no file)"),
@@ -82,9 +94,12 @@ def _copy_rank_0(path: Path) -> None:
         (STATES, _copy_rank_0, "is a copy of bf16_zero_pp_rank_0_", "has changed since it was saved"),
         ("global_step8/mp_rank_00_model_states.pt", Path.unlink, "is missing", "is missing"),
         ("latest", Path.unlink, "is missing", "is missing"),
+        ("latest", _empty, "is empty", "is cut off after 0 of"),
         ("trainer_state.json", _empty, "is empty", "is cut off after 0 of"),
         ("trainer_state.json", _cut, "is not JSON", "is cut off after"),
         (MODEL, _cut, "is cut off", "is cut off after"),
+        (MODEL, _web_page, "is a web page instead of the file", "is a web page instead of the file"),
+        (MODEL, _zeros, "is no file of safetensors", "is cut off after"),
         (MODEL, _flip, "", "has changed since it was saved"),
     ],
 )
@@ -270,6 +285,67 @@ def test_lost_model_states_are_named(tmp_path: Path) -> None:
     assert read_contents(folder).stage == "none"
     (folder / "global_step3").mkdir()
     assert read_checkpoint(folder).problem == "latest names global_step3, which holds no states"
+
+
+@pytest.mark.parametrize("name", ["checkpoint-7", "kept"])
+@pytest.mark.parametrize("saved_by", ["engine", "trainer"])
+def test_only_a_checkpoint_of_the_trainer_needs_its_state(tmp_path: Path, name: str, saved_by: str) -> None:
+    """A script's own `engine.save_checkpoint` writes none, whatever its folder is called; the Trainer writes random
+    states before its own."""
+    folder = write_checkpoint(tmp_path / name, ranks=2, tag="global_step7")
+    (folder / "trainer_state.json").unlink()
+    if saved_by == "engine":
+        for path in folder.glob("rng_state_*"):
+            path.unlink()
+    assert read_checkpoint(folder).problem == ("" if saved_by == "engine" else "trainer_state.json is missing")
+    for path in folder.glob("rng_state_*"):
+        path.unlink()
+    (folder / "training_args.bin").write_bytes((folder / STATES.replace("step8", "step7")).read_bytes())
+    assert read_checkpoint(folder).is_whole == (name == "kept"), "save_model alone may write the arguments"
+
+
+def _write_universal(root: Path, *, stage: int, with_steps: bool) -> Path:
+    """Universal states of three parameters, of which the first never had a gradient below stage 3."""
+    folder = write_checkpoint(root / "saved", ranks=2, stage=stage, tag="global_step8")
+    states, universal = folder / "global_step8", folder / "global_step8_universal"
+    universal.mkdir()
+    shapes = {name: torch.Size([4]) for name in ("tied", "weight", "bias")}
+    for path in states.glob("*model_states.pt"):
+        torch.save(torch.load(path, weights_only=False) | {"param_shapes": [shapes]}, universal / path.name)
+    for name in shapes:
+        (universal / "zero" / name).mkdir(parents=True)
+        kinds = ["fp32", "exp_avg", "exp_avg_sq", *(["step"] if with_steps else [])]
+        for kind in kinds if stage == 3 or name != "tied" else ["fp32"]:
+            torch.save({"param": torch.ones(4)}, universal / "zero" / name / f"{kind}.pt")
+    torch.save({"zero_stage": stage}, universal / "zero" / "optimizer_state.pt")
+    (folder / "latest_universal").write_text(universal.name)
+    return universal
+
+
+@pytest.mark.parametrize(
+    ("stage", "with_steps", "lost"),
+    [
+        *(
+            (stage, False, lost)
+            for stage in (1, 3)
+            for lost in ("weight/fp32.pt", "weight/exp_avg.pt", "weight", "tied")
+        ),
+        (1, True, "weight/step.pt"),
+        (1, True, "weight/exp_avg_sq.pt"),
+        (3, False, "tied/exp_avg.pt"),
+        (1, False, "optimizer_state.pt"),
+    ],
+)
+def test_universal_states_lack_no_file_of_a_parameter(
+    tmp_path: Path, stage: int, lost: str, *, with_steps: bool
+) -> None:
+    """Stages 1 and 2 load no state without its file, without a word. A parameter that never had a gradient has its
+    weights alone."""
+    universal = _write_universal(tmp_path, stage=stage, with_steps=with_steps)
+    assert read_checkpoint(universal).is_whole
+    path = universal / "zero" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert read_checkpoint(universal).problem == f"global_step8_universal/zero/{lost} is missing"
 
 
 def test_a_copied_file_is_no_further_rank(tmp_path: Path) -> None:

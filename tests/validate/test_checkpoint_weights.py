@@ -145,6 +145,7 @@ def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
             (folder / "latest").unlink()
         assert run(["checkpoint", "saved/global_step2"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
+        assert f"`latest` names {latest or 'no tag'}. Load" in printed
         assert "Whole: " in printed and 'Load global_step2 with tag="global_step2"' in printed and repair in printed
         assert run(["checkpoint", "saved"]) == 1
         printed = " ".join(capsys.readouterr().out.split())
@@ -154,6 +155,40 @@ def test_a_folder_of_states_and_a_stale_latest_have_a_way_out(
     monkeypatch.chdir(folder / "global_step2")
     assert run(["checkpoint", "."]) == 0
     assert "--input_folder ../global_step2 " in capsys.readouterr().out.replace("\\\n", "")
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_the_model_that_the_engine_saves_is_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, has_config: bool
+) -> None:
+    """`engine.save_16bit_model` writes pytorch_model.bin and no config.json, with which from_pretrained loads it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    config = LlamaConfig(**sizes, num_attention_heads=2, architectures=["LlamaForCausalLM"])
+    weights = LlamaForCausalLM(config).state_dict()
+    (tmp_path / "model").mkdir()
+    torch.save(weights, tmp_path / "model" / "pytorch_model.bin")
+    if has_config:
+        config.save_pretrained(tmp_path / "model")
+    assert run(["checkpoint", "model"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("model: model folder, ") and "Whole: every file was read" in printed
+    loads = "from_pretrained" if has_config else "torch.load"
+    assert f"You can load its weights with {loads}. It holds no states to resume from." in printed
+    assert ("only with config.json, which the folder lacks" in printed) != has_config
+    del weights["model.norm.weight"]
+    torch.save(weights, tmp_path / "model" / "pytorch_model.bin")
+    assert run(["checkpoint", "model"]) == has_config
+    assert ("1 tensor of LlamaForCausalLM is missing, model.norm.weight" in capsys.readouterr().out) == has_config
+
+
+def test_without_zero_the_optimizer_states_lie_in_the_file_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "saved", ranks=1, stage=0)
+    assert run(["checkpoint", "saved"]) == 0
+    assert "model and optimizer states, weights" in capsys.readouterr().out
 
 
 def test_the_older_whole_step_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

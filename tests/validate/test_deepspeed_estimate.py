@@ -93,7 +93,7 @@ from ds_advise.advisor.answer.evidence import deepspeed_sentence
 from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.hardware import Cluster
-from ds_advise.estimators.hardware import gpu_of_memory
+from ds_advise.estimators.gpu_catalogue import gpu_of_memory
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 cluster = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))

@@ -14,6 +14,9 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that Python's json accepts and JSON does not have."""
 
 BYTE_ORDER_MARK, COMMENT, COMMA, TEXT = "a byte order mark", "a comment", "a missing comma", "text without quotes"
+BARE_KEY = "a key without quotes"
+CURLY = "curly quotes"
+CURLY_QUOTES = "\u201c\u201d\u201e\u201f\u2018\u2019\u201a"
 _FIXES = {COMMA: "write it", TEXT: "write it in quotes"}
 _MORE_THAN_TEXT = re.compile(r"""[,}\]"]""")
 
@@ -126,9 +129,13 @@ class Document:
 
     @property
     def has_more_than_text(self) -> bool:
-        """Whether a text without quotes has a comma, a bracket or a quote."""
-        texts = (self.text[found.start : found.end] for found in self.extensions if found.kind == TEXT)
-        return any(map(_MORE_THAN_TEXT.search, texts))
+        """Whether a text without quotes has a comma, a bracket or a quote, or it or a key begins with a curly quote."""
+        bare = (found for found in self.extensions if found.kind in (TEXT, BARE_KEY))
+        return any(
+            self.text[found.start] in CURLY_QUOTES
+            or (found.kind == TEXT and _MORE_THAN_TEXT.search(self.text[found.start : found.end]) is not None)
+            for found in bare
+        )
 
     @property
     def has_byte_order_mark(self) -> bool:

@@ -15,7 +15,20 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ...estimators.errors import ConfigFileError
-from .document import BYTE_ORDER_MARK, COMMA, COMMENT, NON_FINITE, TEXT, Document, Extension, KeyPath, Member
+from .document import (
+    BARE_KEY,
+    BYTE_ORDER_MARK,
+    COMMA,
+    COMMENT,
+    CURLY,
+    CURLY_QUOTES,
+    NON_FINITE,
+    TEXT,
+    Document,
+    Extension,
+    KeyPath,
+    Member,
+)
 
 MAX_BYTES = 150_000
 """Maximum size of a file. A configuration has kilobytes; a larger file is not one, and would take more than a
@@ -38,6 +51,7 @@ _LITERAL = {
     as_meant: re.compile("(true|false|null)" + end) for as_meant, end in ((False, _HJSON_END), (True, _MEANT_END))
 }
 _STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'((?:[^'\\\x00-\x1f]|\\.)*)'")}
+_CURLY = re.compile(rf"""[{CURLY_QUOTES}]([^{CURLY_QUOTES}"'\r\n]*)[{CURLY_QUOTES}"']""")
 _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
 _PYTHON_CONSTANT = re.compile("(True|False|None)" + _MEANT_END)
 _PYTHON_NUMBER = re.compile(r"([-+]?(?:\d[\d_]*)?(?:\.[\d_]*)?(?:[eE][-+]?\d+)?)" + _MEANT_END, re.ASCII)
@@ -57,8 +71,8 @@ def read_document(raw: bytes, *, name: str, as_meant: bool = False) -> Document:
     """Parse a file's bytes.
 
     Hjson reads a value without quotes as text up to the end of the line, with its commas and brackets, unless it is a
-    JSON number or constant: `True}`, `500_000}`, `8 "bf16": {}`. as_meant: read such a value as it is meant, with a
-    `mistake`.
+    JSON number or constant: `True}`, `500_000}`, `8 "bf16": {}`. It takes curly quotes as part of a name. as_meant:
+    read such a value or name as it is meant, with a `mistake`.
 
     Raises ConfigFileError, with line and column, if they do not hold an object, and without `as_meant` for a mistake.
     """
@@ -183,9 +197,20 @@ class _Reader:
             self._fail("a value is missing", at, "write it")
         return self._text(at)
 
+    def _curly(self, at: int) -> tuple[str, int] | None:
+        """A key or text in curly quotes, as it is meant; None for anything else."""
+        match = _CURLY.match(self.text, at) if self.as_meant else None
+        if match is None:
+            return None
+        mistake = f"{self.text[at]} is no quote of JSON"
+        self._note(CURLY, at, match.end(), json.dumps(match[1], ensure_ascii=False), mistake)
+        return match[1], match.end()
+
     def _text(self, at: int) -> tuple[Any, int]:
         """A value without quotes that is neither a JSON number nor a constant."""
         text = self.text
+        if (curly := self._curly(at)) is not None:
+            return curly
         if self.as_meant and (constant := _PYTHON_CONSTANT.match(text, at)):
             plain = _PYTHON_CONSTANTS[constant[1]]
             self._note("a Python constant", at, constant.end(), plain, f"{constant[1]} is Python")
@@ -223,12 +248,14 @@ class _Reader:
     def _key(self, at: int, opening: int) -> tuple[str, int]:
         if self.text[at : at + 1] in _STRING:
             return self._string(at)
+        if (curly := self._curly(at)) is not None:
+            return curly
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
             if at == len(self.text):
                 self._fail_open("}", opening)
             self._fail("a key is missing", at, "write a key and its value, or remove the comma")
-        self._note("a key without quotes", at, bare.end(), json.dumps(bare[0], ensure_ascii=False))
+        self._note(BARE_KEY, at, bare.end(), json.dumps(bare[0], ensure_ascii=False))
         return bare[0], bare.end()
 
     def _object(self, at: int, path: KeyPath) -> tuple[dict[str, Any], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .config_file import CorrectSyntax, WritePlainJson
-from .document import BYTE_ORDER_MARK, COMMA, COMMENT, NON_FINITE, KeyPath
+from .document import BYTE_ORDER_MARK, COMMA, COMMENT, CURLY, NON_FINITE, KeyPath
 from .linted_config import LintedConfig
 from .rule import LONGEST_NAME, Severity, Violation, error_rule, section
 from .values import find_problem
@@ -48,10 +48,20 @@ KEEPS_COMMENTS = "for the Trainer or accelerate pass --framework hf --fix, which
 
 def _mistakes(config: LintedConfig) -> Iterator[Violation]:
     """Hjson may read a text with a mistake, so only the Trainer, or DeepSpeed if hjson or the class of a block does not
-    take it, rejects the file."""
+    take it, rejects the file. Curly quotes, which nobody writes by choice, are one violation of the whole file."""
     document, by_trainer = config.document, config.framework == "hf"
     is_rejected = by_trainer or not document.is_hjson or _class_rejects(config)
-    for found in document.mistakes:
+    if curly := [found for found in document.mistakes if found.kind == CURLY]:
+        paths = dict.fromkeys(document.key_before(found.start) for found in curly)
+        yield Violation(
+            path=next(iter(paths)),
+            what=curly[0].mistake + f" (the first of {len(curly)} names and texts)" * (len(curly) > 1),
+            why=f"{_CURLY}; {_PYTHONS_JSON}",
+            fix='write " in place of the curly quotes',
+            edits=tuple(map(CorrectSyntax, paths)),
+            span=(curly[0].start, curly[0].end),
+        )
+    for found in (each for each in document.mistakes if each.kind != CURLY):
         path = document.key_before(found.start)
         yield Violation(
             path=path,
@@ -80,6 +90,10 @@ def _class_rejects(config: LintedConfig) -> bool:
 
 
 _PYTHONS_JSON = "the Trainer and accelerate read the file with Python's json, which raises an error"
+_CURLY = (
+    "a word processor or a web page writes them, such as when a configuration is copied from it; hjson, with which "
+    "DeepSpeed reads the file, takes them as part of the name, so that the key is another one"
+)
 _UP_TO_THE_END = (
     "DeepSpeed reads Hjson: a value without quotes that is no JSON is text up to the end of the line, with its commas "
     "and brackets"

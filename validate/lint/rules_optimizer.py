@@ -235,6 +235,12 @@ def _falls(config: LintedConfig) -> bool:
 
 _tested = that(lambda config: config.optimizer_spec is not None and config.optimizer_spec.tested_with_zero)
 _allowed = that(lambda config: bool(config.get("zero_allow_untested_optimizer")))
+_has_no_type = when.Condition(
+    lambda config, path: isinstance(config.get(path), dict) and config.get(f"{path}.type") is None
+)
+_needs_optimizer = when.stages(1, 2)
+"""Stage 3 without one is inference. The Trainer leaves the optimizer of a file with the block to DeepSpeed."""
+_IGNORES_BLOCK = "DeepSpeed then ignores the whole block"
 _old_muon = when.per_matrix & that(lambda config: not config.facts.at_least("0.19.7"))
 
 OPTIMIZER_RULES = section(
@@ -250,13 +256,20 @@ OPTIMIZER_RULES = section(
         "DS502 an optimizer or scheduler block without a type",
         at(
             ("optimizer", "scheduler"),
-            when.Condition(lambda config, path: isinstance(config.get(path), dict))
-            & when.Condition(lambda config, path: config.get(f"{path}.type") is None),
+            _has_no_type & ~(_needs_optimizer & when.Condition(lambda _, path: path == "optimizer")),
             "the block has no type",
         ),
-        why="DeepSpeed then ignores the whole block",
+        at(
+            "optimizer",
+            _has_no_type & _needs_optimizer,
+            lambda config, _: f"the block has no type, and ZeRO-{config.stage} needs an optimizer",
+            severity="error",
+            why=f"{_IGNORES_BLOCK}, and asserts that the stage has an optimizer, unless the script passes one to "
+            "deepspeed.initialize",
+        ),
+        why=_IGNORES_BLOCK,
         fix='add "type"',
-        source="runtime/config.py get_optimizer_name, get_scheduler_name",
+        source="runtime/config.py get_optimizer_name, get_scheduler_name; runtime/engine.py _configure_zero_optimizer",
     ),
     error_rule(
         "DS503 max_grad_norm in the optimizer",

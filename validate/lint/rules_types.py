@@ -30,6 +30,7 @@ _ABOVE_ZERO = (("gt", 0.0),)
 _POSITIVE = FieldType(name="int", bounds=_ABOVE_ZERO)
 _COUNT = FieldType(name="int", bounds=_ABOVE_ZERO, optional=True)
 _NUMBER = FieldType(name="float", optional=True)
+_FLOAT = FieldType(name="float")
 _PAIR = FieldType(name="tuple", parts=(FieldType(name="float"),) * 2)
 _OBJECT = FieldType(name="dict")
 _NAME = FieldType(name="str", optional=True)
@@ -61,6 +62,10 @@ _lr_is_replaced = _sets_lr & ~when.offloaded & ~when.torch_adam
 """A scheduler replaces lr when it is made (runtime/lr_schedules.py update_lr), before FusedAdam's first step.
 DeepSpeedCPUAdam and torch's Adam use it when they are made, WarmupCosineLR as the rate that it scales, and WarmupLR
 without warmup_max_lr as that."""
+_of_torch = when.torch_adam | that(
+    lambda config: config.optimizer in {*config.facts.torch_optimizers} - {*config.facts.optimizers}
+)
+"""The optimizer is a class of torch."""
 _since_0_19_6 = that(lambda config: config.facts.at_least("0.19.6"))
 _averages = when.stages(3) | that(lambda config: config.text("gradient_allreduce_op").lower() != "sum")
 _is_scattered = ~when.is_off("zero_optimization.reduce_scatter")
@@ -109,10 +114,10 @@ CODE_TYPES: dict[str, tuple[FieldType, Condition]] = {
     "optimizer.type": (_NAME, when.always),
     "scheduler.type": (_NAME, when.always),
     "optimizer.params": (FieldType(name="dict", optional=True), that(lambda config: bool(config.optimizer))),
-    # csrc/adam: multi_tensor_adam, create_adam
-    _ADAM + "lr": (_NUMBER, when.has_adam & ~_lr_is_replaced),
-    _ADAM + "weight_decay": (_NUMBER, when.has_adam),
-    _ADAM + "eps": (_NUMBER, when.has_adam),
+    # csrc/adam: multi_tensor_adam, create_adam; csrc/lion, csrc/lamb; torch/optim compares them with 0
+    _ADAM + "lr": (_FLOAT, (when.has_betas & ~_lr_is_replaced) | _of_torch),
+    _ADAM + "weight_decay": (_FLOAT, when.has_betas | _of_torch),
+    _ADAM + "eps": (_FLOAT, when.has_adam),
     _ADAM + "betas": (_PAIR, when.has_betas),
     # runtime/lr_schedules.py; before 0.19.6 it computes with the steps, since then it validates them
     _WARM_UP + "min_lr": (_NUMBER, _linear),
@@ -320,13 +325,24 @@ def _flag_as_text(config: LintedConfig) -> Iterator[Violation]:
             yield violation(path, what, fix=fix, edits=edits)
 
 
-_of_torch = when.torch_adam | that(
-    lambda config: config.optimizer in {*config.facts.torch_optimizers} - {*config.facts.optimizers}
-)
 _below_zero = when.number(lambda value: value < 0)
+_are_betas = Condition(lambda config, path: find_problem(_PAIR, config.get(path), converts_text=False) is None)
+_beyond_one = _are_betas & Condition(lambda config, path: not all(0 <= beta < 1 for beta in config.get(path)))
+
+
+def _beta_beyond_one(config: LintedConfig, path: str) -> str:
+    at, beta = next((at, beta) for at, beta in enumerate(config.get(path)) if not 0 <= beta < 1)
+    return f"betas[{at}] is {json_text(beta)}, but must be {'at least 0' if beta < 0 else 'below 1'}"
+
+
 _IN_OPTIMIZER = tuple(_ADAM + name for name in ("lr", "eps", "weight_decay"))
 _RAISES_LOSS = (
     "DeepSpeed's optimizers and schedulers take it without a message: with a rate below zero a step raises the loss"
+)
+
+_NO_MEAN = (
+    "DeepSpeed's optimizers take it without a message: with another number the averages of the gradients are none, and "
+    "with 1 Adam divides by zero, which makes the weights NaN"
 )
 
 TYPE_RULES = section(
@@ -372,5 +388,19 @@ TYPE_RULES = section(
         "optimizers raise a ValueError",
         fix="write a number above 0",
         source="runtime/zero/stage_1_and_2.py unscale_and_clip_grads; ops/adam/fused_adam.py; torch/optim/adam.py",
+    ),
+    warning_rule(
+        "DS025 a beta that is not from 0 to below 1",
+        when.at(
+            _ADAM + "betas",
+            _beyond_one & _of_torch,
+            _beta_beyond_one,
+            severity="error",
+            why="torch's optimizers raise a ValueError for it",
+        ),
+        when.at(_ADAM + "betas", _beyond_one & when.has_betas & ~_of_torch, _beta_beyond_one, why=_NO_MEAN),
+        why=f"{_NO_MEAN}; torch's own optimizers raise a ValueError",
+        fix="write numbers from 0 to below 1, such as [0.9, 0.999]",
+        source="csrc/adam/multi_tensor_adam.cu (bias_correction2); ops/adam/fused_adam.py; torch/optim/adam.py",
     ),
 )

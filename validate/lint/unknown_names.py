@@ -20,6 +20,9 @@ from .values import find_problem, json_text, parsed_text
 OLD_NAMES = {"aio.thread_count": "intra_op_parallelism"}
 """Path of a key that DeepSpeed renamed, and no longer reads, -> its new name (pull request 7056, DeepSpeed 0.16.4)."""
 
+_MEANT_NAMES = {"optimizer.name": "type", "scheduler.name": "type"}
+"""Path of a word that stands for a key -> the key: the name of an optimizer's class is its type."""
+
 _OF_OTHERS = {
     "mixed_precision": 'write it as "bf16": {"enabled": true} or "fp16": {"enabled": true}; mixed_precision is a '
     "setting of accelerate's own file",
@@ -54,7 +57,7 @@ def meant_by(path: KeyPath, known: Iterable[str]) -> Meant:
     """What is meant by an unknown key. known: the names of its block, or those of `names_of`."""
     block, name, successors = ".".join(path[:-1]), path[-1], known if isinstance(known, Mapping) else {}
     known = [*known]
-    if old := OLD_NAMES.get(".".join(path)):
+    if old := (OLD_NAMES | _MEANT_NAMES).get(".".join(path)):
         return Meant((old,), block)
     for each in CONFIG_KEYS.values():
         owner, _, key = each.path.rpartition(".")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ds_advise.advisor.cli import config_files
 from ds_advise.advisor.cli.main import run
 from ds_advise.ds_configs.record import without_record
@@ -116,7 +117,7 @@ def test_a_plan_has_its_speed_and_what_was_not_checked(capsys: pytest.CaptureFix
     Path("offload.json").write_text(json.dumps(GOOD | {"zero_optimization": offload}))
     question = ["check", "offload.json", "--model", "Qwen2.5-14B", "--gpus", "2x32GB", "--offline"]
     assert run(question) == 0
-    batch = "micro batch 2 x accumulation 4, checkpointing on"
+    batch = "full fine-tuning, sequence 2,048; micro batch 2 x accumulation 4, checkpointing on"
     fits = rf"^{{word}}  fits: [\d.]+ of 31\.4 GiB per GPU; host RAM [\d.]+ {{ram}}; [\d,]+ tokens/s \({batch}\)$"
     unchecked = fits.format(word="warn", ram="GiB, not checked: --ram")
     out = capsys.readouterr().out
@@ -278,6 +279,18 @@ def test_each_error_has_a_line_and_a_wrong_stage_only_one(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_mistake_in_the_syntax_is_an_error_of_lint(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in lint, with its code; it hides no other error."""
+    Path("python.json").write_text(
+        '{\n  // comment\n  "bf16": {"enabled": True},\n  "zero_optimization": {"stage": 7}\n}'
+    )
+    assert run(["check", "python.json", "good.json", *ON]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  lint: DS006 line 3, True is Python\n" in out and "FAIL  lint: DS020 line 4, stage is 7" in out
+    assert "skip  fits: not checked, lint failed\n" in out and out.count("ok    fits: ") == 1
+
+
+@pytest.mark.usefixtures("folder")
 def test_lint_is_for_the_reader_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Only Python's json refuses a trailing comma: without an `auto` the reader cannot be seen in the file."""
     Path("hjson.json").write_text(json.dumps(GOOD)[:-1] + ",}")
@@ -299,3 +312,83 @@ def test_each_warning_has_a_line_and_fails_nothing(capsys: pytest.CaptureFixture
     assert run(["check", "text.json", "--framework", "hf", "--json"]) == 0
     (lint,) = json.loads(capsys.readouterr().out)["requirements"]
     assert [each.split()[0] for each in lint["warnings"]] == ["DS022"]
+
+
+_AXOLOTL = {
+    "base_model": "Qwen/Qwen2.5-7B",
+    "datasets": [{"path": "alpaca", "type": "alpaca"}],
+    "sequence_len": 16384,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_checkpointing": True,
+    "bf16": True,
+}
+_LLAMA_FACTORY = {
+    "model_name_or_path": "Qwen/Qwen2.5-7B",
+    "stage": "sft",
+    "do_train": True,
+    "finetuning_type": "full",
+    "template": "qwen",
+    "cutoff_len": 16384,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": True,
+}
+_AUTO = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+
+
+@pytest.mark.parametrize(("name", "values"), [("axo.yaml", _AXOLOTL), ("lf.json", _LLAMA_FACTORY)])
+@pytest.mark.parametrize("model", [[], ["--model", "Qwen2.5-7B"]])
+def test_the_file_of_a_tool_is_checked_as_the_training_that_it_describes(
+    name: str, values: dict[str, Any], model: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its own sequence, batch and checkpointing, which its DeepSpeed configuration does not have."""
+    Path("auto.json").write_text(json.dumps(_AUTO | {"gradient_accumulation_steps": "auto"}))
+    Path(name).write_text(json.dumps(values | {"deepspeed": "auto.json"}))  # JSON is YAML
+    asked = ["check", name, "auto.json", *model, "--gpus", "8xA100-80GB", "--offline"]
+    assert run([*asked, "--tokens", "1B", "--max-duration", "2d"] if model else [*asked[:2], *asked[3:]]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("ok    lint: no errors") and lines[1].endswith("read by the Trainer or accelerate")
+    assert lines[2].startswith("FAIL  fits: needs 1.") and lines[2].endswith(
+        "(full fine-tuning, sequence 16,384; micro batch 2 x accumulation 4, checkpointing on)"
+    )
+    if model:
+        assert lines[3].startswith("ok    duration: ") or lines[3].startswith("skip  duration: ")
+        assert any(line.startswith("ok    fits: ") and "sequence 2,048" in line for line in lines[4:])
+
+
+def test_what_a_tool_refuses_in_its_file_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """As are the errors of its DeepSpeed configuration; a key that it does not have is a warning."""
+    Path("bad.json").write_text(json.dumps(_AUTO | {"zero_optimization": {"stage": 7}}))
+    values = {key: each for key, each in _AXOLOTL.items() if key != "gradient_accumulation_steps"}
+    Path("axo.yaml").write_text(json.dumps(values | {"deepspeed": "bad.json", "gradient_acumulation_steps": 4}))
+    assert run(["check", "axo.yaml", "--gpus", "8xA100-80GB", "--offline"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("FAIL  lint: at least two of micro_batch_size, gradient_accumulation_steps")
+    assert lines[3].startswith("FAIL  lint: DS020 bad.json line 1, stage is 7")
+    assert lines[4].startswith("warn  lint: axolotl has no key gradient_acumulation_steps (did you mean ")
+    assert lines[5] == "skip  fits: not checked, lint failed"
+
+
+def test_a_tool_file_keeps_what_it_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that only a DeepSpeed configuration leaves open is refused. accelerate's file names no model, so that
+    only lint is checked."""
+    Path("axo.yaml").write_text(json.dumps(_AXOLOTL))
+    assert run(["check", "axo.yaml", "--gpus", "8xA100-80GB", "--offline", "--accumulation", "2"]) == 2
+    assert "axo.yaml: --accumulation does not apply: the file sets it; change it" in capsys.readouterr().err
+    Path("accelerate.yaml").write_text(json.dumps({"distributed_type": "MULTI_GPU", "num_processes": 8}))
+    assert run(["check", "accelerate.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "ok    lint: no errors, 0 warnings; no DeepSpeed configuration\n" in out and "Only lint was checked" in out
+    assert run(["check", "accelerate.yaml", "--max-memory", "9GiB"]) == 2
+    assert "need --model; accelerate.yaml names none" in capsys.readouterr().err
+
+
+def test_another_command_judges_no_other_training_than_that_of_a_tools_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its DeepSpeed configuration alone has another batch and sequence."""
+    Path("auto.json").write_text(json.dumps(_AUTO))
+    Path("axo.yaml").write_text(yaml.safe_dump(_AXOLOTL | {"deepspeed": "auto.json"}))
+    assert run(["lint", "axo.yaml"]) == 2
+    assert "names one, auto.json; write ds-advise lint auto.json, or ds-advise from" in capsys.readouterr().err
+    assert run(["lint", "axo.yaml", "--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB"]) == 2
+    assert "; write ds-advise from axo.yaml --gpus 8xA100-80GB\n" in capsys.readouterr().err

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import comparison_context
-from ds_advise.advisor.answer.comparison import Comparison, compare, differences
+from ds_advise.advisor.answer.comparison import Comparison, compare
 from ds_advise.advisor.answer.config_settings import ConfigSettings
+from ds_advise.advisor.answer.differences import differences
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.document.blocks import Table
 from ds_advise.advisor.render.comparison import comparison_document
@@ -291,6 +292,52 @@ def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest
     words = " ".join(capsys.readouterr().out.split())
     assert "They train differently: A takes 128 samples a step, B takes 32." in words
     assert "train_batch_size 128 32" in words and "128 *" not in words
+
+
+def test_the_first_line_also_compares_with_checkpointing_in_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The speed without checkpointing is not that of the configuration alone."""
+    auto = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}
+    zeros = ({"stage": 2}, {"stage": 3, "offload_param": {"device": "cpu"}})
+    paths = [str(tmp_path / f"z{zero['stage']}.json") for zero in zeros]
+    for path, zero in zip(paths, zeros, strict=True):
+        Path(path).write_text(json.dumps(auto | {"zero_optimization": zero}))
+    where = ["--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--seq-len", "1024", "--offline"]
+    assert run_here(["compare", *paths, *where, "--gradient-checkpointing", "on", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["recomputing_tokens_per_second"] == []
+    assert run_here(["compare", *paths, *where, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recomputing_tokens_per_second"] == [side["plan"]["tokens_per_second"] for side in both["sides"]]
+    assert run_here(["compare", *paths, *where]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    first, second = found["recomputing_tokens_per_second"]
+    recomputing = f"with checkpointing on in both, A is {first / second:.2f} x as fast."
+    assert re.match(rf"Both fit the GPUs; A is 1\.\d\d x as fast; {re.escape(recomputing)}", words)
+    assert "Gradient checkpointing: A off, B on" in words
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({}, "Without effect at these ZeRO stages: zero_optimization.offload_param.device (of A)."),
+        (
+            {"offload_param": {"device": "nvme", "nvme_path": "/n"}},
+            "offload_param.device cpu (no effect at stage 2) nvme",
+        ),
+    ],
+)
+def test_a_value_without_effect_at_its_stage_is_no_difference(
+    tmp_path: Path, second: dict[str, Any], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other side's default, or its value, is that of its stage."""
+    zeros = ({"stage": 2, "offload_param": {"device": "cpu"}}, {"stage": 3, **second})
+    for name, zero_block in zip("ab", zeros, strict=True):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"zero_optimization": zero_block}))
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert expected in words and "none *" not in words
 
 
 def test_a_plan_that_cannot_run_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,16 @@ MORE_BAD: list[tuple[str, dict[str, Any], str]] = [
             ("AdamW", {"lr": 1e-5, "betas": [0.9]}, {"stage": 2}, {}, "betas is [0.9], which is not a list of 2"),
             ("Lion", {"lr": 1e-5, "betas": [0.9]}, {"stage": 2}, {}, "betas is [0.9], which is not a list of 2"),
             ("AdamW", {"lr": "1e-5"}, {"stage": 2}, {"scheduler": {"type": "WarmupLR", "params": {}}}, 'lr is "1e-5"'),
+            ("AdamW", {"lr": None, "torch_adam": True}, {"stage": 2}, {}, "lr is null, which is not a number"),
+            ("AdamW", {"eps": None, "torch_adam": True}, {"stage": 2}, {}, "eps is null, which is not a number"),
+            (
+                "AdamW",
+                {"weight_decay": None, "torch_adam": True},
+                {"stage": 2},
+                {},
+                "weight_decay is null, which is not a number",
+            ),
+            ("SGD", {"lr": None}, {"stage": 0}, {}, "lr is null, which is not a number"),
         )
     ),
     ("DS015", {"zero_optimization": {"stage": 3, "prefetch_bucket_size": 9, "stage3_prefetch_bucket_size": 9}}, "same"),

@@ -408,3 +408,28 @@ def test_the_first_line_says_which_ram_is_not_checked(capsys: pytest.CaptureFixt
             assert needed and predicted
             whole, exact = (float(each[1].replace(",", "")) for each in (needed, predicted))
             assert whole > 1.05 * exact
+
+
+def test_curly_quotes_are_one_finding_and_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a word processor writes them: hjson reads them as part of the keys. The cause is named."""
+    path = tmp_path / "pasted.json"
+    good = '{"bf16": {"enabled": true},\n "zero_optimization": {"stage": 2}, "train_batch_size": 8}\n'
+    path.write_text(re.sub('"(.*?)"', r"“\1”", good), encoding="utf-8")
+    assert run(["lint", str(path)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "pasted.json: 1 error. " in printed and "DS006 error [*] “ is no quote of JSON (the first of 5 " in printed
+    assert "a word processor or a web page writes them" in printed
+    assert run(["lint", str(path), "--fix"]) == 0
+    assert path.read_text(encoding="utf-8") == good
+
+
+def test_a_cut_line_has_no_context_at_the_same_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each block: what stands there in another block says nothing of the marked place."""
+    zero = {"stage": 2, "contiguous_gradients": True, "reduce_scatter": True, "allgather_partitions": True, "oops": 1}
+    blocks = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8}}}
+    blocks |= {"zero_optimization": zero, "bf16": {"enabled": True}, "train_batch_size": 8}
+    path = tmp_path / "ds_config.json"
+    path.write_text("{" + ",\n ".join(f'"{name}": {json.dumps(block)}' for name, block in blocks.items()) + "}")
+    assert run(["lint", str(path)]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.match(r" +\d+ \| ", line)]
+    assert rows and all('"oops": 1' in row for row in rows)

@@ -137,6 +137,9 @@ MISTAKES = {
     '{"a": 500_000_000, "b": .5}': '{"a": 500000000, "b": 0.5}',
     '{"type": AdamW, "path": /local/nvme}': '{"type": "AdamW", "path": "/local/nvme"}',
     '{"a": True, # a remark\n "b": 1}': '{"a": true, # a remark\n "b": 1}',
+    '{“a”: {“b”: true}, "c": 1}': '{"a": {"b": true}, "c": 1}',
+    '{"a": “b”, “c”: [“d”]}': '{"a": "b", "c": ["d"]}',
+    "{\u2018a\u2019: \u201eb\u201c}": '{"a": "b"}',
 }
 
 

@@ -432,6 +432,45 @@ def test_numbers_below_zero_are_found_where_they_are_taken_without_a_message() -
     assert "DS024" in codes(judged({**config, "gradient_clipping": -1}), "warning")
 
 
+@pytest.mark.parametrize(
+    ("params", "what", "severity"),
+    [
+        ({"betas": [0.9, 1.0]}, "betas[1] is 1, but must be below 1", "warning"),
+        ({"betas": [9, 0.99]}, "betas[0] is 9, but must be below 1", "warning"),
+        ({"betas": [0.9, -0.1]}, "betas[1] is -0.1, but must be at least 0", "warning"),
+        ({"betas": [9, 0.99], "torch_adam": True}, "betas[0] is 9, but must be below 1", "error"),
+        ({"betas": [0, 0.99]}, "", ""),
+        ({"betas": "auto"}, "", ""),
+    ],
+)
+def test_a_beta_of_one_or_more_is_found(params: dict[str, Any], what: str, severity: str) -> None:
+    """torch raises a ValueError for it; DeepSpeed's own Adam computes with it."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    report = judged({**config, "optimizer": {"type": "AdamW", "params": params}})
+    found = [(each.what, each.severity) for each in report.findings if each.code == "DS025"]
+    assert found == ([(what, severity)] if what else [])
+
+
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+def test_null_is_no_number_of_deepspeeds_adam(name: str) -> None:
+    """Its C++ raises a TypeError at the first step, which no simulated GPU makes. A scheduler replaces a lr."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    config |= {"optimizer": {"type": "AdamW", "params": {name: None}}}
+    report = judged(config)
+    assert f"{name} is null, which is not a number" in [each.what for each in report.findings if each.code == "DS020"]
+    scheduled = judged({**config, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}})
+    assert ("DS020" in codes(scheduled)) == (name != "lr")
+
+
+@pytest.mark.parametrize(("stage", "severity"), [(0, "warning"), (1, "error"), (2, "error"), (3, "warning")])
+def test_an_optimizer_without_a_type_stops_where_the_stage_needs_one(stage: int, severity: str) -> None:
+    """Stage 3 without an optimizer is inference. The name of its class is its type."""
+    config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
+    report = judged({**config, "optimizer": {"name": "AdamW", "params": {"lr": 1e-5}}})
+    assert [each.severity for each in report.findings if each.code == "DS502"] == [severity]
+    assert [each.fix for each in report.findings if each.code == "DS011"] == ["rename it to type"]
+
+
 def test_the_trainer_is_told_only_that_the_block_does_nothing() -> None:
     block = {"contiguous_memory_optimization": True, "partition_activations": True}
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "activation_checkpointing": block}
