@@ -116,12 +116,14 @@ def read_launch(words: Sequence[str], *, folder: Path) -> Launch:
 def contradictions(launch: Launch, cluster_nodes: int, cluster_gpus_per_node: int) -> list[str]:
     """A sentence for each number of the command that is not the simulated cluster's."""
     said = []
-    starter = launch.starts[-1] if launch.starts else None
-    if starter and launch.gpus_per_node not in (None, cluster_gpus_per_node):
-        processes = f"{launch.gpus_per_node} process{'' if launch.gpus_per_node == 1 else 'es'}"
+    starter, typed = launch.starts[-1] if launch.starts else None, launch.gpus_per_node
+    if starter and typed and typed != cluster_gpus_per_node:
+        of_a_node = " per node" * (cluster_nodes > 1)
+        times = cluster_nodes * cluster_gpus_per_node / (typed * (launch.nodes or cluster_nodes))
         said.append(
-            f"{starter.launcher} starts {processes} per node; --gpus has {cluster_gpus_per_node}: simulated with "
-            f"{cluster_gpus_per_node}"
+            f"{starter.launcher} starts {typed} rank{'s' * (typed != 1)}{of_a_node}, and --gpus has "
+            f"{cluster_gpus_per_node}: the answer is for {cluster_gpus_per_node}, whose step has "
+            f"{times:.3g} x the samples"
         )
     visible = [each for each in launch.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     if visible and not said and len(visible) != cluster_gpus_per_node:
