@@ -187,6 +187,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
             "starts 1 rank, the options have 2: the plan",
         ),
         ("--device cpu --ranks 2 -- torchrun --nproc_per_node 1 train.py", "pass --ranks 1"),
+        ("--device cpu --ranks 77 -- deepspeed train.py", "write deepspeed --num_accelerators 77, or pass --ranks "),
         ("--device cpu -- accelerate launch --num_processes 2 train.py", "one plain process where there is no GPU"),
         ("--gpus H100 -- torchrun --nproc_per_node 2 --no train.py", "torchrun refuses its options"),
         ("--gpus H100 -- torchrun no.py", "there is no file no.py"),
