@@ -81,7 +81,8 @@ def reduce_memory(
             description=f"the message has {memory_size(found)} of tensors, and {memory_size(had)} were predicted: the "
             "prediction is not that of this training, so no smaller plan can be named"
         )
-    needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
+    plans = plans_that_fit(run, offloads_checkpoints=request.dry_run is None)  # else `changed_command` writes the plan
+    needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans]
     smaller = [(need, estimate) for need, estimate in needs if need <= _LESS[0] * had]
     if not smaller:
         return Continuation(
