@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -106,12 +108,18 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_each_group_says_when_it_ends_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is that of its processes."""
-    titles, limits = list[str](), list[float]()
-    monkeypatch.setattr(bench_run, "_run", lambda task, _: limits.append(bench_run._limit_s(task)) or ((), "late"))
-    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=print)
-    said = [f"at most {limit / 60:.0f} min)" for limit in limits]
-    assert len(titles) == 4 and all(title.endswith(text) for title, text in zip(titles, said, strict=True))
+    """Below its title, which stays short. The limit is that of its processes."""
+    titles, said, limits = list[str](), list[str](), list[float]()
+
+    def watch(*_: Any, on_progress: Callable[[Any, Any], None], timeout_s: float, **_further: Any) -> Any:
+        on_progress(SimpleNamespace(left=None), SimpleNamespace(compiles=False))
+        limits.append(timeout_s)
+        return [], None, None
+
+    monkeypatch.setattr(bench_run, "watch", watch)
+    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=said.append)
+    assert len(titles) == len(said) == 4 and titles[0].startswith("benchmark 1 of 4: matrix products")
+    assert all(text.endswith(f", at most {limit / 60:.0f} min") for text, limit in zip(said, limits, strict=True))
 
 
 def test_an_interrupt_shows_what_was_measured(
