@@ -99,7 +99,8 @@ def run_benchmark(
 
     device: None takes the GPUs if there are any. ranks: None takes all GPUs, or two processes on the CPU, which share
         the cores and measure together.
-    on_task, on_progress: take the title of each group when it begins, and what it does.
+    on_task, on_progress: take the title of each group when it begins, and how long it usually takes or what it does
+        besides measuring.
     nvme:   a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
     `skipped` names what cannot be measured (an extension that does not compile, a file system without direct access, a
@@ -149,9 +150,7 @@ def run_benchmark(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            idle_s, limit_min = _START_S + task.budget_s, _limit_s(task) / 60
-            usual = f"about {idle_s:.0f} s on an idle machine, at most {limit_min:.0f} min"
-            on_task(f"benchmark: {GROUPS[group][0]} ({number} of {len(todo)}; {usual})")
+            on_task(f"benchmark {number} of {len(todo)}: {GROUPS[group][0]}")
             try:
                 measured, reasons[group] = _run(task, on_progress)
             except KeyboardInterrupt:
@@ -205,9 +204,10 @@ def _run(task: Task, on_progress: Callable[[str], None]) -> tuple[Sequence[Bench
     def report(ranks: Ranks, memory: MemorySampler) -> None:
         left = ranks.left
         waits = f"{left.obstacle}: {left.remedy}" if left is not None else ""
-        on_progress(waits or ("compiling its extension" if memory.compiles else "measuring"))
+        on_progress(waits or ("compiling its extension" if memory.compiles else usual))
 
-    limit_s = _limit_s(task)
+    limit_s, idle_s = _limit_s(task), _START_S + task.budget_s
+    usual = f"about {idle_s:.0f} s on an idle machine, at most {limit_s / 60:.0f} min"
     with scratch("bench") as folder:
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
         variables = {

@@ -28,7 +28,7 @@ from ..text.units import alternatives
 from .commands import COMMANDS, GROUPS, command_named
 from .mistaken_files import is_there
 from .model_argument import is_model, positional_places
-from .options import COUNT
+from .options import COUNT, Whole
 from .typed_line import (
     GPUS,
     STARTERS,
@@ -490,6 +490,8 @@ def _number(option: click.Option, value: str) -> str:
         texts = (f"{number:.12g}", f"{int(number)}")  # of a count the whole samples or tokens
         if text := next((each for each in texts if float(each) and accepts(option, each)), ""):
             return text
+        if isinstance(option.type, Whole) and option.type.most is not None:
+            return str(option.type.least if number < option.type.least else option.type.most)
     # A default would take the place of the typed number.
     return "" if re.search(r"\d", value) else _default(option)
 

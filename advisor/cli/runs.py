@@ -322,7 +322,7 @@ def _tell_prediction(run: Run, output: Output) -> None:
 @question_options(("gpus", *names_in(CpuOptions)), into="machine", only_passed=True)
 @click.option("--solo", is_flag=True, help="Run one rank of the job alone on one device; --gpus describes the job.")
 @click.option("--rank", type=RANK, default=0, help="Rank to run with --solo.")
-@click.option("--steps", type=Whole(4, 1000), default=4, help="Number of optimizer steps.")
+@click.option("--steps", type=Whole(4, 1000), default=4, help="Number of optimizer steps, at least 4.")
 @click.option("--timeout", "timeout_s", type=POSITIVE, default=1800, metavar="SECONDS", help="Time limit.")
 @click.option("--stall", "stall_s", type=POSITIVE, default=300, metavar="SECONDS", help="Time limit without progress.")
 @click.option("--dry-run/--no-dry-run", "dry", default=True, help="Make a dry run for comparison.")

@@ -72,6 +72,7 @@ def advise_command(
     config_file: Path | None = None,
     destination: str = "",
     change: Change | None = None,
+    offloads_checkpoints: bool = False,
     timeout_s: float = 1800.0,
     say: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _phase: None,
@@ -86,6 +87,7 @@ def advise_command(
     destination: path of the new configuration from the folder; by default `ds_config.json`, with a number if that is
         another configuration.
     change: makes the command under a plan, in place of `changed_command`.
+    offloads_checkpoints: whether `change` can keep the inputs of layers in host RAM, as `changed_command` does not.
     on_task: is called with the title of each dry run after the first.
     settings: further fields of `CommandRequest` (`rows`, `longest`).
 
@@ -95,6 +97,12 @@ def advise_command(
     if refused := sorted(_REFUSED & given.keys()):
         name = f"--{refused[0].replace('_', '-')}"
         raise WorkloadError(f"{name} does not apply to a command", why="it is simulated on the GPUs of --gpus")
+    if given.get("gradient_checkpointing") == "offload" and not offloads_checkpoints:
+        raise WorkloadError(
+            "--gradient-checkpointing offload does not apply to a command",
+            why="the changed command enables checkpointing, and does not move the inputs of layers to the host",
+            fix="pass on, off or auto",
+        )
     folder = (folder or Path.cwd()).absolute()
     check_script(words, folder)  # before the machine is looked for
     cluster = build_cluster(given)
@@ -138,7 +146,7 @@ def advise_command(
     others = [name for name in given if name not in CARRIED]
 
     def ask(seen: CommandAnswer) -> CommandAdvice:
-        question = command_question(seen.found, given)
+        question = command_question(seen.found, given, offloads_checkpoints=offloads_checkpoints)
         answer = predicted(question)
         return CommandAdvice(
             **{field.name: getattr(answer, field.name) for field in fields_of(Recommendation)},

@@ -93,6 +93,7 @@ def changed_command(
     Raises ConfigFileError and WorkloadError like `ds_config`.
     """
     change = _Change(words, folder, found)
+    change.ranks(cluster)
     engine = found.observed.engines[0]
     change.setting(_MICRO, engine.micro_batch_size, plan.micro_batch_size)
     change.setting(_STEPS, engine.gradient_accumulation_steps, plan.gradient_accumulation_steps)
@@ -176,6 +177,10 @@ class _Change:
         elif setting == _CHECKPOINTING:
             self._line_of_checkpointing(enable=new)
             self._checkpointing = new
+
+    def ranks(self, cluster: Cluster) -> None:
+        """Start the ranks of the cluster where a file has another number; the words have it (`replace_counts`)."""
+        self._command.set_ranks(cluster.nodes, cluster.gpus_per_node)
 
     def own_options(self, stage: int, offload: str, plan: Plan) -> bool:
         """Change the options from which the script itself makes DeepSpeed's configuration; False if it has none."""

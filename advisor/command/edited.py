@@ -14,7 +14,7 @@ from ...ds_configs.files import differs, numbered
 from ...estimators.errors import ConfigFileError
 from ...probes.command.observed import ObservedOption
 from ...probes.command.words import option_name
-from ..importers.accelerate import WITH_FILE, config_named
+from ..importers.accelerate import WITH_FILE, changed_counts, config_named
 from ..importers.file_text import edit_json, edit_yaml, read_yaml
 
 
@@ -88,9 +88,9 @@ class EditedCommand:
     def name_to_accelerate(self, new: str, *, stage: int) -> bool:
         """Name DeepSpeed's configuration to `accelerate launch` in place of the settings from which it makes one: those
         in its own configuration file, or typed."""
-        for index, path, values, text in self._files():
-            if "distributed_type" in values:
-                return self._edit(index, path, text, config_named(values, new, stage=stage))
+        if file := self._of_accelerate():
+            index, path, values, text = file
+            return self._edit(index, path, text, config_named(values, new, stage=stage))
         if "--accelerate_config" in self.words:  # of TRL's commands, which name a file of TRL's own
             place = self.words.index("--accelerate_config")
             del self.words[place : place + 2]
@@ -108,6 +108,13 @@ class EditedCommand:
                 others.append(word)
         self.words[options] = ["--use_deepspeed", "--deepspeed_config_file", new, *others]
         return True
+
+    def set_ranks(self, nodes: int, gpus_per_node: int) -> None:
+        """Set the numbers of ranks and nodes in accelerate's configuration file, if the words name one."""
+        if file := self._of_accelerate():
+            index, path, values, text = file
+            if counts := changed_counts(values, nodes * gpus_per_node, nodes):
+                self._edit(index, path, text, counts)
 
     def set_for_accelerate(self, name: str, new: str) -> bool:
         """Set an option of `accelerate launch`, which takes it in front of the script; False for another launcher."""
@@ -143,6 +150,10 @@ class EditedCommand:
                 values = json.loads(text) if path.endswith(".json") else read_yaml(text, path)
                 if isinstance(values, dict) and "zero_optimization" not in values:
                     yield index, path, values, text
+
+    def _of_accelerate(self) -> tuple[int, str, dict[str, Any], str] | None:
+        """accelerate's own configuration among the files; None without one."""
+        return next((file for file in self._files() if "distributed_type" in file[2]), None)
 
     def _edit(self, index: int, path: str, text: str, changes: Mapping[str, Any]) -> bool:
         """Write the changed copy of a file, and name it in the words."""

@@ -30,16 +30,18 @@ _WHOLE = 0.98
 """Share of a model's bytes from which on a rank has the whole model; what a script frees or ties may lack."""
 
 
-def command_question(found: CommandResult, given: Mapping[str, Any]) -> Question:
+def command_question(found: CommandResult, given: Mapping[str, Any], *, offloads_checkpoints: bool = False) -> Question:
     """The question about the training of a command.
 
     given: the machine (`gpus`, ...), and the options of a question that replace what the command does.
+    offloads_checkpoints: whether the changed command can keep the inputs of layers in host RAM.
 
     Raises ModelConfigError for a model that is neither described nor recorded, and the errors of `build_question`.
     """
     training = found.training
     shape = trained_shape(training)
     question = build_question(shape, **{**observed_options(found, shape), **given})
+    question = replace(question, offloads_checkpoints=offloads_checkpoints)
     if shape.module is None and training.frozen:
         frozen = frozenset(training.frozen)
         model = freeze_tensors(question.model, lambda name: without_layers(name) in frozen)

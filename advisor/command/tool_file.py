@@ -69,6 +69,7 @@ def run_by_tool(
             given,
             folder=folder,
             change=lambda found, candidate: _changed(read, found, candidate, words, destination),
+            offloads_checkpoints=read.form.offload is not None,
             timeout_s=timeout_s,
             expandable_segments=read.run.expandable_segments,
             say=say,

@@ -153,7 +153,7 @@ class AccelerateFormat:
             kept = {name: value for name, value in fsdp.items() if not name.startswith(CHECKPOINTING_BY_FSDP)}
             return {} if plan.gradient_checkpointing or kept == fsdp else {"fsdp_config": kept}
         values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
-        changed |= changed_counts(values, run)
+        changed |= changed_counts(values, run.processes, run.nodes)
         sizes, processes = _sizes(values), run.processes
         if processes is not None and plan.sequence_parallel_size > 1 and prod(sizes.values()) != processes:
             groups = {f"{_PREFIX}dp_shard_size": processes // plan.sequence_parallel_size}
@@ -179,11 +179,11 @@ def config_named(values: Mapping[str, Any], file: str, *, stage: int) -> dict[st
     return changed | {name: None for name in removed if name in values}
 
 
-def changed_counts(values: Mapping[str, Any], run: ImportedRun) -> dict[str, Value]:
-    """The changes of the numbers of processes and machines to those of the run; {} if its file has no such number."""
-    if run.processes is None:
+def changed_counts(values: Mapping[str, Any], processes: int | None, machines: int | None) -> dict[str, Value]:
+    """The changes of a file's numbers of processes and machines to these; {} if that of processes is not known."""
+    if processes is None:
         return {}
-    counts = {"num_processes": run.processes, "num_machines": run.nodes or 1}
+    counts = {"num_processes": processes, "num_machines": machines or 1}
     least = {"num_machines": 1}  # accelerate's default
     return {name: count for name, count in counts.items() if count != values.get(name, least.get(name))}
 

@@ -293,7 +293,7 @@ class ToolFormat:
                 changed[key] = plan.gradient_checkpointing
         if part is not None:
             # One of TRL's files of accelerate, which the change drops, may have set the number of GPUs.
-            changed |= changed_counts(source.values, run)
+            changed |= changed_counts(source.values, run.processes, run.nodes)
             replaced = (*(_FSDP if run.is_fsdp else ()), *_IN_DEEPSPEED, "accelerate_config")
             changed |= {name: None for name in replaced if name in options}
             is_inside = isinstance(source.values.get("deepspeed"), Mapping)

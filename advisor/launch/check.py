@@ -72,8 +72,9 @@ def _past_probe(run: Run) -> PastProbe | None:
     return PastProbes(run.shape, run.workload, run.cluster).find(run)
 
 
-def plans_that_fit(run: Run) -> list[Candidate]:
-    """Plans with the same global batch that are predicted to fit, fastest first. Empty for a model of unknown shape."""
+def plans_that_fit(run: Run, *, offloads_checkpoints: bool = True) -> list[Candidate]:
+    """Plans with the same global batch that are predicted to fit, fastest first. Empty for a model of unknown shape.
+    offloads_checkpoints: whether the training under the plan can keep the inputs of layers in host RAM."""
     try:
         plan = run.plan()
         if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader depends on the groups
@@ -83,6 +84,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
             workload=replace(run.workload, global_batch_size=run.samples_per_step),
             cluster=run.cluster,
             options=script_constraints(plan),
+            offloads_checkpoints=offloads_checkpoints,
         )
         candidates = answer(question).candidates
     except DsAdviseError:

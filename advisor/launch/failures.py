@@ -65,6 +65,8 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
     if first is not None and (first in silent or (first.exit_code or 0) < 0):
         who = f"rank {first.number}" if first not in silent or len(silent) == 1 else "a rank"
         return _from_signal(first, abs(first.exit_code or by_shell), folder, step, oom_kills, who=who)
+    if first is not None and first.exit_code == 0:
+        return _ended_early(first, records)
     code, who = (exit_code, "the launcher") if first is None else (first.exit_code, f"rank {first.number}")
     first = first or next(iter(silent), None)
     log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
@@ -76,9 +78,23 @@ def _first_failure(records: Records, folder: Path, exit_code: int, oom_kills: Ma
         rank=None if first is None else first.number,
         step=step,
         message=last if says_why else f"{who} ended with exit code {code}",
-        evidence=(f"exit code {code} of {who}", *_last(who, "" if says_why else last)),
+        evidence=(f"exit code {code} of {who}",) if says_why else _last(who, last),
         **known_cause(shown.message)._asdict(),
         fix=_fix(shown.message, shown.phase),
+    )
+
+
+def _ended_early(rank: Rank, records: Records) -> TrainingFailure:
+    """The failure of ranks whose training lost the first one that ended, by its own script and without an error."""
+    others = [each.number for each in records.ranks if each is not rank]
+    when = f"after step {rank.step}" if rank.step else "before its first step"
+    went_on = f"rank {others[0]}" if len(others) == 1 else "the other ranks"
+    return TrainingFailure(
+        kind="ended_early",
+        rank=rank.number,
+        step=records.step,
+        message=f"rank {rank.number} ended early, without an error, {when}, while {went_on} went on",
+        fix="Let all ranks make the same number of steps: each waits for the others in every step",
     )
 
 
@@ -147,12 +163,12 @@ def _from_signal(
     name = signal.Signals(killed_by).name
     if killed_by == signal.SIGKILL:
         message = f"{who} was killed by SIGKILL"
-        counters = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
-        if counters:
+        evidence = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
+        if evidence:
             kind = "host_out_of_memory"
             message = f"{who} was killed by the kernel, because the host's memory ran out"
-        cause = counters or ["the kernel's OOM counters did not rise: another process killed it"]
-        evidence = [f"exit signal {killed_by} of {who}", *cause]
+        else:
+            evidence = ["the kernel's OOM counters did not rise; which process sent the signal is not known"]
     else:
         log = folder / ("launcher.log" if first is None else f"rank{first.number}.log")
         shown, last = diagnose_text(tail(log)), last_line(log)
@@ -160,7 +176,7 @@ def _from_signal(
         # What aborts says why; for any other signal, the last line has nothing to do with it.
         says_why = bool(last) and (shown.message is not None or killed_by == signal.SIGABRT)
         message = last if says_why else f"{who} died of {name}"
-        evidence = [f"exit signal {killed_by} ({name}) of {who}", *_last(who, "" if says_why else last)]
+        evidence = [f"exit signal {killed_by} ({name}) of {who}"] if says_why else [*_last(who, last)]
     rank = first.number if first is not None and who != "a rank" else None
     return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=tuple(evidence), fix=fix)
 

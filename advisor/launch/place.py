@@ -121,6 +121,9 @@ def command_cluster(command: TrainingCommand, options: Mapping[str, Any], *, her
             f"{name} starts one plain process where there is no GPU, and DeepSpeed finds no rank in it",
             fix="leave it out, or start the script by torchrun",
         )
+    by_default = here and on_cpu and found.per_node is None and found.counted is not None
+    if by_default:  # on the CPU, DeepSpeed's launcher starts a rank for each NUMA node
+        found = found._replace(per_node=found.counted)
     described = {each: options.get(each) for each in ("gpus", "device", "ranks", "memory")}
     if on_cpu:
         described["ranks"] = options["ranks"] or found.per_node
@@ -133,10 +136,13 @@ def command_cluster(command: TrainingCommand, options: Mapping[str, Any], *, her
         ("GPU", per_node, found.per_node),
     ):
         if stated is not None and started is not None and stated != started:
+            fix = f"pass --ranks {started}" if on_cpu else _MAKE_EQUAL
+            if by_default:
+                fix = f"write {name} --num_accelerators {stated}, or {fix}"
             raise ClusterError(
                 f"{name} starts {counted_noun(started, what)}{' a node' * (what == 'GPU')}, the options have {stated}",
                 why="the plan must be checked for the ranks of the training",
-                fix=f"pass --ranks {started}" if on_cpu else _MAKE_EQUAL,
+                fix=fix,
             )
     return replace(cluster, nodes=found.nodes or cluster.nodes, gpus_per_node=found.per_node or cluster.gpus_per_node)
 

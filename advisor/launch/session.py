@@ -31,6 +31,7 @@ from ..text.output import Output
 from ..text.units import capitalised, ended, memory_size, shown_path
 from .check import Check, Objection, check, observe, plans_that_fit
 from .command import kept_settings, launch_environment
+from .oversized import MISPREDICTED, judge_allocation, most_bytes_in
 from .request import FAILURE_TITLES, Attempt, FailureKind, LaunchOutcome, LaunchRequest
 from .run import launch, make_folder, new_folder
 
@@ -38,10 +39,6 @@ _LESS = (0.95, 0.75, 0.5)
 """Largest memory need of the next plan as a share of the failed plan's need, by the number of earlier failures. A plan
 closer than the first share would also run out, within the accuracy of the closed form. The further shares are smaller,
 so that the last attempt needs an eighth of the first or the least possible."""
-
-
-_MISPREDICTED = 2.0
-"""Multiple of the predicted tensors from which a message contradicts the prediction: far above every error of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +76,13 @@ def reduce_memory(
     if failed is None:
         return Continuation(description="the model is not known, so no smaller plan can be named: pass --model")
     had = tensor_bytes(failed, failure.kind, run.cluster)
-    figures = memory_figures(failure.message)
-    found = None if figures is None else figures.allocated_bytes
-    if found is not None and found > _MISPREDICTED * had:
+    if (found := most_bytes_in(memory_figures(failure.message))) > MISPREDICTED * had:
         return Continuation(
-            description=f"the message has {memory_size(found)} of tensors on the GPU, and {memory_size(had)} were "
-            "predicted: the prediction is not that of this training, so no smaller plan can be named"
+            description=f"the message has {memory_size(found)} of tensors, and {memory_size(had)} were predicted: the "
+            "prediction is not that of this training, so no smaller plan can be named"
         )
-    needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans_that_fit(run)]
+    plans = plans_that_fit(run, offloads_checkpoints=request.dry_run is None)  # else `changed_command` writes the plan
+    needs = [(tensor_bytes(each.estimate, failure.kind, run.cluster), each.estimate) for each in plans]
     smaller = [(need, estimate) for need, estimate in needs if need <= _LESS[0] * had]
     if not smaller:
         return Continuation(
@@ -286,14 +282,16 @@ def run_session(
     while True:
         prepare(request)
         output.say(f"output of the ranks: {shown_path(request.folder)}/rank*.log")
-        outcome = launch(request, verbose=verbose, console=console)
-        attempt = Attempt(request=request, outcome=outcome, was_busy=was_busy)
+        outcome, started = launch(request, verbose=verbose, console=console), request
+        if (failure := outcome.failure) is not None and failure.is_out_of_memory:
+            request = _observed(request, output)
+            failure = judge_allocation(failure, request.prediction, request.run.cluster)
+            outcome = replace(outcome, failure=failure)
+        attempt = Attempt(request=started, outcome=outcome, was_busy=was_busy)
         keep_training(attempt)
         attempts.append(attempt)
-        failure = outcome.failure
         if failure is None or not failure.is_out_of_memory:
             return Session(attempts=tuple(attempts))
-        request = _observed(request, output)
         following = next_launch(request, outcome, first_folder / f"fallback-{len(attempts)}", say=output.say)
         if not fallback or following.request is None or len(attempts) == _MAX_ATTEMPTS:
             return Session(attempts=tuple(attempts), following=following)

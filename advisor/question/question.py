@@ -83,6 +83,8 @@ class Question:
     """Fields of the workload's `Rollouts` that the search chooses (`question.rollouts`)."""
     free_generation: bool = False
     """Whether the search may generate the completions of a step in parts (`rollouts.generation_choices`)."""
+    offloads_checkpoints: bool = True
+    """Whether the search may keep the inputs of layers in host RAM; not where the answer does not set it."""
     risk: Risk = "safe"
     largest: Largest | None = None
     """The result of the option that was "max"; None if no option was."""

@@ -40,8 +40,12 @@ def _verdict(checkup: Checkup) -> str:
     found = counted_noun(warnings, "warning")
     if problems:
         bad = counted_noun(problems, "problem") + f" and {found}" * bool(warnings)
-        effects = [each.effect for each in checkup.findings if each.status == "problem"]
-        return f"{bad}: {'; '.join(effects) if all(effects) else 'DeepSpeed will fail here'}."
+        of_problem = [each for each in checkup.findings if each.status == "problem"]
+        failing = list(dict.fromkeys(each.check for each in of_problem if not each.effect))
+        effects = [each.effect for each in of_problem if each.effect]
+        if failing:
+            effects.insert(0, f"DeepSpeed will fail here ({', '.join(failing)})")
+        return f"{bad}: {'; '.join(effects)}."
     if warnings:
         return f"No problem, {found}: DeepSpeed works, but slower or less reliably."
     if any(finding.what == NO_NVIDIA_GPU for finding in checkup.findings):

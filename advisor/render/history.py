@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.json_form import SCHEMA_VERSION, from_json
-from ...probes.benchmark_result import BENCH_VERSION, MOST_SPREAD, BenchFigure, BenchResult, Unit
+from ...probes.benchmark_result import BENCH_VERSION, COLLECTIVES, MOST_SPREAD, BenchFigure, BenchResult, Unit
 from ...probes.machine import this_machine
 from ...probes.store import Record
 from ..document import blocks as doc
@@ -256,7 +256,8 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
         rows += [Row(["" if number else title, *_bench_cells(each)]) for number, each in enumerate(figures)]
     remarks = list[str]()
     if any(figure.spread > MOST_SPREAD for figure in result.figures):
-        remarks.append(f"A spread above {MOST_SPREAD:g} x follows its figures, which are uncertain.")
+        remarks.append(f"The spread is shown above {MOST_SPREAD:g} x: these figures are uncertain.")
+    table = Table(["", "size", "median", "lowest to highest", "spread"], rows)
     below: list[doc.Block] = [
         *(doc.Sentence(remark, "dim") for remark in remarks),
         *slow_bf16(result),
@@ -276,7 +277,7 @@ def bench_document(record: Record, *, warning: str = "") -> doc.Document:
         doc.Sentence(f"{devices}; measured in {duration(result.seconds)} with {versions}."),
         *summary,
         doc.Gap(),
-        Table(["", "size", "median", "lowest to highest"], rows),
+        table if remarks else table.without({4}),
         *([doc.Gap(), *below] if below else []),
     ]
     machine = machine_title(record.machine)
@@ -287,12 +288,14 @@ def _used_speeds(result: BenchResult) -> Iterator[doc.Fact]:
     """Yield the speeds that answers use, as `question.this_machine` takes them from the figures."""
     each = "of each GPU" if result.device == "cuda" else "of each rank"
     products = ((how, result.best("matrix_product", how=how)) for how in ("bf16", "fp16", "fp32"))
+    tensors = [figure.size for figure in result.figures if figure.kind in COLLECTIVES and figure.unit != "s"]
+    largest = f" of up to {size(max(tensors))}" if tensors else ""
     speeds: list[tuple[str, float | None, Unit, str]] = [
         *((f"matrix products in {how}", rate, "flop/s", each) for how, rate in products),
         ("memory", result.memory_bytes_per_s, "B/s", each),
         ("memory of the host", result.best("host_memory"), "B/s", "by all cores"),
         ("PCIe", result.pcie_bytes_per_s, "B/s", "the slower direction"),
-        ("links", result.links_bytes_per_s, "B/s", "all-gather and reduce-scatter, bus bandwidth"),
+        ("links", result.links_bytes_per_s, "B/s", f"all-gather and reduce-scatter{largest}, bus bandwidth"),
         ("CPU Adam", result.best("cpu_adam"), "parameters/s", "by all cores"),
         ("NVMe read", result.best("nvme_read"), "B/s", ""),
         ("NVMe write", result.best("nvme_write"), "B/s", ""),
@@ -342,7 +345,6 @@ def _bench_cells(figure: BenchFigure) -> list[Cell]:
         "cpu_adam": count(figure.size),
     }
     large = write.get(figure.kind, size(figure.size))
-    spread = amounts((figure.lowest, figure.highest), figure.median)
-    if figure.spread > MOST_SPREAD:
-        spread += f" ({times(figure.spread)})"
-    return [Figure(large), Figure(amount(figure.median, figure.unit)), spread]
+    between = amounts((figure.lowest, figure.highest), figure.median)
+    spread = times(figure.spread) if figure.spread > MOST_SPREAD else ""
+    return [Figure(large), Figure(amount(figure.median, figure.unit)), between, spread]

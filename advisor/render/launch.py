@@ -25,7 +25,15 @@ from ..document.charts import Lines, Panel
 from ..document.terminal import print_blocks
 from ..launch.check import Objection
 from ..launch.command import dry_lines, launch_job, lost_config
-from ..launch.request import FAILURE_TITLES, Attempt, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
+from ..launch.request import (
+    FAILURE_TITLES,
+    Attempt,
+    FailureKind,
+    LaunchOutcome,
+    LaunchRequest,
+    LaunchStatus,
+    TrainingFailure,
+)
 from ..launch.session import Session
 from ..text.labels import cluster_title
 from ..text.lines import copyable, row, sentence
@@ -41,6 +49,9 @@ _PHASE_TITLES = {"step": "optimizer step"}
 
 _LEAST_REST = 0.05
 """Least part of a step outside its phases that is printed: medians and means of the same steps differ by less."""
+
+_SAYS_WHEN: tuple[FailureKind, ...] = ("nan_loss", "ended_early")
+"""Failures whose message has the rank and the steps: it is the verdict."""
 
 _TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "unsure", "failed": "bad"}
 
@@ -229,7 +240,7 @@ def end_sentence(outcome: LaunchOutcome) -> str:
     if outcome.failure is not None:
         failure = outcome.failure
         where = "" if failure.rank is None else f", first on rank {failure.rank}"
-        if failure.kind == "nan_loss":  # the message has the steps
+        if failure.kind in _SAYS_WHEN:
             return f"{capitalised(failure.message)}, {seconds(outcome.seconds)}."
         return f"{FAILURE_TITLES[failure.kind]}{where}{_when(outcome, failure.step, ', ')}, {seconds(outcome.seconds)}."
     how, losses = "Finished" if outcome.status == "finished" else "Stopped on request", _finite(outcome)
@@ -246,7 +257,7 @@ def _when(outcome: LaunchOutcome, step: int, before: str) -> str:
 
 def _failure(failure: TrainingFailure, log: Path, found: Diagnosis) -> Iterator[doc.Block]:
     is_exception = bool(re.match(r"[\w.]+: ", failure.message))
-    if failure.kind != "nan_loss":  # whose message is the verdict
+    if failure.kind not in _SAYS_WHEN:  # else the message is the verdict
         yield doc.Sentence(failure.message if is_exception else ended(capitalised(failure.message)))
     raised = f"{failure.message.partition(':')[0]} on rank {failure.rank}"
     for evidence in (each for each in failure.evidence if each != raised):

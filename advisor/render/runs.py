@@ -14,7 +14,7 @@ from ...probes.run_errors import NAME_A_CONFIG
 from ..document import blocks as doc
 from ..question.cluster import advise_command, gpus_argument
 from ..text.labels import cluster_title, versions_label
-from ..text.units import capitalised, counted_noun, ended, memory_size, percent, rate, seconds, times, whole_percents
+from ..text.units import capitalised, counted_noun, ended, memory_size, percent, rate, seconds, whole_percents
 from ..verification.prediction import UNTIMED, is_timed
 from ..verification.probe import ProbeAnswer
 from .command import remark_sentences
@@ -161,9 +161,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _signed(error: float | None) -> str:
-    """Return a relative error such as `+3 %`, or the ratio from twice the measured figure; "" for none."""
-    if error is not None and error >= 0.995:
-        return times(1 + error)
+    """Return a relative error such as `+3 %`; "" for none."""
     return "" if error is None else f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
 
 

@@ -137,7 +137,7 @@ def search_stages(
         sizes = (settings.get("sequence_parallel_size", 1),)
     on_gpu: tuple[CheckpointingChoice, ...] = ("off", "on") if requested == "auto" else (requested,)
     choices = [on_gpu]
-    offloads = not question.cluster.gpu.is_cpu and question.model.module is None
+    offloads = question.offloads_checkpoints and not question.cluster.gpu.is_cpu and question.model.module is None
     if requested == "auto" and "cpu_checkpointing" not in settings and offloads:
         choices.append(("offload",))
     stages = [Stage(strategy, preset, question, settings, choice, size) for choice in choices for size in sizes]

@@ -38,6 +38,7 @@ from ..text.units import (
     seconds,
     whole_seconds,
 )
+from ..verification.prediction import is_timed
 from .folder import TrainingFolder
 
 if TYPE_CHECKING:
@@ -218,8 +219,8 @@ def _plan(proposed: Proposal, data: Sequence[doc.Fact] = ()) -> Iterator[doc.Blo
 
 
 def _is_timed(proposed: Proposal) -> bool:
-    """Whether the plan's speed is known well enough to be printed: that of a CPU only after a probe."""
-    return not proposed.answer.question.cluster.gpu.is_cpu or proposed.chosen.estimate.evidence == "probe"
+    """Whether the plan's speed is known well enough to be printed."""
+    return is_timed(proposed.answer.question.cluster, proposed.chosen.estimate.evidence)
 
 
 def _duration(proposed: Proposal) -> str:

@@ -46,6 +46,8 @@ class Start:
     nodes: int | None
     is_plain: bool = False
     """Whether it starts one process without the variables of a rank, whatever number it was given."""
+    counted: int | None = None
+    """What it takes from this machine in place of an unset `gpus_per_node`; None if it was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,9 @@ class _Reading:
     inside: str = ""
     """The launcher that itself uses the next one: the user gave no such word."""
 
-    def add(self, launcher: str, gpus_per_node: int | None, nodes: int | None, *, is_plain: bool = False) -> None:
+    def add(self, launcher: str, gpus_per_node: int | None, nodes: int | None, **further: Any) -> None:
         if not self.inside:
-            start = Start(launcher=launcher, gpus_per_node=gpus_per_node, nodes=nodes, is_plain=is_plain)
-            self.starts.append(start)
+            self.starts.append(Start(launcher=launcher, gpus_per_node=gpus_per_node, nodes=nodes, **further))
 
 
 def read_launch(words: Sequence[str], *, folder: Path) -> Launch:
@@ -116,12 +117,14 @@ def read_launch(words: Sequence[str], *, folder: Path) -> Launch:
 def contradictions(launch: Launch, cluster_nodes: int, cluster_gpus_per_node: int) -> list[str]:
     """A sentence for each number of the command that is not the simulated cluster's."""
     said = []
-    starter = launch.starts[-1] if launch.starts else None
-    if starter and launch.gpus_per_node not in (None, cluster_gpus_per_node):
-        processes = f"{launch.gpus_per_node} process{'' if launch.gpus_per_node == 1 else 'es'}"
+    starter, typed = launch.starts[-1] if launch.starts else None, launch.gpus_per_node
+    if starter and typed and typed != cluster_gpus_per_node:
+        of_a_node = " per node" * (cluster_nodes > 1)
+        times = cluster_nodes * cluster_gpus_per_node / (typed * (launch.nodes or cluster_nodes))
         said.append(
-            f"{starter.launcher} starts {processes} per node; --gpus has {cluster_gpus_per_node}: simulated with "
-            f"{cluster_gpus_per_node}"
+            f"{starter.launcher} starts {typed} rank{'s' * (typed != 1)}{of_a_node}, and --gpus has "
+            f"{cluster_gpus_per_node}: the answer is for {cluster_gpus_per_node}, whose step has "
+            f"{times:.3g} x the samples"
         )
     visible = [each for each in launch.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     if visible and not said and len(visible) != cluster_gpus_per_node:
@@ -247,7 +250,7 @@ def _deepspeed(name: str, arguments: list[str], reading: _Reading) -> list[str]:
     if not hosts and not args.include and not args.exclude:
         gpus = args.num_gpus if args.num_gpus > 0 else None
     nodes = len(active) if hosts else args.num_nodes if args.num_nodes > 0 else None  # the hostfile may be elsewhere
-    reading.add(name, gpus, nodes)
+    reading.add(name, gpus, nodes, counted=None if hosts else here["localhost"])
     reading.inside = ""
     # mpirun and srun start no launch.py, which sets them.
     if _nodes()[0] == 1 or args.no_ssh or args.launcher.lower() == runner.PDSH_LAUNCHER:

@@ -29,6 +29,8 @@ class Processes(NamedTuple):
     per_node: int | None
     is_plain: bool = False
     """Whether the launcher starts one process that is no rank."""
+    counted: int | None = None
+    """What the launcher takes from this machine in place of an unset `per_node`; None if that is not known."""
 
 
 def read_processes(words: Sequence[str], *, variables: Mapping[str, str]) -> Processes:
@@ -63,7 +65,8 @@ def main() -> None:
     try:
         launch = read_launch(sys.argv[2:], folder=Path.cwd())
         is_plain = any(start.is_plain for start in launch.starts)
-        found = {"nodes": launch.nodes, "per_node": launch.gpus_per_node, "is_plain": is_plain}
+        counted = launch.starts[-1].counted if launch.starts else None
+        found = {"nodes": launch.nodes, "per_node": launch.gpus_per_node, "is_plain": is_plain, "counted": counted}
     except DsAdviseError as error:
         found = {"what": error.what, "why": error.why, "fix": error.fix}
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -14,8 +14,9 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from sys import abiflags, version_info
 from typing import Any
 
 from ..scratch import try_lock
@@ -113,10 +114,23 @@ def _is_held(lock: Path) -> bool:
         return stream.read() == _MARK and not try_lock(stream.fileno())
 
 
+def build_folder(environment: Mapping[str, str], torch_build: str) -> Path:
+    """The folder in which torch builds extensions for this Python, one folder each (`_get_build_directory` in
+    torch/utils/cpp_extension.py). torch_build: what torch is built for, such as `cu128`."""
+    if named := environment.get("TORCH_EXTENSIONS_DIR"):
+        return Path(named)
+    return _default_root(environment) / f"py{version_info.major}{version_info.minor}{abiflags}_{torch_build}"
+
+
+def _default_root(environment: Mapping[str, str]) -> Path:
+    """The folder with one folder of extensions for each Python and build of torch."""
+    home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  Path.home() raises without a home
+    return Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache") / "torch_extensions"
+
+
 def remove_abandoned() -> None:
-    """Remove the abandoned locks of all extensions in torch's folder."""
+    """Remove the abandoned locks of all extensions in torch's folder, whichever Python and torch build them."""
     named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  Path.home() raises without a home
-    folders, below = (Path(named), "*/lock") if named else (Path(cache, "torch_extensions"), "*/*/lock")
-    for lock in folders.glob(below):
+    locks = Path(named).glob("*/lock") if named else _default_root(os.environ).glob("*/*/lock")
+    for lock in locks:
         _remove_if_abandoned(lock)

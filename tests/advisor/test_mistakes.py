@@ -407,6 +407,8 @@ LINES = {
     "dry-run train.py --gpus 8xH100": "write ds-advise dry-run --gpus 8xH100 -- torchrun --nproc_per_node 8 train.py\n",
     "launch gpt2": "write ds-advise launch -- train.py\n",
     "probe gpt2 --step 5": "write --steps 5\n",
+    "probe gpt2 --steps 3": "write --steps 4\n",
+    "probe gpt2 --steps 2000": "write --steps 1000\n",
     "checkpoint folder --to hf": "write --to-hf hf\n",
     # The machine without a GPU is looked for when the words are known to be right.
     "-- python train.py --gpus 8xH100": "write ds-advise --gpus 8xH100 -- python train.py\n",

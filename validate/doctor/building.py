@@ -212,14 +212,12 @@ def async_io(machine: ExaminedMachine) -> Findings:
 
 
 def ops_folder(machine: ExaminedMachine) -> Findings:
-    """Check that the folder of compiled ops is writable and has no lock of a killed build.
+    """Check that the folder of compiled ops of this torch is writable and has no lock of a killed build.
 
     torch 2.13 utils/file_baton.py keeps its lock open until the build ends; other processes wait silently while the
     file exists. A lock that no process here holds is that of a killed build, or of another machine.
     """
-    environment = machine.environment
-    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "~").expanduser() / ".cache")
-    folder = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
+    folder = extension_lock.build_folder(machine.environment, machine.software.torch_build)
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
     writable = os.access(existing, os.W_OK | os.X_OK)
     if not writable:
@@ -228,9 +226,8 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             "compiled ops are stored there",
             "export TORCH_EXTENSIONS_DIR=/a/folder/of/yours",
         )
-    found = sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")])  # <op>/lock, or <python and CUDA>/<op>/lock
     left: dict[Path, float] = {}  # lock -> minutes
-    for lock in found:
+    for lock in sorted(folder.glob("*/lock")):
         with suppress(OSError):
             minutes, name = max(0.0, time.time() - lock.stat().st_mtime) / 60, lock.parent.name
             if process := extension_lock.builder(lock):

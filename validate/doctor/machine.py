@@ -84,11 +84,18 @@ class InstalledSoftware:
     packages: Mapping[str, str]
     """Name -> version of the installed packages among `_PACKAGES`."""
     torch_cuda: str = ""
-    """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is the same for ROCm."""
+    """CUDA version of the torch build ("12.8"); "" for a build without CUDA. `torch_hip` is HIP's of a ROCm build
+    ("6.2.41134-65d174c3e")."""
     torch_hip: str = ""
     accelerators: Sequence[str] = _ACCELERATORS
     """Names that DS_ACCELERATOR may have."""
     python: str = platform.python_version()
+
+    @property
+    def torch_build(self) -> str:
+        """What torch is built for, as its folder of compiled ops names it: `rocm6241134-65d174c3e`, `cu128`, `cpu`."""
+        kind, release = ("rocm", self.torch_hip) if self.torch_hip else ("cu", self.torch_cuda)
+        return f"{kind}{release.replace('.', '')}" if release else "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +129,9 @@ class ExaminedMachine:
 
     @cached_property
     def software(self) -> InstalledSoftware:
-        built = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([\d.]+)", _text_of("torch", "version.py"), re.MULTILINE))
+        built = dict(
+            re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)", _text_of("torch", "version.py"), re.MULTILINE)
+        )
         accelerator = _text_of("deepspeed", "accelerator/real_accelerator.py")
         listed = re.search(r"^SUPPORTED_ACCELERATOR_LIST = \[(.+?)\]", accelerator, re.MULTILINE | re.DOTALL)
         names = re.findall(r"\w+", listed[1]) if listed else _ACCELERATORS

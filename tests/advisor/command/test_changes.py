@@ -188,9 +188,22 @@ def test_a_configuration_of_accelerate_names_the_file_in_a_copy(folder: Path) ->
     made = changed("accelerate launch --config_file a.yaml loop.py", folder, found(folder, ds_config=""))
     assert made.words[:4] == ("accelerate", "launch", "--config_file", "a-2.yaml")
     values = yaml.safe_load(made.files["a-2.yaml"])
+    assert values["num_processes"] == 8 and "num_machines" not in values
     assert values["deepspeed_config"] == {"zero3_init_flag": False, "deepspeed_config_file": "ds_config.json"}
     assert "mixed_precision" not in values
     assert json.loads(made.files["ds_config.json"])["bf16"]["enabled"] is True
+
+
+@pytest.mark.parametrize("named", [{"deepspeed_config_file": "zero3.json"}, {"zero_stage": 3}])
+def test_a_configuration_of_accelerate_starts_the_ranks_of_the_answer(folder: Path, named: dict[str, Any]) -> None:
+    """8 GPUs, however the file names DeepSpeed's configuration."""
+    own = {"distributed_type": "DEEPSPEED", "num_processes": 4, "num_machines": 2, "deepspeed_config": named}
+    (folder / "a.yaml").write_text(yaml.safe_dump(own))
+    result = found(folder) if "deepspeed_config_file" in named else found(folder, ds_config="")
+    made = changed("accelerate launch --config_file a.yaml loop.py", folder, result)
+    values = yaml.safe_load(made.files["a-2.yaml"])
+    assert (values["num_processes"], values["num_machines"]) == (8, 1)
+    assert values["deepspeed_config"]["deepspeed_config_file"] == "ds_config.json" and len(made.files) == 2
 
 
 @pytest.mark.parametrize(

@@ -456,4 +456,6 @@ def test_what_a_command_cannot_be_asked_is_refused() -> None:
         ds_advise.advise("gpt2", command=["train.py"], gpus="2xA100-40GB")
     with pytest.raises(DsAdviseError, match="does not apply to a command"):
         ds_advise.advise(command=["train.py"], device="cpu")
+    with pytest.raises(DsAdviseError, match=r"offload.* does not apply to a command"):
+        ds_advise.advise(command=["train.py"], gpus="2xA100-40GB", gradient_checkpointing="offload")
     assert run(["--gpus", "2xA100-40GB", "--probe", "--", "train.py"]) == 2

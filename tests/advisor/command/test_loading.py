@@ -73,6 +73,7 @@ def test_the_whole_model_before_the_engine(
     )
     answer = command_answer(request, timeout_s=240.0, on_progress=lambda _: None)
     question = command_question(answer.found, {"gpus": GPUS})
+    assert not question.offloads_checkpoints, "the changed command has no setting for it"
     found = question.workload.software
     assert (found.zero_init, found.loading) == (software.get("zero_init", True), software.get("loading", "host"))
     stage, *_, method = words.split()

@@ -83,7 +83,7 @@ def test_a_probe_is_compared_with_its_predictions_or_has_the_reason_of_its_failu
     assert "It runs: " in page.text
     dry: Any = SimpleNamespace(cpu_rank_bytes=lambda *, loading: 20 * 10**9 if not loading else 0)
     page = Page(render_html(probe_document(replace(answer, dry_run=dry))))
-    assert "20 x" in page.text
+    assert "+1900 %" in page.text, "all errors of a column in one unit"
     failure = RankFailure(kind="crash", rank=1, phase="step", message="it broke", details="")
     failed = ProbeAnswer(run=run_of_gpt2, result=replace(result, failure=failure), estimate=None, dry_run=None)
     page = Page(render_html(probe_document(failed)))

@@ -36,9 +36,9 @@ OOM_KILLER = "the kernel's OOM killer"
 FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
     "a peer fails earlier": ([[LOST], [OUT_OF_MEMORY]], "gpu_out_of_memory", 1, "OutOfMemoryError on rank 1"),
     OOM_KILLER: ([[LOST], [KILLED]], "host_out_of_memory", 1, "memory.events: oom_kill rose by 1"),
-    "killed by another process": ([[LOST], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
-    "killed after another": ([[_exit(5.0, -9)], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
-    "ended by the launcher": ([[_exit(0.5, -15)], [KILLED]], "lost_rank", 1, "exit signal 9 of rank 1"),
+    "killed by another process": ([[LOST], [KILLED]], "lost_rank", 1, "rank 1 was killed by SIGKILL"),
+    "killed after another": ([[_exit(5.0, -9)], [KILLED]], "lost_rank", 1, "rank 1 was killed by SIGKILL"),
+    "ended by the launcher": ([[_exit(0.5, -15)], [KILLED]], "lost_rank", 1, "rank 1 was killed by SIGKILL"),
     "torch's allocator on the CPU": ([[], [ALLOCATOR]], "host_out_of_memory", 1, "RuntimeError on rank 1"),
     "a compiler's memory": ([[], [COMPILER]], "crash", 1, "the compiler of a DeepSpeed extension failed"),
     "disk": ([[TRAINER, _error(1.0, "OSError", "No space left", 28)], []], "disk_full", 0, "errno 28 (ENOSPC)"),
@@ -50,16 +50,24 @@ FAILURES: dict[str, tuple[list[list[dict[str, Any]]], str, int, str]] = {
         [[_error(1.0, "ValueError", "no such column")], [LOST]],
         *("crash", 0, "ValueError on rank 0"),
     ),
-    "exit code": ([[{"end": 0}, _exit(1.0, 3)], []], "crash", 0, "exit code 3 of rank 0"),
+    "exit code": ([[{"end": 0}, _exit(1.0, 3)], []], "crash", 0, "rank 0 ended with exit code 3"),
     # The others are ended only after a rank has ended: the first end is the cause.
     "SIGTERM to a rank": (
         [[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, -15)]],
         "lost_rank",
         1,
-        "15 (SIGTERM) of rank 1",
+        "rank 1 died of SIGTERM",
     ),
-    "a rank leaves": ([[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, 3)]], "crash", 1, "exit code 3 of rank 1"),
-    "a rank is done early": ([[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, 0)]], "crash", 1, "exit code 0 of rank 1"),
+    "a rank leaves": (
+        [[BOTH, LOST, _exit(3.0, 1)], [BOTH, _exit(2.0, 3)]],
+        "crash",
+        1,
+        "rank 1 ended with exit code 3",
+    ),
+    "a rank is done early": (
+        [[BOTH, LOST, _exit(3.0, 1)], [BOTH, step_event(13, 1.0), _exit(2.0, 0)]],
+        *("ended_early", 1, "rank 1 ended early, without an error, after step 13, while rank 0 went on"),
+    ),
     "another node's rank": ([[LOST, _exit(3.0, 1)], [_exit(2.0, -15)]], "crash", 0, "RuntimeError on rank 0"),
 }
 """Name -> events of the ranks, kind, rank, evidence."""
@@ -72,7 +80,8 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, name: str) -> None
     records = write_events(tmp_path, *ranks)
     failure = classify_failure(records, tmp_path, 1, {"memory.events": int(name == OOM_KILLER)})
     assert (failure.kind, failure.rank, failure.step) == (kind, number, records.step)
-    assert any(evidence in each for each in (*failure.evidence, failure.cause))
+    assert any(evidence in each for each in (failure.message, *failure.evidence, failure.cause))
+    assert not any("exit" in each for each in failure.evidence), "the message says it"
 
 
 EVALUATION = """  File "transformers/trainer.py", line 2863, in evaluate
@@ -135,7 +144,8 @@ def test_a_rank_whose_end_nobody_reports_is_named_if_it_is_the_only_one(
 ) -> None:
     """A shell script that starts the ranks ends with 128 + the signal of one of them."""
     failure = classify_failure(write_events(tmp_path, [], [{"end": 0}] * ended), tmp_path, 128 + 9, {})
-    assert (failure.kind, failure.rank, failure.evidence[0]) == ("lost_rank", rank, f"exit signal 9 of {who}")
+    assert (failure.kind, failure.rank, failure.message) == ("lost_rank", rank, f"{who} was killed by SIGKILL")
+    assert failure.evidence == ("the kernel's OOM counters did not rise; which process sent the signal is not known",)
 
 
 def test_a_moved_folder_is_the_cause(tmp_path: Path) -> None:

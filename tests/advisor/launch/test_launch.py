@@ -27,8 +27,10 @@ from ds_advise.advisor.launch.command import (
     launch_job,
     lost_config,
 )
+from ds_advise.advisor.launch.failures import classify_failure
+from ds_advise.advisor.launch.oversized import judge_allocation
 from ds_advise.advisor.launch.place import first_host, static_rendezvous
-from ds_advise.advisor.launch.request import Attempt, FailureKind, Peaks
+from ds_advise.advisor.launch.request import Attempt, FailureKind, Peaks, TrainingFailure
 from ds_advise.advisor.launch.run import _stop, new_folder
 from ds_advise.advisor.launch.session import Session, keep_training, next_launch, reduce_memory, tensor_bytes
 from ds_advise.advisor.question.run import read_run
@@ -185,6 +187,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
             "starts 1 rank, the options have 2: the plan",
         ),
         ("--device cpu --ranks 2 -- torchrun --nproc_per_node 1 train.py", "pass --ranks 1"),
+        ("--device cpu --ranks 77 -- deepspeed train.py", "write deepspeed --num_accelerators 77, or pass --ranks "),
         ("--device cpu -- accelerate launch --num_processes 2 train.py", "one plain process where there is no GPU"),
         ("--gpus H100 -- torchrun --nproc_per_node 2 --no train.py", "torchrun refuses its options"),
         ("--gpus H100 -- torchrun no.py", "there is no file no.py"),
@@ -412,8 +415,59 @@ def test_no_plan_follows_from_a_prediction_that_the_message_contradicts(
     assert (following.request is not None) is is_named
     attempts = (Attempt(request=request, outcome=outcome),)
     printed = printed_document(session_document(Session(attempts=attempts, following=following)))
-    assert ("The message has 78.2 GiB of tensors on the GPU" in printed) is not is_named
+    assert ("The message has 78.2 GiB of tensors, and " in printed) is not is_named
     assert str(folder) not in printed.partition("To continue")[2] and max(map(len, printed.splitlines())) <= 80
+
+
+HOST = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes. Error code 12"
+GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 23.50 GiB"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("host_out_of_memory", HOST.format(10**13), "the whole host (8.0 GiB)"),
+        ("gpu_out_of_memory", GPU.format("9313.00 GiB"), "the whole GPU (23.5 GiB)"),
+        ("host_out_of_memory", HOST.format(2**30), ""),
+        ("gpu_out_of_memory", GPU.format("20.00 GiB"), ""),
+    ],
+)
+def test_an_allocation_larger_than_the_whole_memory_is_an_error_of_the_script(
+    folder: Path, kind: FailureKind, message: str, expected: str
+) -> None:
+    """No plan makes it fit, unless the training is predicted to need as much."""
+    run = _run(folder, seq_len=512)
+    cluster = replace(run.cluster, host_memory_bytes_per_node=8 * 2**30)
+    estimate = predict_run(run)
+    assert estimate is not None
+    prediction = by_estimate(estimate, cluster)
+    failure = TrainingFailure(kind=kind, rank=1, step=13, message=message)
+    judged = judge_allocation(failure, prediction, cluster)
+    assert (judged.kind == "crash", expected in judged.cause) == (bool(expected), True)
+    large = replace(prediction, host_bytes=2**44, device_bytes=2**44, allocated_bytes=2**44)
+    assert judge_allocation(failure, large, cluster) == judge_allocation(failure, None, cluster) == failure
+
+
+def test_a_rank_that_ends_early_is_the_verdict(folder: Path) -> None:
+    """Its message has the rank and the step, and is not repeated."""
+    records = write_events(
+        folder,
+        [{"engine_ranks": 2}, {"time": 3.0, "error": {"type": "RuntimeError", "message": "Connection closed by peer"}}],
+        [{"engine_ranks": 2}, step_event(13, 1.0), {"time": 2.0, "exit": 0}],
+    )
+    records.ranks[0].latest["error"] |= {"errno": None, "details": ""}
+    failure = classify_failure(records, folder, 1, {})
+    session = Session(
+        attempts=(
+            Attempt(
+                request=launch_request(_run(folder), folder),
+                outcome=replace(outcome_of(folder, "crash"), failure=failure),
+            ),
+        )
+    )
+    printed = " ".join(printed_document(session_document(session)).split())
+    assert printed.startswith("Rank 1 ended early, without an error, after step 13, while rank 0 went on, 1.0 s.")
+    assert printed.count("ended early") == 1 and "Evidence" not in printed
 
 
 @pytest.mark.parametrize("kind", ["host_out_of_memory", "gpu_out_of_memory"])

@@ -97,7 +97,9 @@ def test_a_disturbed_benchmark_does_not_replace_a_better_one() -> None:
     ]
     assert "Answers to --device cpu --ranks 2 on this machine use these speeds from now on." in shown[0]
     assert "copy in RAM, each rank, fp32" in shown[0] and "uncertain" not in shown[0]
-    assert "(5.0 x)" in shown[1] and "still use number 1, which is less disturbed" in shown[1]
+    assert (
+        " 5.0 x The spread is shown above 2 x" in shown[1] and "still use number 1, which is less disturbed" in shown[1]
+    )
     assert shown[0].index("Each rank: all ranks at once") < shown[0].index(" size median "), "what the summary compares"
     note = "Something disturbed it: many figures vary by more than 2 x."
     assert note not in shown[0] and shown[1].index(note) < shown[1].index("copy in RAM")
@@ -731,3 +733,18 @@ def test_a_store_of_one_record_is_named_as_such(capsys: pytest.CaptureFixture[st
     Store().add(PROBE)
     assert run(["history", "99"]) == 2
     assert "there is no record 99: the only record is 1" in capsys.readouterr().err
+
+
+def test_the_figures_of_a_benchmark_stand_in_one_column() -> None:
+    """Also beside an uncertain one; the speed of the links is that of large tensors, whose size is named."""
+    figures = [
+        figure("all_gather", "gloo", 2**20, 1e9, [1.0, 2.4]),
+        figure("all_gather", "gloo", 2**26, 1e9, [1.0, 1.1]),
+        figure("reduce_scatter", "gloo", 2**26, 1e9, [1.0, 1.1]),
+    ]
+    result = bench_result(*figures, versions={"torch": "2", "deepspeed": "0"})
+    printed = printed_document(bench_document(Record(kind="bench", machine=MACHINE, result=asdict(result))))
+    assert "all-gather and reduce-scatter of up to 64 MiB, bus bandwidth" in " ".join(printed.split())
+    rows = [line for line in printed.splitlines() if " to 1000" in line]
+    assert len(rows) == 3 and len({line.index(" to 1000") for line in rows}) == 1, printed
+    assert rows[0].rstrip().endswith("2.4 x")

@@ -178,3 +178,11 @@ def test_what_would_change_the_answer_is_searched_for_as_it_is_read() -> None:
     assert not found.changes.are_all_tried
     every = list(found.changes)
     assert every[:4] == few and len(every) > 4 and found.changes.are_all_tried and list(found.changes) == every
+
+
+def test_inputs_of_layers_stay_on_the_gpu_where_the_answer_cannot_move_them() -> None:
+    """As in a user's command: no strategy has such a plan, in any stage of its search."""
+    question = build_question("Qwen2.5-7B", gpus="4xA100-40GB", ram="1000GB", seq_len=65536, offline=True)
+    for offloads in (True, False):
+        candidates = predicted(replace(question, offloads_checkpoints=offloads)).candidates
+        assert any(each.plan.cpu_checkpointing for each in candidates) is offloads

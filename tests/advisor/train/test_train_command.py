@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from ds_advise.advisor.launch.session import Session
 from ds_advise.advisor.question.this_machine import cpu_cluster
 from ds_advise.advisor.train.folder import TrainingFolder
 from ds_advise.advisor.train.proposal import check_packages, default_save_steps
-from ds_advise.advisor.train.report import Trained, render_trained
+from ds_advise.advisor.train.report import Trained, _is_timed, render_trained
 from ds_advise.advisor.train.train import TrainingControls
 from ds_advise.advisor.verification.prediction import PhaseFigures
 from ds_advise.estimators.errors import ConfigFileError, WorkloadError
@@ -487,3 +488,14 @@ def test_a_strategy_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> 
     assert "ZeRO-3." in ask("--dry --strategy zero3")[1]
     monkeypatch.setattr("ds_advise.advisor.search.batch_sweep.unsupported", lambda *_: "no reason")
     assert "zero3 cannot run here: no reason" in ask("--dry --strategy zero3")[2]
+
+
+@pytest.mark.parametrize(
+    ("measured", "evidence", "is_timed"), [("", "analytic", False), ("bench", "analytic", True), ("", "probe", True)]
+)
+def test_the_duration_is_printed_where_the_speed_is_known(measured: str, evidence: str, is_timed: bool) -> None:
+    """On the CPU after a benchmark, as in every other command, or after a probe."""
+    question = SimpleNamespace(cluster=replace(cpu_cluster(2), measured=measured))
+    chosen = SimpleNamespace(estimate=SimpleNamespace(evidence=evidence))
+    proposed: Any = SimpleNamespace(answer=SimpleNamespace(question=question), chosen=chosen)
+    assert _is_timed(proposed) is is_timed

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -106,12 +108,18 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_each_group_says_when_it_ends_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is that of its processes."""
-    titles, limits = list[str](), list[float]()
-    monkeypatch.setattr(bench_run, "_run", lambda task, _: limits.append(bench_run._limit_s(task)) or ((), "late"))
-    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=print)
-    said = [f"at most {limit / 60:.0f} min)" for limit in limits]
-    assert len(titles) == 4 and all(title.endswith(text) for title, text in zip(titles, said, strict=True))
+    """Below its title, which stays short. The limit is that of its processes."""
+    titles, said, limits = list[str](), list[str](), list[float]()
+
+    def watch(*_: Any, on_progress: Callable[[Any, Any], None], timeout_s: float, **_further: Any) -> Any:
+        on_progress(SimpleNamespace(left=None), SimpleNamespace(compiles=False))
+        limits.append(timeout_s)
+        return [], None, None
+
+    monkeypatch.setattr(bench_run, "watch", watch)
+    run_benchmark(device="cpu", ranks=2, nvme=None, on_task=titles.append, on_progress=said.append)
+    assert len(titles) == len(said) == 4 and titles[0].startswith("benchmark 1 of 4: matrix products")
+    assert all(text.endswith(f", at most {limit / 60:.0f} min") for text, limit in zip(said, limits, strict=True))
 
 
 def test_an_interrupt_shows_what_was_measured(
@@ -144,7 +152,7 @@ def test_a_group_that_fails_has_a_reason() -> None:
     )
     assert figures == () and reason
     assert "memory" in reason and "\n" not in reason
-    assert set(heard) <= {"measuring", "compiling its extension"}
+    assert set(heard) <= {"about 6 s on an idle machine, at most 5 min", "compiling its extension"}
 
 
 def test_a_group_that_is_late_has_its_limit_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +198,7 @@ def test_nvme_is_measured_through_deepspeeds_own_code(
     assert {each.kind for each in result.figures} >= {"nvme_read", "nvme_write"}
     assert result.nvme_mount == mount_point(drive)
     assert list(drive.iterdir()) == []
-    assert "one rank" in skipped["collectives"] and titles[0].startswith("benchmark: NVMe (1 of 1; ")
+    assert "one rank" in skipped["collectives"] and titles[0] == "benchmark 1 of 1: NVMe"
 
 
 def _no_gpu() -> list[Gpu]:

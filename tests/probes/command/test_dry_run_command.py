@@ -510,7 +510,9 @@ for _ in range(3):
     assert "rename it to gradient_accumulation_steps" in below_the_verdict
     assert "ZeRO is off: it has stage 0 instead of 2; the figures are those without it: rename" in below_the_verdict
     assert "renamed block" not in words
-    assert "starts 4 processes per node; --gpus has 2: simulated with 2." in below_the_verdict
+    assert (
+        "starts 4 ranks, and --gpus has 2: the answer is for 2, whose step has 0.5 x the samples." in below_the_verdict
+    )
     assert words.endswith("ds-advise launch -- torchrun --nproc_per_node 2 train.py"), "the ranks of the figures"
     code, _, err = dry_run(folder, script, "zero2.json")
     assert code == 2 and "the command trains with typo.json, not with zero2.json" in err

@@ -169,7 +169,7 @@ def test_srun_gives_the_simulated_place(folder: Path, monkeypatch: pytest.Monkey
     [
         (
             "torchrun --nproc_per_node 4 train.py",
-            ["torchrun starts 4 processes per node; --gpus has 8: simulated with 8"],
+            ["torchrun starts 4 ranks, and --gpus has 8: the answer is for 8, whose step has 2 x the samples"],
         ),
         (
             "torchrun --nproc_per_node 8 --nnodes 2 train.py",

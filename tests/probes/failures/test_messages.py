@@ -7,7 +7,7 @@ import re
 import pytest
 from ds_advise.advisor.importers.imported_run import known_names
 from ds_advise.probes.failures.diagnosis import diagnose_text
-from ds_advise.probes.failures.messages import MemoryPhase, Message, memory_phases, messages, under
+from ds_advise.probes.failures.messages import MemoryPhase, Message, find_message, memory_phases, messages, under
 
 MESSAGES = messages()
 
@@ -87,3 +87,10 @@ def test_a_text_for_zero_3_replaces_that_for_deepspeed() -> None:
     backward = next(phase for phase in memory_phases() if phase.name == "backward")
     assert "ZeRO stage" in under(backward, {"deepspeed"}).fix
     assert under(backward, {"deepspeed", "zero3"}).fix == backward.under["zero3"]["fix"] != backward.fix
+
+
+def test_two_half_precisions_of_arguments_have_a_fix_in_them() -> None:
+    """The value "auto" is one of the configuration alone."""
+    found = find_message("ValueError: At most one of fp16 and bf16 can be True, but not both")
+    assert found is not None and "--fp16 or --bf16" in found.fix and "auto" not in found.fix
+    assert find_message("ValueError: At most one of fp16 and bf16 can be True for full eval, but not both") is None

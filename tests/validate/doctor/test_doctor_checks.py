@@ -185,6 +185,8 @@ def _failed(err: str) -> ProgramRun:
 NO_GPUS = {f"{PCI}/{number}/class": "0x020000" for number in "01"}
 NO_AIO = {"-laio": _failed("/usr/bin/ld: cannot find -laio: No such file\ncollect2: error: ld returned 1")}
 CGROUP = "sys/fs/cgroup/job"
+OPS = "home/.cache/torch_extensions"
+PYTHON = f"{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
 CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     # check, status, words of the finding, changes
     ("driver", "note", "no NVIDIA GPU", {"files": NO_GPUS, "nvml": failing("NVML Shared Library Not Found")}),
@@ -220,7 +222,12 @@ CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ),
     ("async-io", "problem", "libaio-dev", {"tools": NO_AIO}),
     ("async-io", "warning", "libaio-dev", {"tools": NO_AIO, "nvme": None}),
-    ("ops-folder", "problem", "waits forever", {"files": {"home/.cache/torch_extensions/py312/cpu_adam/lock": ""}}),
+    ("ops-folder", "problem", "waits forever", {"files": {f"{OPS}/py{PYTHON}_cu128/cpu_adam/lock": ""}}),
+    ("ops-folder", "problem", "waits forever", {"files": {f"{OPS}/py{PYTHON}_cpu/cpu_adam/lock": ""}, "cuda": ""}),
+    # torch never reads these locks: they are of another Python, another build of torch, and no build at all.
+    ("ops-folder", "ok", "writable", {"files": {f"{OPS}/py27_cu128/cpu_adam/lock": ""}}),
+    ("ops-folder", "ok", "writable", {"files": {f"{OPS}/py{PYTHON}_cpu/cpu_adam/lock": ""}}),
+    ("ops-folder", "ok", "writable", {"files": {f"{OPS}/cpu_adam/lock": ""}}),
     ("gpus", "warning", "slowest", {"nvml": gpus(A100, ("NVIDIA A100-SXM4-40GB", 40, 40))}),
     (
         "gpu-memory",
@@ -438,7 +445,13 @@ def test_the_verdict_comes_first_and_nothing_steers_the_terminal(checkup: Callab
     assert printed_document(doctor_document(checkup())).startswith(" No problem found: DeepSpeed works here.\n")
     assert printed_document(doctor_document(checkup(cores=2))).startswith(" No problem, 1 warning")
     printed = printed_document(doctor_document(checkup(tools={"ssh": _failed("\x1b[2J\x07denied")})))
-    assert printed.startswith(" 1 problem: DeepSpeed will fail here.") and "denied" in printed and "\x1b" not in printed
+    assert printed.startswith(" 1 problem: DeepSpeed will fail here (ssh).") and "denied" in printed
+    assert "\x1b" not in printed
+    lock = {f"{OPS}/py{PYTHON}_cu128/cpu_adam/lock": ""}
+    several = checkup(files=lock, packages={"deepspeed": None, "ninja": None}, environment={"PATH": ""})
+    assert printed_document(doctor_document(several), 200).startswith(
+        " 3 problems: DeepSpeed will fail here (deepspeed, ninja); trainings that need cpu_adam will hang.\n"
+    )
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -538,7 +551,9 @@ def test_packages_are_read_without_importing_them(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = ExaminedMachine(environment={}).software
     assert found.packages == {"torch": "2.8.0", "deepspeed": "0.19.8"}
-    assert found.torch_cuda == "12.8" and found.torch_hip == "" and found.accelerators == ["cuda", "new"]
+    assert found.torch_cuda == "12.8" and found.torch_hip == "" and found.torch_build == "cu128"
+    assert InstalledSoftware(packages={}, torch_hip="6.2.41134-65d174c3e").torch_build == "rocm6241134-65d174c3e"
+    assert found.accelerators == ["cuda", "new"]
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
