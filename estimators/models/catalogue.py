@@ -285,7 +285,8 @@ def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
     shapes = [_shape(entry) for entry in entries]
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
-    first = replace(shapes[0], name=_name(found[0]))
+    own = _name(found[0])
+    first = replace(shapes[0], name=own, quantized=_quantized(entries[0], own))
     # Base and instruct models often differ in their context length alone, which decides no estimate.
     alike = len({shape.max_positions for shape in shapes}) == 1
     return first if alike else replace(first, max_positions=None)
@@ -296,6 +297,13 @@ def _name(known: _Name) -> str:
     hub_id: str = _entries()[known.entry]["id"]
     other_words = known.stripped != known.key or known.stripped != _stripped(_pieces(hub_id.rpartition("/")[2]))
     return known.id if "/" in known.id and other_words else hub_id
+
+
+def _quantized(entry: int, hub_id: str) -> str:
+    """Return the method by which a name's checkpoint is quantized; "" for 16 or 32 bits. A base model's can have 16
+    bits although those of its variants are quantized."""
+    methods: dict[str, list[str]] = _entries()[entry].get("quantized", {})
+    return next((method for method, names in methods.items() if hub_id in names), "")
 
 
 def _shape(entry: int) -> ModelShape:
