@@ -10,7 +10,9 @@ from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.errors import WorkloadError
 from ...estimators.gpu_catalogue import same_size_gpus
 from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s
+from ...estimators.memory.activations.kernels import runs_eager
 from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import (
     LOSSES,
     OBJECTIVES,
@@ -265,8 +267,16 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
         training = f"{training} · sequence {length}"
     return (
         f"{model.name} · {size} · {method_title(workload)}",
-        ", ".join([training, *_unusual(workload, tool)]),
+        ", ".join([training, *_attention(model, workload), *_unusual(workload, tool)]),
     )
+
+
+def _attention(model: ModelShape, workload: Workload) -> Iterator[str]:
+    """Yield the attention kernel if it is not sdpa, which most classes run by default."""
+    if runs_eager(model, workload):
+        yield "attention eager"
+    elif workload.attention != "sdpa":
+        yield f"attention {workload.attention}"
 
 
 _SOFTWARE = {
