@@ -28,12 +28,16 @@ from ..question.options import GLOBAL_BATCH
 from ..question.question import Question
 from ..search.candidate import LEAST, LIKELY, Candidate, candidate_duration, chance, predict
 from ..search.search import best_over_losses, fastest
-from ..text.job import whole_job
+from ..text.job import hours, whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, tokens, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
 from .recommendation import Recommendation
+
+
+LONG_STEP_S = 600.0
+"""Time from which that of an optimizer step is named."""
 
 
 def plan_facts(question: Question, chosen: Candidate) -> list[Fact]:
@@ -79,6 +83,8 @@ def speed_fact(question: Question, chosen: Candidate) -> Fact:
     sequences = OBJECTIVES[question.workload.objective].sequences
     if sequences > 1:
         words = f"{words}; {rate(chosen.tokens_per_s / (sequences * question.workload.seq_len))} pairs/s"
+    if chosen.time.step_s >= LONG_STEP_S:
+        words = f"{words}; a step takes {hours(chosen.time.step_s)}"
     if length and length > 1:  # for an image model, samples are counted instead of patches
         words = f"{words}; {rate(chosen.tokens_per_s / length)} samples/s"
     return Fact("speed", rate(chosen.tokens_per_s), words)
@@ -152,12 +158,16 @@ def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
     if fit.fits and chosen.device_bytes > room:
         words = f"{words} (PyTorch's cache can release some of it)"
     each = " per node" if cluster.nodes > 1 else ""
+    others = gib(memory.host_bytes_of_other_nodes)
+    where, rest = each, ""
+    if each and others != gib(host):
+        where, rest = " on the first node, which reads the checkpoint", f"; {others} GiB on the others"
     if have is not None:
-        offered = f"of {gib(have)} GiB{each}"
+        offered = f"of {gib(have)} GiB{where}{rest}"
     elif fit.assumed_host_bytes:
-        offered = f"GiB{each}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error"
+        offered = f"GiB{where}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error{rest}"
     else:
-        offered = f"GiB{each} (--ram checks it)"
+        offered = f"GiB{where}{rest} (--ram checks it)"
     if not chosen.plan.pin_memory:
         offered = f"{offered}, pin_memory false"
     if memory.nvme_bytes_per_node:
