@@ -35,7 +35,6 @@ from .assumed_parts import deciding_parts
 from .phases import generators
 from .recommendation import Recommendation
 
-
 LONG_STEP_S = 600.0
 """Time from which that of an optimizer step is named."""
 
@@ -161,7 +160,7 @@ def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
     others = gib(memory.host_bytes_of_other_nodes)
     where, rest = each, ""
     if each and others != gib(host):
-        where, rest = " on the first node, which reads the checkpoint", f"; {others} GiB on the others"
+        where, rest = " on the first node", f", {others} GiB on the others"
     if have is not None:
         offered = f"of {gib(have)} GiB{where}{rest}"
     elif fit.assumed_host_bytes:
@@ -266,7 +265,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     """Return the model and its training, without the machines. tool: the library whose trainer implements the
     objective."""
     model, workload = question.model, question.workload
-    size = f"{count(model.parameters)} parameters"
+    size = f"{count(model.parameters)} parameters" + " (policy and value model)" * (model.policy is not None)
     if question.trainable_parameters != model.parameters:
         size = f"{size}, {count(question.trainable_parameters)} trained"
     length = tokens(workload.seq_len)

@@ -29,6 +29,7 @@ from ...ds_configs.training_script import (
     script_lines,
     server_commands,
     trainer_lines,
+    trl_requirement,
 )
 from ...ds_configs.unquantized_copy import copy_bytes, copy_lines, has_copy, loads_checkpoint
 from ...estimators.objectives import OBJECTIVES
@@ -157,6 +158,7 @@ def next_steps(
     every launcher's command. dry_run: include the command that dry-runs the script. launchers: include the job files
     whose start repeats the arguments of the default script."""
     yield from _unquantized_copy(answer)
+    yield from _trl_version(answer)
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
@@ -182,6 +184,13 @@ def next_steps(
             continue
         how = "Or" if chosen is not None or answer.taken is None else "Start it"
         yield from (Sentence(f"{how} with {file.path}:"), Commands(file.start))
+
+
+def _trl_version(answer: Recommendation) -> Iterator[Block]:
+    """Yield the version of TRL that the objective's trainer needs, if its newest ones have none."""
+    needed, trainer = trl_requirement(answer.question.workload), OBJECTIVES[answer.question.workload.objective].trainer
+    if needed != "trl" and answer.shown is not None:
+        yield from (Sentence(f"Newer versions of TRL have no {trainer}:"), Commands([f'pip install "{needed}"']))
 
 
 def _unquantized_copy(answer: Recommendation) -> Iterator[Block]:
