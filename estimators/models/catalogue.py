@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise, repeat, takewhile
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +126,25 @@ def nearest_phrase(name: str) -> str:
 
 
 def _similar(name: str) -> list[str]:
-    return nearest(name, _NAMED, least=_SIMILAR)
+    """Return the names worth naming: a size and a letter in common make no family alike (`mamba-2.8b`, `aya-23-8B`)."""
+    own = [_family_letters(pieces) for pieces in _meant_pieces(name)]
+    found = nearest(name, 4 * _NAMED, least=_SIMILAR)
+    return [hub_id for hub_id in found if any(map(_is_alike, own, repeat(hub_id)))][:_NAMED]
+
+
+def _is_alike(letters: str, hub_id: str) -> bool:
+    from difflib import SequenceMatcher  # as below
+
+    known = _family_letters(_pieces(hub_id.rpartition("/")[2]))
+    return not letters or SequenceMatcher(None, letters, known).ratio() >= _SAME_FAMILY
+
+
+def _family_letters(pieces: list[str]) -> str:
+    return re.sub(r"[^a-z]", "", _family_and_size(pieces)[0])
+
+
+_SAME_FAMILY = 0.65
+"""Share of equal letters from which two families may be one: `lama` and `llama`, but not `mamba` and `llama`."""
 
 
 def _phrase(near: list[str]) -> str:

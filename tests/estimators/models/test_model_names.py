@@ -140,3 +140,9 @@ def test_a_name_has_the_quantization_of_its_own_checkpoint() -> None:
     assert catalogue.find("DeepSeek-R1").quantized == "fp8"
     assert catalogue.find("Ministral-3-8B-Instruct-2512").quantized == "fp8"
     assert catalogue.find("Ministral-3-8B-Base-2512").quantized == ""
+
+
+def test_only_names_of_a_like_family_are_named() -> None:
+    """The size and a letter of `mamba-2.8b` are in other names too."""
+    assert catalogue.nearest_phrase("mamba-2.8b") == ""
+    assert "meta-llama/Meta-Llama-3-8B" in catalogue.nearest_phrase("lama-3-8b")
