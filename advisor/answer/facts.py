@@ -276,7 +276,14 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
         training = f"{training} · sequence {length}"
     return (
         f"{model.name} · {size} · {method_title(workload)}",
-        ", ".join([training, *_attention(model, workload), *_unusual(workload, tool)]),
+        ", ".join(
+            [
+                training,
+                *filter(None, [model.images_of_samples]),
+                *_attention(model, workload),
+                *_unusual(workload, tool),
+            ]
+        ),
     )
 
 
