@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
+from ..ds_configs.unquantized_copy import quantized_remark
 from ..estimators.errors import WorkloadError, check_kind
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
@@ -152,11 +153,8 @@ def build_question(
     )
     # The largest micro batch is found with one per step.
     question = question.with_default_batch() if is_open and options["micro_batch"] != "max" else question
-    if shape.quantized and question.workload.method != "qlora":
-        say(
-            f"the weights of {shape.name} are quantized ({shape.quantized}), and transformers trains those only with "
-            "adapters: the prediction is for unquantized weights; --method qlora predicts 4-bit and 8-bit weights"
-        )
+    if remark := quantized_remark(shape, question.workload):
+        say(remark)
     if absent := absent_parts(shape, options):
         say(f"--freeze {','.join(absent)} has no effect: {shape.name} has no such part")
     if question.options["zeropp"] and question.obstacle_to_zeropp is not None:

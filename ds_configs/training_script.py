@@ -10,7 +10,7 @@ from ..estimators.hardware import Cluster
 from ..estimators.memory.activations.loss import tile_sizes
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.models.vision_parts import frozen_prefixes
-from ..estimators.objectives import OBJECTIVES
+from ..estimators.objectives import LAST_TRL_WITH_PPO, OBJECTIVES
 from ..estimators.optimizers import optimizer
 from ..estimators.parameter_groups import script_makes_adam
 from ..estimators.plan import Plan
@@ -104,8 +104,9 @@ def packages(workload: Workload) -> dict[str, str]:
 
 
 def trl_requirement(workload: Workload) -> str:
-    """pip requirement of TRL; 1.12 is the last version with PPOTrainer."""
-    return "trl<1.13" if OBJECTIVES[workload.objective].value_model else "trl"
+    """pip requirement of TRL."""
+    major, minor = LAST_TRL_WITH_PPO
+    return f"trl<{major}.{minor + 1}" if OBJECTIVES[workload.objective].value_model else "trl"
 
 
 def evaluation_arguments(workload: Workload) -> dict[str, Any]:

@@ -108,6 +108,10 @@ PROCESS_TERMS = ("processes", "launcher", "rank_memory")
 """Components of a node's host memory that are not tensors outside the devices."""
 
 
+READ_BY_RANK_0 = "checkpoint_read_by_rank_0"
+"""Component of the first node's memory while a model loads that the other nodes do not have."""
+
+
 def total_bytes(terms: Iterable[MemoryTerm]) -> int:
     # A list, because it is faster than a generator and this is the innermost loop of a search.
     return sum([term.size_bytes for term in terms])
@@ -214,6 +218,12 @@ class MemoryEstimate:
     def host_bytes_per_node(self) -> int:
         """Host RAM that a node needs, the larger of loading and training."""
         return max(self.host_training_bytes_per_node, self.host_loading_bytes_per_node)
+
+    @property
+    def host_bytes_of_other_nodes(self) -> int:
+        """Host RAM that each node but the first one needs, whose first rank reads the checkpoint under `zero.Init`."""
+        loading = total_bytes(term for term in self.host_loading_terms if term.name != READ_BY_RANK_0)
+        return max(self.host_training_bytes_per_node, loading)
 
     @property
     def nvme_bytes_per_node(self) -> int:

@@ -98,6 +98,9 @@ CHUNKS_THE_HEAD = (1, 7)
 `add_fused_lm_head`)."""
 
 
+LAST_TRL_WITH_PPO = (1, 12)
+"""Version of TRL whose successor removed PPOTrainer (huggingface/trl pull request 7020)."""
+
 LIGER_LAYERS_ALONE = (1, 15)
 """First TRL whose trainers take only the kernels of layers from `use_liger_kernel`, and keep their own loss (trl 1.15
 trainer/sft_trainer.py, grpo_trainer.py `__init__`)."""

@@ -10,7 +10,9 @@ from ...ds_configs.training_script import evaluation_arguments
 from ...estimators.errors import WorkloadError
 from ...estimators.gpu_catalogue import same_size_gpus
 from ...estimators.hardware import cpu_cores, dram_bytes_per_s, host_score_s
+from ...estimators.memory.activations.kernels import runs_eager
 from ...estimators.memory.batch_independent import UNCAST_WEIGHTS
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.objectives import (
     LOSSES,
     OBJECTIVES,
@@ -26,12 +28,15 @@ from ..question.options import GLOBAL_BATCH
 from ..question.question import Question
 from ..search.candidate import LEAST, LIKELY, Candidate, candidate_duration, chance, predict
 from ..search.search import best_over_losses, fastest
-from ..text.job import whole_job
+from ..text.job import hours, whole_job
 from ..text.labels import batch_factors, checkpointing_title, cluster_title, device_label, method_title, shared_among
 from ..text.units import count, counted_noun, gib, percent, rate, rough_rates, tokens, whole_gib
 from .assumed_parts import deciding_parts
 from .phases import generators
 from .recommendation import Recommendation
+
+LONG_STEP_S = 600.0
+"""Time from which that of an optimizer step is named."""
 
 
 def plan_facts(question: Question, chosen: Candidate) -> list[Fact]:
@@ -77,6 +82,8 @@ def speed_fact(question: Question, chosen: Candidate) -> Fact:
     sequences = OBJECTIVES[question.workload.objective].sequences
     if sequences > 1:
         words = f"{words}; {rate(chosen.tokens_per_s / (sequences * question.workload.seq_len))} pairs/s"
+    if chosen.time.step_s >= LONG_STEP_S:
+        words = f"{words}; a step takes {hours(chosen.time.step_s)}"
     if length and length > 1:  # for an image model, samples are counted instead of patches
         words = f"{words}; {rate(chosen.tokens_per_s / length)} samples/s"
     return Fact("speed", rate(chosen.tokens_per_s), words)
@@ -150,12 +157,16 @@ def memory_facts(question: Question, chosen: Candidate) -> list[Fact]:
     if fit.fits and chosen.device_bytes > room:
         words = f"{words} (PyTorch's cache can release some of it)"
     each = " per node" if cluster.nodes > 1 else ""
+    others = gib(memory.host_bytes_of_other_nodes)
+    where, rest = each, ""
+    if each and others != gib(host):
+        where, rest = " on the first node", f", {others} GiB on the others"
     if have is not None:
-        offered = f"of {gib(have)} GiB{each}"
+        offered = f"of {gib(have)} GiB{where}{rest}"
     elif fit.assumed_host_bytes:
-        offered = f"GiB{each}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error"
+        offered = f"GiB{where}, {whole_gib(fit.assumed_host_bytes):,} GiB with a margin for the error{rest}"
     else:
-        offered = f"GiB{each} (--ram checks it)"
+        offered = f"GiB{where}{rest} (--ram checks it)"
     if not chosen.plan.pin_memory:
         offered = f"{offered}, pin_memory false"
     if memory.nvme_bytes_per_node:
@@ -254,7 +265,7 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     """Return the model and its training, without the machines. tool: the library whose trainer implements the
     objective."""
     model, workload = question.model, question.workload
-    size = f"{count(model.parameters)} parameters"
+    size = f"{count(model.parameters)} parameters" + " (policy and value model)" * (model.policy is not None)
     if question.trainable_parameters != model.parameters:
         size = f"{size}, {count(question.trainable_parameters)} trained"
     length = tokens(workload.seq_len)
@@ -265,8 +276,23 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
         training = f"{training} · sequence {length}"
     return (
         f"{model.name} · {size} · {method_title(workload)}",
-        ", ".join([training, *_unusual(workload, tool)]),
+        ", ".join(
+            [
+                training,
+                *filter(None, [model.images_of_samples]),
+                *_attention(model, workload),
+                *_unusual(workload, tool),
+            ]
+        ),
     )
+
+
+def _attention(model: ModelShape, workload: Workload) -> Iterator[str]:
+    """Yield the attention kernel if it is not sdpa, which most classes run by default."""
+    if runs_eager(model, workload):
+        yield "attention eager"
+    elif workload.attention != "sdpa":
+        yield f"attention {workload.attention}"
 
 
 _SOFTWARE = {

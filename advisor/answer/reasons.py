@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from math import sqrt
+from math import inf, sqrt
 
 from ...estimators.models.training_dtype import trained_in_bf16
 from ...estimators.plan import Plan
@@ -268,13 +268,17 @@ def close_plans(question: Question, ladder: Sequence[LadderStep], chosen: Candid
     if chosen is None:
         return ()
     cluster, plan = question.cluster, chosen.plan
-    close = [
+    compared = [
         other
         for other in other_taken_plans(ladder, chosen)
         if (cluster.world_size > 1 or (other.plan.offloads and plan.offloads))
         and not chosen.estimate.evidence == other.estimate.evidence == "probe"
-        and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(plan, other.plan).low)
     ]
+    gaps = {other.strategy: sqrt(ratio_spread(plan, other.plan).low) for other in compared}
+    speeds = [each.tokens_per_s for each in compared if each.tokens_per_s >= chosen.tokens_per_s * gaps[each.strategy]]
+    # One whose ratio is predicted better is named with those that are close and no faster, as far as they are printed.
+    least = min(speeds, default=inf)
+    close = [each for each in compared if speeds and rate(min(each.tokens_per_s, least)) == rate(least)]
     return tuple(_close(close, chosen, question.model.unit))
 
 

@@ -29,7 +29,9 @@ from ...ds_configs.training_script import (
     script_lines,
     server_commands,
     trainer_lines,
+    trl_requirement,
 )
+from ...ds_configs.unquantized_copy import copy_bytes, copy_lines, has_copy, loads_checkpoint
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
@@ -155,6 +157,8 @@ def next_steps(
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
     every launcher's command. dry_run: include the command that dry-runs the script. launchers: include the job files
     whose start repeats the arguments of the default script."""
+    yield from _unquantized_copy(answer)
+    yield from _trl_version(answer)
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
     chosen = answer.recommended
@@ -180,6 +184,26 @@ def next_steps(
             continue
         how = "Or" if chosen is not None or answer.taken is None else "Start it"
         yield from (Sentence(f"{how} with {file.path}:"), Commands(file.start))
+
+
+def _trl_version(answer: Recommendation) -> Iterator[Block]:
+    """Yield the version of TRL that the objective's trainer needs, if its newest ones have none."""
+    needed, trainer = trl_requirement(answer.question.workload), OBJECTIVES[answer.question.workload.objective].trainer
+    if needed != "trl" and answer.shown is not None:
+        yield from (Sentence(f"Newer versions of TRL have no {trainer}:"), Commands([f'pip install "{needed}"']))
+
+
+def _unquantized_copy(answer: Recommendation) -> Iterator[Block]:
+    """Yield the lines that make the copy of a quantized checkpoint that the plan loads."""
+    model = answer.question.model
+    is_empty = answer.recommended is None and answer.taken is None and answer.try_first is None
+    if is_empty or loads_checkpoint(model, answer.question.workload) or not has_copy(model):
+        return
+    need = f"{gib(copy_bytes(model))} GiB of RAM and on the drive"
+    yield Sentence(
+        f"The checkpoint is quantized ({model.quantized}). The plan loads a copy in bf16; make it once ({need}):"
+    )
+    yield Commands(copy_lines(model), is_python=True)
 
 
 def repeats_script(answer: Recommendation, file: JobFile) -> bool:

@@ -81,11 +81,12 @@ def _other_batch(best: Candidate, ladder: Sequence[LadderStep]) -> Iterator[str]
 def _less_ram(question: Question, ladder: Sequence[LadderStep], chosen: Candidate) -> Iterator[Change]:
     """Yield, for each strategy, the smallest tried RAM size below the need at which that strategy is the answer, with
     an NVMe drive if necessary; and the first size at which nothing fits. The tried sizes are the plan's need without
-    page-locked memory, and `RAM_AS_SOLD`."""
+    page-locked memory, which is at least that of its loading, and `RAM_AS_SOLD`."""
     given, found = question.cluster, dict[str, Change]()
     drive_bytes = given.nvme_bytes_per_node
     pageable = node_bytes(question.model, question.workload, given, chosen.plan.replace_fields(pin_memory=False))
-    for size in (f"{whole_gib(host_bytes_to_fit(pageable))}GiB", *RAM_AS_SOLD):
+    least = max(pageable, chosen.memory.host_loading_bytes_per_node)
+    for size in (f"{whole_gib(host_bytes_to_fit(least))}GiB", *RAM_AS_SOLD):
         usable, _ = parse_ram(size)
         if usable >= chosen.ram_to_fit:
             continue

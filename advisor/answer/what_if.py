@@ -10,6 +10,7 @@ from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.gpu_catalogue import find_gpu
+from ...estimators.memory.activations.kernels import runs_eager, takes_flash_package
 from ...estimators.memory.activations.loss import why_no_tiling
 from ...estimators.models.families import module_experts
 from ...estimators.models.lora import adapters, nameable_targets
@@ -120,10 +121,12 @@ def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change
 
 
 def _of_less_ram(question: Question) -> Iterator[Iterable[Asked]]:
-    """Yield the kinds of change that come first: bf16, no reference model, and adapters, which need the least."""
+    """Yield the kinds of change that come first: those that leave the training as it is (bf16, flash attention, AutoEP,
+    no reference model), which can bring the most, and adapters, which need the least."""
     back, without_autoep = _without_autoep(question)
     if question.workload.precision == "fp16" and question.cluster.gpu.has_bf16:  # the host checks fp16 for overflow
         yield [("--precision bf16", _altered(question, precision="bf16"))]
+    yield from ([asked] for asked in (*_flash_attention(question), *_spread_experts(question)))
     yield from ([(flags + back, altered)] for flags, altered in _precomputed(without_autoep))
     yield ((flags + back, altered) for flags, altered in other_methods(without_autoep))
 
@@ -214,18 +217,32 @@ def _smaller_states(question: Question) -> Iterator[Asked]:
         yield f"--optimizer-dtype bf16{back}", question.replace_options(optimizer_dtype="bf16")
 
 
+def _flash_attention(question: Question) -> Iterator[Asked]:
+    """Yield the flash-attn package where attention would run eager, on GPUs and in the precisions that it supports (its
+    2.x: from Ampere on, 16 bits)."""
+    model, workload, gpu = question.model, question.workload, question.cluster.gpu
+    with_flash = replace(workload, attention="flash")
+    is_able = gpu.vendor == "NVIDIA" and (gpu.compute_capability or 0.0) >= 8.0 and workload.precision != "fp32"
+    if is_able and runs_eager(model, workload) and not runs_eager(model, with_flash) and takes_flash_package(model):
+        yield "--attention flash", replace(question, workload=with_flash)
+
+
+def _spread_experts(question: Question) -> Iterator[Asked]:
+    """Yield experts spread by AutoEP."""
+    if question.options["experts"] == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+        with suppress(WorkloadError):
+            yield "--experts autoep", question.replace_options(experts="autoep")
+
+
 def _models(question: Question, chosen: Candidate | None) -> Iterator[Asked]:
-    """Yield experts fused as in transformers 5 if each is a separate module, experts spread by AutoEP, and quantized
-    collectives if ZeRO-3's cross a network that is slower than the links within a node."""
+    """Yield experts fused as in transformers 5 if each is a separate module, and quantized collectives if ZeRO-3's
+    cross a network that is slower than the links within a node."""
     cluster, software = question.cluster, question.workload.software
     if module_experts(question.model, software):
         fused = _altered(question, software=replace(software, transformers=(5, 0)))
         with suppress(WorkloadError):  # peft refuses dropout where experts are fused
             adapters(fused.model, fused.workload)
             yield "--software transformers=5.0", fused
-    if question.options["experts"] == "zero" and cluster.world_size > 1 and question.model.is_moe:
-        with suppress(WorkloadError):
-            yield "--experts autoep", question.replace_options(experts="autoep")
     crosses = chosen is not None and chosen.plan.zero_stage == 3 and min(cluster.nodes, cluster.gpus_per_node) > 1
     if crosses and not question.options["zeropp"] and ring(cluster).resource == "network":
         yield "--zeropp", question.replace_options(zeropp=True)

@@ -225,7 +225,7 @@ class CommandAdvice(Recommendation):
         assert self.changed is not None
         command, cluster = read_command(self.changed.words), self.question.cluster
         if command.program is None:
-            return [*self.changed.words]
+            return [*command.join_nodes(cluster)]
         launcher: Launcher = "deepspeed" if self.today.arguments.takes_local_rank else "torchrun"
         python = command.words[0]
         by_path = is_python(python) and "/" in python  # the launcher of the same environment

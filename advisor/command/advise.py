@@ -33,7 +33,7 @@ from ..question.cluster import build_cluster
 from ..question.options import CpuOptions, MachineOptions, ModuleOptions, names_in
 from ..question.question import Question
 from ..search.candidate import LEAST, Candidate
-from ..text.units import capitalised, ended
+from ..text.units import capitalised, counted_noun, ended
 from ..verification.command import command_answer
 from ..verification.verify import by_speed, judged_answer
 from .advice import RAN_OTHERWISE, RUN_FAILED, SCRIPT_FAILED, CommandAdvice, Proof, observed_candidate
@@ -106,7 +106,8 @@ def advise_command(
     folder = (folder or Path.cwd()).absolute()
     check_script(words, folder)  # before the machine is looked for
     cluster = build_cluster(given)
-    typed, words = tuple(words), read_command(words).replace_counts(cluster.nodes, cluster.gpus_per_node)
+    typed, command = tuple(words), read_command(words)
+    words = command.replace_counts(cluster.nodes, cluster.gpus_per_node)
     request = CommandRequest(
         words=words,
         folder=folder,
@@ -116,15 +117,11 @@ def advise_command(
         **settings,
     )
     remarks = list[str]()
-    if words != typed:
-        was, now = next(
-            (each[0].rpartition("=")[2], each[1].rpartition("=")[2])
-            for each in zip(typed, words, strict=True)
-            if each[0] != each[1]
-        )
+    was, now = command.ranks, read_command(words).ranks
+    if was and now and was != now:
         remarks.append(
-            f"The command starts {was} ranks, and --gpus has {now}: the answer is for {now}, whose step has "
-            f"{int(now) / int(was):.3g} x the samples."
+            f"The command starts {counted_noun(was, 'rank')}, and --gpus has {now}: the answer is for {now}, "
+            f"whose step has {now / was:.3g} x the samples."
         )
     dry_run = partial(command_answer, timeout_s=timeout_s, on_progress=on_progress)
     try:

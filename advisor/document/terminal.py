@@ -241,6 +241,8 @@ def _print_table(table: Table, console: Console) -> None:
         return
     footnote = table.footnote
     widths[0] = min(widths[0], room)
+    long_names = sum(bool(line) and cell_len(line[0]) > widths[0] for line in lines)
+    stacks = 2 * long_names > len(lines)  # then also the few short ones, for one form of all rows
     aligned = [width if table.is_numeric(column) else -width for column, width in enumerate(widths)]
     for line, each in zip(lines, (Row(table.head), *table.rows), strict=True):
         is_head = line is lines[0]
@@ -248,7 +250,7 @@ def _print_table(table: Table, console: Console) -> None:
         below = line.pop() if is_below and len(line) > 1 else ""
         if room >= 0 and (len(line) > 1 or below):
             columns = aligned[: len(line)] if is_below else aligned
-            _print_columns(line, each, table.gap, columns, indent, style, console)
+            _print_columns(line, each, table.gap, columns, indent, style, console, stacks=stacks)
         elif any(line) and not (is_head and room < 0):
             mark = "> " if each.look in _MARKED else " " * (indent - 1)
             sentence(
@@ -269,13 +271,22 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _print_columns(
-    line: Sequence[str], each: Row, gap: int, widths: Sequence[int], indent: int, style: str, console: Console
+    line: Sequence[str],
+    each: Row,
+    gap: int,
+    widths: Sequence[int],
+    indent: int,
+    style: str,
+    console: Console,
+    *,
+    stacks: bool = False,
 ) -> None:
-    """Print the texts of a row in columns; a negative width aligns to the left."""
+    """Print the texts of a row in columns; a negative width aligns to the left. stacks: the name stands above its
+    figures even if it is short."""
     if not any(line):
         return
     mark, (name, *others) = (">" if each.look in _MARKED else "").ljust(indent), line
-    if cell_len(name) > abs(widths[0]):
+    if cell_len(name) > abs(widths[0]) or (stacks and name and any(others)):
         if cell_len(mark + name) <= max(console.width, NARROWEST):
             row(console, mark + name, style=style)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log2
+from math import log2, sqrt
 from typing import Any, Literal, Unpack
 
 from ...estimators.errors import WorkloadError
@@ -174,16 +174,25 @@ class Question:
     def default_batch(self, cluster: Cluster, wanted: float = GLOBAL_BATCH) -> int:
         """The global batch nearest to `wanted` samples, as a ratio, among N m 1, N m 2, N m 4 ...
 
-        N is the number of GPUs, or of the groups that share samples if their size is fixed, m the micro batch if it is
-        fixed, else the fewest samples that the objective needs; so every GPU has a sample, and every micro batch that
-        is a power of two divides its part. `wanted` is reduced to `MAX_TOKENS_PER_STEP`, and to an epoch of
-        `STEPS_PER_EPOCH` steps.
+        N is the number of GPUs, or of the groups that share samples if their size is fixed or if one sample for each
+        GPU would be more than `MAX_TOKENS_PER_STEP`. m is the micro batch if it is fixed, else the fewest samples that
+        the objective needs; so every GPU has a sample, and every micro batch that is a power of two divides its part.
+        `wanted` is reduced to `MAX_TOKENS_PER_STEP`, and to an epoch of `STEPS_PER_EPOCH` steps.
         """
         spec = OBJECTIVES[self.workload.objective]
         wanted = min(wanted, *self._batch_limits().values())
-        replicas = cluster.world_size // (self._asked_sharing or 1)
+        replicas = cluster.world_size // (self._asked_sharing or self._sharing_of_long_samples(cluster))
         unit = max(1, replicas) * (self.micro_batch_size or spec.least_samples)
         return unit << max(0, round(log2(max(1.0, wanted) / unit)))
+
+    def _sharing_of_long_samples(self, cluster: Cluster) -> int:
+        """The fewest GPUs that have to share each sample so that a step has about `MAX_TOKENS_PER_STEP` or fewer; the
+        most that can, if they are too few."""
+        most, ranks = sqrt(2) * self._batch_limits()["long samples"], cluster.world_size
+        if ranks <= most:
+            return 1
+        sizes = [*self._sharing_sizes(ranks)]
+        return next((size for size in sizes if ranks // size <= most), sizes[-1] if sizes else 1)
 
     @property
     def reason_for_fewer_samples(self) -> str:
@@ -219,7 +228,7 @@ class Question:
         lower = global_batch // (ranks * micro) * ranks * micro
         possible = f"--global-batch {lower + ranks * micro}" + (f" or {lower}" if lower else "")
         if global_batch % ranks:
-            sharing = self._sharing_sizes() if self._asked_sharing is None else ()
+            sharing = self._sharing_sizes(self.cluster.world_size) if self._asked_sharing is None else ()
             size = next((size for size in sharing if self._divides_batch(ranks // size)), None)
             return WorkloadError(
                 f"a global batch of {global_batch} is not divisible by {ranks} GPUs",
@@ -295,7 +304,7 @@ class Question:
         elif global_batch is not None and global_batch >= ranks and not self._divides_batch(ranks):
             return ()  # more likely a typing error than a request for sequence parallelism
         else:
-            sizes = self._sharing_sizes()
+            sizes = self._sharing_sizes(ranks)
         return tuple(size for size in sizes if self._divides_batch(ranks // size))
 
     @property
@@ -304,9 +313,10 @@ class Question:
         size = self.options["sequence_parallel_size"]
         return None if size is None else int(size)
 
-    def _sharing_sizes(self) -> Iterator[int]:
-        """Yield the sequence-parallel sizes of the model and the training, in ascending order; 1 is the first."""
-        for size in _divisors(self.cluster.world_size):
+    def _sharing_sizes(self, ranks: int) -> Iterator[int]:
+        """Yield the sequence-parallel sizes of the model and the training on a number of GPUs, in ascending order; 1 is
+        the first."""
+        for size in _divisors(ranks):
             if why_no_sequence_parallelism(self.model, self.workload, size) is None:
                 yield size
 

@@ -17,7 +17,7 @@ from ...estimators.models.heads import find_classifier
 from ...estimators.models.lora import LINEAR_MODULES, linear_modules
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.models.vision_parts import apply_images, check_image_tokens, freeze_parts, select_parts
-from ...estimators.objectives import LIGER_LAYERS_ALONE, OBJECTIVES, framework_loss, trained_model
+from ...estimators.objectives import LAST_TRL_WITH_PPO, LIGER_LAYERS_ALONE, OBJECTIVES, framework_loss, trained_model
 from ...estimators.optimizers import OPTIMIZERS, optimizer_names, trainer_optimizer, trainer_optimizer_step
 from ...estimators.rollouts import PROMPT_LEN, Rollouts
 from ...estimators.workload import (
@@ -81,6 +81,8 @@ def build_workload(options: Mapping[str, Any], model: ModelShape | None, gpu: Gp
     habits = {"optimizer_step": step, **TOOL_SOFTWARE.get(tool, {})}
     if objective.trainer and tool in TOOL_TRL:
         habits["trl"] = TOOL_TRL[tool]
+    if objective.value_model:
+        habits["trl"] = LAST_TRL_WITH_PPO
     software = Software(**(habits | settings))
     saved = _names("--modules-to-save", options["modules_to_save"], "leave it out") if adapted else None
     if adapted and objective.labels and model is not None:  # peft trains the new head whole (`task_type="SEQ_CLS"`)

@@ -47,12 +47,13 @@ _GIVE_WAY = {
     "launchers": "starts by further launchers",
     "close": "notes on plans that are close",
     "others": "plans that are not chosen",
+    "table": "the table of plans",
 }
 """Parts that are left out, in this order, if the script needs many lines, each as the answer names it; "" for one that
-it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit, at last all
-but the chosen one. The dry run is the command for it; the further launchers repeat all arguments of the script. The
-changes, whose title says that there are more, first lose all but `_FEWER_CHANGES` and those of what is assumed, then
-all but those, or all but one."""
+it does not name. The ladder loses the plans that do not fit the GPU, then those that are not sure to fit, then all but
+the chosen one, whose figures are above it, and goes at last. The dry run is the command for it; the further launchers
+repeat all arguments of the script. The changes, whose title says that there are more, first lose all but
+`_FEWER_CHANGES` and those of what is assumed, then all but those, or all but one."""
 
 _FEW_CHANGES, _FEWER_CHANGES = 4, 2
 """Changes that are shown without `details`, besides other values of what the answer assumes: in an answer with room for
@@ -171,6 +172,8 @@ def _start(
 def _ladder(
     answer: Recommendation, *, details: bool, all_candidates: bool, left_out: Collection[str]
 ) -> Iterator[doc.Block]:
+    if "table" in left_out:
+        return
     by_part: dict[str, Shown] = {"others": "taken", "unsure": "fits", "ladder": "fits the GPU"}
     shown: Shown = next((shown for part, shown in by_part.items() if part in left_out), "all")
     yield Heading("Every strategy", "ladder", printed=False)
@@ -186,6 +189,7 @@ def _left_out(answer: Recommendation, parts: Collection[str]) -> Iterator[doc.Bl
     absent |= set() if any(repeats_script(answer, file) for file in answer.job_files) else {"launchers"}
     absent |= {"ladder"} if "unsure" in parts else set()  # the other name covers both
     absent |= {"unsure"} if "others" in parts else set()
+    absent |= {"others"} if "table" in parts else set()
     absent |= set() if answer.close_plans else {"close"}
     names = [_GIVE_WAY[part] for part in parts if _GIVE_WAY[part] and part not in absent]
     if names:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..estimate import NODE_SYMBOLS, Formula, MemoryEstimate, Terms, total_bytes
+from ..estimate import NODE_SYMBOLS, READ_BY_RANK_0, Formula, MemoryEstimate, Terms, total_bytes
 from ..hardware import Cluster
 from ..models.model_shape import ModelShape
 from ..objectives import has_reference_model
@@ -62,7 +62,7 @@ _LOADING = (
 )
 _NOT_LOADED = "a checkpoint in another dtype, .bin files without mmap"
 _MODEL = Formula("loaded_model", "L models loaded whole", _LOADING, _SYMBOLS, _NOT_LOADED)
-_CHECKPOINT = Formula("checkpoint_read_by_rank_0", "w whole", _LOADING, _SYMBOLS, _NOT_LOADED)
+_CHECKPOINT = Formula(READ_BY_RANK_0, "w whole", _LOADING, _SYMBOLS, _NOT_LOADED)
 _LARGEST = Formula("largest_tensor", "L w largest", _LOADING, _SYMBOLS, _NOT_LOADED)
 _SPREAD = Formula("copies_of_experts", "L w spread", "deepspeed 0.19.8 module_inject/auto_ep_layer.py", _SYMBOLS)
 

@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise, repeat, takewhile
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,7 +139,25 @@ def misspelled_owner(hub_id: str) -> str:
 
 
 def _similar(name: str) -> list[str]:
-    return nearest(name, _NAMED, least=_SIMILAR)
+    """Return the names worth naming: a size and a letter in common make no family alike (`mamba-2.8b`, `aya-23-8B`)."""
+    own = [_family_letters(pieces) for pieces in _meant_pieces(name)]
+    found = nearest(name, 4 * _NAMED, least=_SIMILAR)
+    return [hub_id for hub_id in found if any(map(_is_alike, own, repeat(hub_id)))][:_NAMED]
+
+
+def _is_alike(letters: str, hub_id: str) -> bool:
+    from difflib import SequenceMatcher  # as below
+
+    known = _family_letters(_pieces(hub_id.rpartition("/")[2]))
+    return not letters or SequenceMatcher(None, letters, known).ratio() >= _SAME_FAMILY
+
+
+def _family_letters(pieces: list[str]) -> str:
+    return re.sub(r"[^a-z]", "", _family_and_size(pieces)[0])
+
+
+_SAME_FAMILY = 0.65
+"""Share of equal letters from which two families may be one: `lama` and `llama`, but not `mamba` and `llama`."""
 
 
 def _phrase(near: list[str]) -> str:
@@ -298,7 +316,8 @@ def _shared_shape(name: str, found: list[_Name]) -> ModelShape:
     shapes = [_shape(entry) for entry in entries]
     if len({replace(shape, name="", source="", max_positions=None) for shape in shapes}) > 1:
         raise _ambiguous(name, found)
-    first = replace(shapes[0], name=_name(found[0]))
+    own = _name(found[0])
+    first = replace(shapes[0], name=own, quantized=_quantized(entries[0], own))
     # Base and instruct models often differ in their context length alone, which decides no estimate.
     alike = len({shape.max_positions for shape in shapes}) == 1
     return first if alike else replace(first, max_positions=None)
@@ -309,6 +328,13 @@ def _name(known: _Name) -> str:
     hub_id: str = _entries()[known.entry]["id"]
     other_words = known.stripped != known.key or known.stripped != _stripped(_pieces(hub_id.rpartition("/")[2]))
     return known.id if "/" in known.id and other_words else hub_id
+
+
+def _quantized(entry: int, hub_id: str) -> str:
+    """Return the method by which a name's checkpoint is quantized; "" for 16 or 32 bits. A base model's can have 16
+    bits although those of its variants are quantized."""
+    methods: dict[str, list[str]] = _entries()[entry].get("quantized", {})
+    return next((method for method, names in methods.items() if hub_id in names), "")
 
 
 def _shape(entry: int) -> ModelShape:

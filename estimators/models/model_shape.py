@@ -318,6 +318,19 @@ class ModelShape:
         return "samples" if self.module and self.fixed_len == 1 else "tokens"
 
     @property
+    def images_of_samples(self) -> str:
+        """The images in each sample, in words; "" for a model without a vision tower of its own width."""
+        if self.images and self.image:
+            return (
+                f"{self.images} images of {self.image.patches:,} patches in each sample, which take "
+                f"{self.images * self.image.tokens:,} tokens of the sequence"
+            )
+        if not any(block.hidden_size for block in self.blocks):
+            return ""
+        patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
+        return f"one image of {patches:,} patches in each sample"
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
         phrases = list[str]()
@@ -326,14 +339,8 @@ class ModelShape:
             phrases.append(recorded if self.module else "layers recorded from transformers' own code")
         if self.quantized:
             phrases.append(f"weights as --method loads them, not as the checkpoint's {self.quantized}")
-        if self.images and self.image:
-            phrases.append(
-                f"{self.images} images of {self.image.patches:,} patches in each sample, which take "
-                f"{self.images * self.image.tokens:,} tokens of the sequence"
-            )
-        elif any(block.hidden_size for block in self.blocks):
-            patches = self.encoder_len_fixed or max(block.tokens for block in self.blocks)
-            phrases.append(f"one image of {patches:,} patches in each sample")
+        if images := self.images_of_samples:
+            phrases.append(images)
         if self.idle_tower:
             phrases.append("text-only samples: the vision tower is in memory and updated, but computes nothing")
         if any(block.attention.chunk for block in self.blocks):

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from ...ds_configs.launch_commands import COUNTS
+from ...ds_configs.launch_commands import COUNTS, Counts, Rendezvous, launcher_words
+from ...estimators.hardware import Cluster
 from .words import Program, is_assignment, is_python, launcher_of, option_name, peel, program_of
+
+_COUNTS: Mapping[str, Counts] = {
+    "torchrun": COUNTS["torchrun"],
+    "torch.distributed.launch": COUNTS["torchrun"],
+    "deepspeed": COUNTS["deepspeed"],
+    "accelerate launch": COUNTS["accelerate"],
+}
+"""Launcher as `launcher_of` names it -> the options with its numbers of nodes and of ranks."""
+
+_STARTED_BY_DEFAULT = {"torchrun": 1, "torch.distributed.launch": 1}
+"""Ranks that a launcher starts if none are typed (torch 2.13 distributed/run.py). accelerate's reads a file or counts
+the machine's GPUs, and DeepSpeed's counts those, of which it heeds CUDA_VISIBLE_DEVICES only without a number (0.19.8
+launcher/runner.py `main`)."""
+
+
+_RENDEZVOUS = frozenset({"config_file", "hostfile", "rdzv_endpoint", "master_addr", "main_process_ip"})
+"""Options of launchers that say where the nodes meet, or may do so."""
 
 
 class TrainingCommand(NamedTuple):
@@ -38,23 +56,68 @@ class TrainingCommand(NamedTuple):
         """The arguments of the script, without those of a launcher in front."""
         return self.words[self._script :]
 
+    @property
+    def ranks(self) -> int | None:
+        """The number of ranks that is typed for the launcher, of a node or of all as it counts them, or that it starts
+        without one; None if it takes the number from the machine, and for no launcher."""
+        counts = _COUNTS.get(self.launcher)
+        if counts is None:
+            return None
+        typed = [value for _, name, value in self._launcher_options() if name == counts.ranks]
+        if not typed:
+            return _STARTED_BY_DEFAULT.get(self.launcher)
+        return int(typed[-1]) if typed[-1].isdigit() else None
+
     def replace_counts(self, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-        """The command with this number of ranks where another is typed for its launcher. A command for another number
-        of nodes stays as it is: its rendezvous is that of its nodes."""
-        words = list(self.words)
-        wanted = {option: nodes * gpus_per_node if of_all else gpus_per_node for _, option, of_all in COUNTS.values()}
-        nodes_options = {counts.nodes for counts in COUNTS.values()}
-        for place in range(self._script if self.launcher else 0):
-            flag, equals, typed = words[place].partition("=")
-            name, at = option_name(flag), place if equals else place + 1
-            value = typed if equals else words[at] if at < len(words) else ""
-            if not value.isdigit() or not flag.startswith("--"):
-                continue
-            if name in nodes_options and int(value) != nodes:
-                return (*self.prefix, *self.words)
-            if name in wanted:
-                words[at] = f"{flag}={wanted[name]}" if equals else str(wanted[name])
+        """The command with this number of ranks where its launcher has another or none. A command for another number
+        of nodes stays as it is: its rendezvous is that of its nodes. So does one that names the hosts or GPUs."""
+        counts, words = _COUNTS.get(self.launcher), list(self.words)
+        if counts is None:
+            return (*self.prefix, *words)
+        ranks = str(nodes * gpus_per_node if counts.of_all_nodes else gpus_per_node)
+        typed = [*self._launcher_options()]
+        named = {name: value for _, name, value in typed}
+        named_nodes = named.get(counts.nodes, "")
+        if named_nodes.isdigit() and int(named_nodes) != nodes:
+            return (*self.prefix, *words)
+        for place, name, value in typed:
+            if name == counts.ranks and value.isdigit():
+                flag, equals, _ = words[place].partition("=")
+                words[place : place + (1 if equals else 2)] = [f"{flag}={ranks}"] if equals else [flag, ranks]
+        counts_itself = self.launcher == "deepspeed" or (nodes > 1 and not named_nodes)
+        if counts.ranks not in named and not counts_itself and self._first_option is not None:
+            words[self._first_option : self._first_option] = [f"--{counts.ranks}", ranks]
         return (*self.prefix, *words)
+
+    def join_nodes(self, cluster: Cluster) -> tuple[str, ...]:
+        """The command on several nodes, with the options of a rendezvous if its launcher has none. It is started on
+        every node, with DeepSpeed's launcher on one."""
+        counts, first = _COUNTS.get(self.launcher), self._first_option
+        typed = {name for _, name, _ in self._launcher_options()}
+        if cluster.nodes == 1 or counts is None or first is None or typed & {counts.nodes, *_RENDEZVOUS}:
+            return (*self.prefix, *self.words)
+        launcher = next(name for name, each in COUNTS.items() if each == counts)
+        kind: Literal["hostfile", "static"] = "hostfile" if launcher == "deepspeed" else "static"
+        added, is_new = list[str](), True
+        for word in launcher_words(launcher, cluster, [], rendezvous=Rendezvous(kind), program=[]):
+            is_new = option_name(word) not in typed if word.startswith("--") else is_new
+            added += [word] * is_new
+        return (*self.prefix, *self.words[:first], *added, *self.words[first:])
+
+    @property
+    def _first_option(self) -> int | None:
+        """The place behind the launcher; None for a command without one."""
+        found = launcher_of(program_of(self.words))
+        return None if found is None else len(self.words) - len(found[1])
+
+    def _launcher_options(self) -> Iterator[tuple[int, str, str]]:
+        """(place in the words, name, value) of the launcher's options, with the next word as the value of an option
+        without an equals sign."""
+        for place in range(self._first_option or 0, self._script):
+            flag, equals, value = self.words[place].partition("=")
+            if flag.startswith("-"):
+                following = self.words[place + 1] if place + 1 < len(self.words) else ""
+                yield place, option_name(flag), value if equals else following
 
     def replace_arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """The command with other arguments of the script."""

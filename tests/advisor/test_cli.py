@@ -427,7 +427,26 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
     assert err.startswith(f"ds-advise: the weights of {tmp_path} are quantized (gptq)")
     assert any("not as the checkpoint's gptq" in assumption for assumption in json.loads(out)["assumptions"])
     assert run_here([*asked, "--method", "qlora"]) == 0
+    assert "quantizes only unquantized ones: write --quantization gptq, or" in capsys.readouterr().err
+    assert run_here([*asked, "--method", "qlora", "--quantization", "gptq"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+def test_a_quantized_checkpoint_of_the_catalogue_is_trained_as_a_copy(
+    capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """The answer has the lines that make the copy: transformers quantizes no quantized checkpoint, and trains MXFP4 not
+    at all. Those of a base model in 16 bits have none."""
+    assert run_here(["gpt-oss-20b", "--gpus", "8xH100", "--method", method, "--no-write", *FAST]) == 0
+    out, err = capsys.readouterr()
+    assert "openai/gpt-oss-20b are quantized (mxfp4)" in err
+    assert "transformers.Mxfp4Config(dequantize=True)" in out
+    assert 'save_pretrained("gpt-oss-20b-bf16")' in out
+    assert run_here(["Ministral-3-3B-Base-2512", "--gpus", "8xH100", "--method", method, "--no-write", *FAST]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert "dequantize" not in out
 
 
 @pytest.mark.parametrize(

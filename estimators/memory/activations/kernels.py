@@ -70,6 +70,22 @@ def offered_attention(model: ModelShape, workload: Workload) -> Workload:
     return workload if offered else replace(workload, attention="eager")
 
 
+def runs_eager(model: ModelShape, workload: Workload) -> bool:
+    """Return whether attention runs eager, as asked or because the model's class offers no other. A class that offers
+    it for some layers alone, beside linear attention, does not."""
+    blocks = [block for block in model.blocks if block.attention.heads]
+    if workload.attention == "triton" or model.module or not blocks:
+        return False
+    offers = any(workload.attention in layer_variant(model, block).kernels for block in blocks)
+    return workload.attention == "eager" or not offers
+
+
+def takes_flash_package(model: ModelShape) -> bool:
+    """Return whether the flash-attn package computes a model's attention. For one with sinks, transformers takes
+    kernels of the hub in its place (5.24 modeling_gpt_oss.py `_compatible_flash_implementations`)."""
+    return not any(tensor.name.endswith("self_attn.sinks") for tensor, _ in model.tensor_counts)
+
+
 def attention_kernel(
     workload: Workload,
     attention: Attention,

@@ -160,7 +160,7 @@ def test_a_card_that_is_not_named_is_from_the_middle_of_its_size(size: int) -> N
         ("2xH100", {"samples": "100"}, 8),
         ("2xH100", {"samples": "5"}, 2),
         ("2xH100", {"tokens": "200k"}, 8),
-        ("8xH100", {"seq_len": 1_000_000}, 8),
+        ("8xH100", {"seq_len": 1_000_000}, 4),
         ("8xH100", {"seq_len": 1_000_000, "sequence_parallel_size": 2}, 4),
         ("2xH100", {"objective": "kto"}, 32),
         ("2xH100", {"global_batch": 6}, 6),
@@ -169,7 +169,8 @@ def test_a_card_that_is_not_named_is_from_the_middle_of_its_size(size: int) -> N
     ],
 )
 def test_the_default_batch_is_rounded_to_the_gpus(gpus: str, options: dict[str, Any], batch: int | None) -> None:
-    """To a power of two for each, at least one; it follows other machines, unless the user sets it."""
+    """To a power of two for each, at least one, or for each group that shares long samples; it follows other machines,
+    unless the user sets it."""
     question = build_question("Qwen2.5-0.5B", gpus=gpus, offline=True, **options)
     assert question.workload.global_batch_size == batch
     assert question.free_batch == ("global_batch" not in options and options.get("micro_batch") != "max")

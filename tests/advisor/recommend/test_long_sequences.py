@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from ds_advise import advise
+from ds_advise.advisor.advise import answer, estimate, strategy_candidate
 from ds_advise.advisor.advise import build_question as question_of
-from ds_advise.advisor.advise import estimate, strategy_candidate
 from ds_advise.advisor.answer.advice import build_advice
+from ds_advise.advisor.answer.facts import memory_facts, speed_fact
 from ds_advise.advisor.answer.recommendation import Recommendation
 from ds_advise.advisor.answer.start import plan_config
 from ds_advise.advisor.search.candidate import LEAST, LIKELY, Fit
@@ -206,3 +207,24 @@ def test_offloaded_layer_inputs_take_the_host_bytes_of_transformers(pinned: bool
     held = max(step.host_held_peak_bytes for step in steps if step.phase == "backward")
     terms = found.memory.host_pinned_terms if pinned else found.memory.host_pageable_terms
     assert held * 2 == next(term.size_bytes for term in terms if term.name == "layer_inputs")
+
+
+def test_gpus_share_samples_that_are_too_long_for_one_on_each() -> None:
+    """Otherwise the default step of the longest sequence would have 32 x 7.5 M tokens. A step of hours is named."""
+    question = question_of("llama3.1-8b", gpus="4x8xH100", seq_len=2**23)
+    assert question.workload.global_batch_size == 1
+    assert {plan.plan.sequence_parallel_size for plan in answer(question).candidates} == {32}
+    assert question_of("llama3.1-8b", gpus="4x8xH100", seq_len=2**20).workload.global_batch_size == 4
+    assert question_of("llama3.1-8b", gpus="4x8xH100", seq_len=2**17).workload.global_batch_size == 32
+    found = answer(question)
+    assert found.shown is not None
+    assert "a step takes" in speed_fact(question, found.shown).words
+
+
+def test_the_first_node_reads_the_checkpoint() -> None:
+    found = answer(question_of("Qwen2.5-72B", gpus="4x8xH100", method="lora", ram="1TB"))
+    plan = next(each for each in found.candidates if each.plan.zero_stage == 3)
+    words = {fact.title: fact.words for fact in memory_facts(found.question, plan)}["host RAM"]
+    others = plan.memory.host_bytes_of_other_nodes
+    assert others < plan.memory.host_bytes_per_node - 100 * 2**30
+    assert f" on the first node, {others / 2**30:.1f} GiB on the others" in words

@@ -30,6 +30,7 @@ QUESTIONS = [
     "Qwen2.5-7B --gpus 4x16GB --method qlora --tokens 50M --price 1/h --eval-batch 8"
     " --modules-to-save embed_tokens,lm_head",
     "Llama-3.1-8B --gpus 2x8xH100 --seq-len 262144 --tokens 1B --price 20USD/node/h",
+    "Llama-3.1-8B --gpus 4x8xH100 --seq-len max",
 ]
 
 
@@ -337,3 +338,34 @@ def test_a_plan_of_much_more_ram_than_one_of_its_speed_names_both() -> None:
 )
 def test_a_smaller_default_batch_says_why(length: int, batch: str) -> None:
     assert batch in " ".join(_answer(f"llama3.1-8b --gpus 8xH100 --seq-len {length}"))
+
+
+@pytest.mark.parametrize("details", ["", " --details"])
+def test_ppo_names_the_trl_that_has_its_trainer(details: str) -> None:
+    """And its parameters are those of two models."""
+    lines = [line.strip() for line in _answer(f"Qwen2.5-7B --gpus 8xH100 --objective ppo{details}")]
+    text = " ".join(lines)
+    assert 'pip install "trl<1.13"' in lines
+    assert "14.69 B parameters (policy and value model)" in text
+    assert "trl 1.12" in text
+    assert "pip install" not in " ".join(_answer("Qwen2.5-7B --gpus 8xH100 --objective dpo --loss standard"))
+
+
+def test_a_plan_as_fast_as_one_that_is_close_is_named_with_it() -> None:
+    """The ratio of ZeRO-1's speed to ZeRO-3's is predicted better than that to an offload's."""
+    lines = _answer("Qwen2.5-7B --gpus 8xH100 --objective grpo")
+    [note] = [line for line in lines if line.startswith(" note ")]
+    speeds = {line[2:].split()[0]: line.split()[-2] for line in lines if line.startswith("  zero") and "fits" in line}
+    assert speeds["zero3"] == speeds["zero3-offload-param"]
+    assert "zero3-offload-param" in note and "zero3 " in note
+
+
+def test_the_images_of_a_sample_stand_under_the_training() -> None:
+    text = " ".join(" ".join(_answer("Qwen2.5-VL-7B --gpus 2xA100-80GB")).split())
+    assert "sequence 2048, one image of 5,120 patches in each sample" in text
+
+
+def test_every_row_of_a_narrow_table_has_one_form() -> None:
+    """Where most names stand above their figures, short ones do too."""
+    lines = _answer("Qwen2.5-7B --gpus 8xH100", 40)
+    assert "  ddp" in lines

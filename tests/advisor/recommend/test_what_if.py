@@ -10,6 +10,7 @@ import ds_advise
 import pytest
 from click.testing import CliRunner
 from ds_advise.advisor.advise import answer, build_question
+from ds_advise.advisor.answer.facts import further_facts
 from ds_advise.advisor.cli.advise import advise
 from ds_advise.advisor.render.answer import answer_document
 from ds_advise.advisor.text.units import rate, whole_gib
@@ -186,3 +187,34 @@ def test_more_room_on_a_drive_is_that_of_the_folder_that_was_given() -> None:
             "Llama-3.1-70B", gpus="1x24GB", ram="32GB", nvme=nvme, offline=True, deepspeed_estimate=False
         ).changes
         assert f" --nvme {folder}:" in next(iter(changes)).flags
+
+
+def test_flash_attention_is_offered_where_the_class_would_run_eager() -> None:
+    """Gemma 2's scores are soft-capped, which sdpa cannot do. gpt-oss has sinks, which the flash-attn package cannot
+    do, and Turing is too old for it."""
+    asked: dict[str, Any] = {"gpus": "8xH100", "seq_len": 8192}
+    found = answer(build_question("gemma-2-27b", **asked))
+    assert found.recommended is not None and found.recommended.strategy == "zero3-offload"
+    change = next(change for change in found.changes if not change.assumed)
+    assert change.flags == "--attention flash" and change.strategy == "zero3"
+    facts = {fact.title: fact.words for fact in further_facts(found)}
+    assert ", attention eager" in facts["training"]
+    for model, gpus in (("gpt-oss-20b", "8xH100"), ("Qwen2.5-7B", "8xH100"), ("gemma-2-2b", "8xT4")):
+        others = answer(build_question(model, gpus=gpus)).changes
+        assert "--attention flash" not in [change.flags for change in islice(others, 3)], model
+    asked_for = answer(build_question("gemma-2-27b", **asked, attention="flash"))
+    assert ", attention flash" in {fact.title: fact.words for fact in further_facts(asked_for)}["training"]
+    plain = answer(build_question("Qwen2.5-7B", gpus="8xH100"))
+    assert "attention" not in {fact.title: fact.words for fact in further_facts(plain)}["training"]
+
+
+def test_the_largest_gain_is_in_the_short_list_and_no_ram_below_that_of_the_loading_is_named() -> None:
+    """A mixture of many experts gains the most from AutoEP, and its first rank loads the whole checkpoint."""
+    found = answer(build_question("deepseek-v3", gpus="64x8xH100"))
+    assert found.recommended is not None
+    loading = found.recommended.memory.host_loading_bytes_per_node
+    assert loading > found.recommended.memory.host_training_bytes_per_node
+    kinds = [change for change in found.changes if not change.assumed]
+    assert kinds[0].flags == "--experts autoep"
+    [none_fits] = [change for change in kinds if change.outcome == "nothing fits"]
+    assert none_fits.flags == "--ram 1TB"

@@ -318,11 +318,13 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
     [
         ("config.json", BERT, "is not a causal language model"),
         ("config.json", TINY | {"vocab_size": 100}, "but the model has 100 embeddings"),
+        ("config.json", TINY | {"quantization_config": {"quant_method": "fp8"}}, "prediction is for a copy in bf16"),
         ("pytorch_model.bin", None, "ds-advise: no safetensors in model: "),
     ],
 )
 def test_models_that_cannot_be_trained(ask: Ask, model: Path, file: str, content: object, message: str) -> None:
-    """Other kinds of models, a tokenizer of another model, and pickled weights, which can run code."""
+    """Other kinds of models, a tokenizer of another model, quantized weights that the Trainer refuses, and pickled
+    ones, which can run code."""
     (model / file).write_text(json.dumps(content))
     if content is None:
         (model / "model.safetensors").unlink()

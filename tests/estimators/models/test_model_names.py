@@ -127,3 +127,22 @@ def test_a_misspelled_variant_is_one_of_the_model_that_the_rest_names(name: str)
     with pytest.raises(NoSuchModelError) as raised:
         catalogue.find(name)
     assert raised.value.meant == raised.value.names[0] == "meta-llama/Meta-Llama-3-8B"
+
+
+def test_a_name_has_the_quantization_of_its_own_checkpoint() -> None:
+    """Variants of a base model in 16 bits can be quantized."""
+    entries = [entry for entry in catalogue._entries() if "quantized" in entry]
+    assert {"openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3"} <= {entry["id"] for entry in entries}
+    for entry in entries:
+        for method, names in entry["quantized"].items():
+            assert {*names} <= {entry["id"], *entry["aliases"]}
+            assert {catalogue.find(name).quantized for name in names} == {method}
+    assert catalogue.find("DeepSeek-R1").quantized == "fp8"
+    assert catalogue.find("Ministral-3-8B-Instruct-2512").quantized == "fp8"
+    assert catalogue.find("Ministral-3-8B-Base-2512").quantized == ""
+
+
+def test_only_names_of_a_like_family_are_named() -> None:
+    """The size and a letter of `mamba-2.8b` are in other names too."""
+    assert catalogue.nearest_phrase("mamba-2.8b") == ""
+    assert "meta-llama/Meta-Llama-3-8B" in catalogue.nearest_phrase("lama-3-8b")

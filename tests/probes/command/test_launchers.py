@@ -6,10 +6,14 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ds_advise.ds_configs.launch_commands import shell_line
 from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.estimators.gpu_catalogue import find_gpu
+from ds_advise.estimators.hardware import Cluster
 from ds_advise.probes.command.launchers import Launch, contradictions, read_launch, run_target
 from ds_advise.probes.command.training_command import read_command
 from ds_advise.probes.command.words import check_script, interpreter_of, tools_file
@@ -323,8 +327,56 @@ def test_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("torchrun --nproc_per_node gpu t.py", 1, 8, "torchrun --nproc_per_node gpu t.py"),
         ("A=1 nohup torchrun --nproc_per_node 2 t.py", 1, 4, "A=1 nohup torchrun --nproc_per_node 4 t.py"),
         ("python t.py --num_gpus 2", 1, 8, "python t.py --num_gpus 2"),
+        ("torchrun t.py --nproc_per_node 2", 1, 8, "torchrun --nproc_per_node 8 t.py --nproc_per_node 2"),
+        ("A=1 uv run torchrun --standalone t.py", 1, 8, "A=1 uv run torchrun --nproc_per_node 8 --standalone t.py"),
+        ("python -m torch.distributed.run t.py", 1, 2, "python -m torch.distributed.run --nproc_per_node 2 t.py"),
+        ("accelerate launch t.py", 1, 8, "accelerate launch --num_processes 8 t.py"),
+        ("accelerate launch --config_file a t.py", 1, 8, "accelerate launch --num_processes 8 --config_file a t.py"),
+        ("deepspeed --include localhost:0,1 t.py", 1, 8, "deepspeed --include localhost:0,1 t.py"),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed t.py", 1, 2, "CUDA_VISIBLE_DEVICES=0,1 deepspeed t.py"),
+        ("torchrun t.py", 2, 8, "torchrun t.py"),
+        ("srun -n 8 python t.py", 1, 8, "srun -n 8 python t.py"),
+        ("python -m torch.distributed.run --nproc_per_node=gpu t.py", 1, 8, None),
     ],
 )
-def test_the_launchers_number_of_ranks_is_replaced(typed: str, nodes: int, gpus: int, expected: str) -> None:
-    """The script's own options stay, and so does a command for another number of nodes."""
-    assert shlex.join(read_command(shlex.split(typed)).replace_counts(nodes, gpus)) == expected
+def test_the_launchers_number_of_ranks_is_that_of_the_gpus(
+    typed: str, nodes: int, gpus: int, expected: str | None
+) -> None:
+    """torchrun without a number starts one rank, and accelerate as many as a file says. The script's own options stay,
+    and so does a command for another number of nodes, or for all GPUs of the machine."""
+    assert shlex.join(read_command(shlex.split(typed)).replace_counts(nodes, gpus)) == (expected or typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("torchrun t.py --deepspeed a", "torchrun --nnodes 2 --nproc_per_node 8 --node_rank $NODE_RANK"),
+        ("deepspeed t.py", "deepspeed --hostfile hostfile t.py"),
+        ("accelerate launch --use_deepspeed t.py", "accelerate launch --num_machines 2 --num_processes 16"),
+        ("torchrun --nnodes 2 --nproc_per_node 8 t.py", "torchrun --nnodes 2 --nproc_per_node 8 t.py"),
+        ("deepspeed --hostfile mine t.py", "deepspeed --hostfile mine t.py"),
+        ("srun -N 2 python t.py", "srun -N 2 python t.py"),
+    ],
+)
+def test_a_command_for_one_node_gets_a_rendezvous_for_several(typed: str, expected: str) -> None:
+    cluster = Cluster(gpu=find_gpu("H100"), gpus_per_node=8, nodes=2)
+    command = read_command(shlex.split(typed))
+    joined = shell_line(command.join_nodes(cluster))
+    assert joined.startswith(expected)
+    assert joined.count("--use_deepspeed") == typed.count("--use_deepspeed")
+    assert command.join_nodes(replace(cluster, nodes=1)) == tuple(typed.split())
+
+
+def test_the_number_of_ranks_of_a_command_is_the_typed_one_or_its_launchers() -> None:
+    """None if the machine or a file says it."""
+    ranks = {
+        "torchrun t.py": 1,
+        "torchrun --nproc-per-node=4 t.py --nproc_per_node 2": 4,
+        "torchrun --nproc_per_node gpu t.py": None,
+        "accelerate launch --num_processes 16 t.py": 16,
+        "accelerate launch t.py": None,
+        "deepspeed t.py": None,
+        "python t.py": None,
+        "srun -n 4 python t.py": None,
+    }
+    assert {typed: read_command(typed.split()).ranks for typed in ranks} == ranks
