@@ -66,7 +66,7 @@ def why_document(
         blocks = [*_unknown(report, found, reader), *_note(note)]
     else:
         where = f", {phase.title}" if phase else ""
-        verdict = capitalised(f"{_compared(found.waits) or _absent(found) or first.headline}{where}")
+        verdict = capitalised(f"{_odd_rank(found) or first.headline}{where}")
         is_named = {"model", "gpus"} <= given.keys()
         advise = model_words(found, given) if forecast is None or is_named else forecast.advise
         contradiction = "" if forecast is None else _contradiction(found, forecast)
@@ -189,6 +189,12 @@ def _compared(waits: Sequence[Wait]) -> str:
     if is_tie:
         return f"{where}: they took different paths, and the log does not tell which one is wrong"
     return f"{where}: {numbered('rank', odd.ranks)} took another path"
+
+
+def _odd_rank(found: Diagnosis) -> str:
+    """Return which ranks waited elsewhere or not at all, if the cause is the timeout of a collective operation; "" if
+    it is another one, or all waited in the same operation."""
+    return (_compared(found.waits) or _absent(found)) if found.timed_out else ""
 
 
 def _absent(found: Diagnosis) -> str:

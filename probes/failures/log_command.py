@@ -116,11 +116,14 @@ def is_typed(text: str) -> bool:
 
 
 def _of_runner(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of DeepSpeed's launcher for one node, whose GPUs are encoded."""
-    world = next(word.removeprefix(_WORLD) for word in words if word.startswith(_WORLD))
-    nodes = json.loads(base64.urlsafe_b64decode(world))
+    """The words of DeepSpeed's launcher for one node, whose GPUs are encoded; none if the line ends before the
+    script."""
     rest = words[words.index("deepspeed.launcher.launch") + 1 :]
-    begin = next(at for at, word in enumerate(rest) if not word.startswith("--"))
+    world = next((word.removeprefix(_WORLD) for word in rest if word.startswith(_WORLD)), "")
+    begin = next((at for at, word in enumerate(rest) if not word.startswith("--")), None)
+    if begin is None:
+        return ()
+    nodes = json.loads(base64.urlsafe_b64decode(world))
     options = [word for word in rest[:begin] if word in ("--module", "--no_python", "--no_local_rank")]
     count = max(map(len, nodes.values()))
     names = COUNTS["deepspeed"]

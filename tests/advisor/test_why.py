@@ -1613,3 +1613,35 @@ def test_code_that_the_installed_release_lacks_is_of_another_one(
     assert (f"Try: pip install -U {proposed} where the training ran." in " ".join(text.split())) is bool(proposed)
     other = json.loads(_why(capsys, "odd.log", "--json")[1])["other_release"]
     assert (other and (other["package"], other["code"])) == ((proposed, code) if proposed else None)
+
+
+def test_a_command_that_is_cut_off_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
+    start = f"[INFO] [runner.py:568:main] cmd = /opt/python -u -m deepspeed.launcher.launch --world_info={world}"
+    for line in (start, f"{start} --master_addr=127.0.0.1", start[:-3]):
+        Path("cut.log").write_text(f"{line}\n{FULL}")
+        code, text = _why(capsys, "cut.log", "--json")
+        assert code == 0 and json.loads(text)["command"] == []
+
+
+def test_an_error_before_timeouts_in_different_operations_is_the_headline(capsys: pytest.CaptureFixture[str]) -> None:
+    other = WATCHDOG.replace("rank0", "rank1").replace("Rank 0", "Rank 1").replace("ALLREDUCE", "_ALLGATHER_BASE")
+    waits = f"{WATCHDOG}{other}"
+    Path("both.log").write_text("".join(f"[rank2]: {line}\n" for line in FULL.splitlines()) + waits)
+    text = " ".join(_why(capsys, "both.log")[1].split())
+    assert text.startswith("CUDA out of memory") and "took another path" not in text
+
+
+def test_a_key_of_a_tool_is_not_one_of_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for {}",
+        "{}",
+        "  Extra inputs are not permitted [type=extra_forbidden, input_value=2, input_type=int]",
+    )
+    for block, key, named in (
+        ("AxolotlInputConfig", "micro_batch_sz", "in the tool's file"),
+        ("DeepSpeedZeroConfig", "stag", "ds_config.json"),
+    ):
+        Path("key.log").write_text("\n".join(lines).format(block, key))
+        text = " ".join(_why(capsys, "key.log")[1].split())
+        assert f"{block} has no key '{key}'." in text and named in text
