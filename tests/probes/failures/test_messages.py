@@ -32,7 +32,9 @@ def test_an_example_is_found_and_alone_decides(message: Message) -> None:
     assert again.first is not None and again.first.message == message
     assert message.cause and message.fix and message.source
     is_thread = re.fullmatch(r"https://[\w./~#?=&%-]+", message.source)
-    packages = "deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors"
+    packages = (
+        "deepspeed|torch|transformers|accelerate|peft|trl|bitsandbytes|vllm|triton|datasets|safetensors|huggingface_hub"
+    )
     is_code = re.match(rf"(?:{packages})\b", message.source)
     assert is_thread or is_code, message.source
 
