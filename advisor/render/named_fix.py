@@ -14,7 +14,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
 from ...probes.failures.installed_code import OtherRelease
 from ...probes.failures.messages import MemoryPhase, find_message
-from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
+from ...probes.failures.out_of_memory import OF_OLD_TORCH, in_private_pools, unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
 from ..text.units import alternatives, capitalised, numbered
@@ -107,6 +107,9 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
     if message.id == "gpu-fragmented" and found.phase is not None:  # how much a peak lacks, the message does not say
         fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
+    if message.kind == "gpu_out_of_memory" and (pools := in_private_pools(found.first.error.text)):
+        graphs = 'torch.compile makes them with mode="reduce-overhead" or "max-autotune"'
+        fix = f"Do without CUDA graphs, which hold {pools} in pools of their own ({graphs}). Else: {fix}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
     if found.timed_out and found.odd:
@@ -379,6 +382,7 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "compiler-version": _of_compiler,
     "weights-only": _of_global,
     "import-name": _of_import,
+    "module-moved": _of_import,
     "quantized-multi-gpu": _of_quantized,
     "types-differ": _of_types,
     "segmentation-fault": _of_crash,

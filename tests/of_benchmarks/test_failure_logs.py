@@ -20,7 +20,7 @@ def test_the_page_has_the_table_of_messages() -> None:
 def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     """Cause, phase and fix, besides what the log alone does not show; the threads differ from each other."""
     found = [*scores()]
-    assert len({each.source for each in found}) == len(found) >= 504
+    assert len({each.source for each in found}) == len(found) >= 544
     assert [each.source for each in found if each.wrong_as_certain] == []
     assert [each.found for each in found if not each.right] == ["", "", "gpu-outside"]
     assert [_thread(each) for each in found if each.found and each.phase is False] == [
