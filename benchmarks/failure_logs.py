@@ -75,7 +75,7 @@ def _printed_fix(found: Diagnosis) -> str:
     """The fix that `why` prints, or what it proposes to try for an error that is not known."""
     if found.explanation is not None:
         return named_fix(found)
-    error = found.first and found.first.error
+    error = None if found.first is None else found.first.error
     other = None if error is None else other_release(error.frames, error.text)
     return "" if other is None else upgrade(other)
 

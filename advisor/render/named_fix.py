@@ -60,6 +60,10 @@ transformers 5.24 trainer_pt_utils.py `safe_globals`)."""
 _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
 
+_NO_GRAPHS = (
+    "Do without CUDA graphs, which hold {} in pools of their own (torch.compile makes them with "
+    'mode="reduce-overhead" or "max-autotune")'
+)
 
 _IN_8_BITS = re.compile(r"bitsandbytes/optim/\S+ .*\buint8\b")
 """A frame that makes states of 8 bits."""
@@ -108,8 +112,7 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     if message.id == "gpu-fragmented" and found.phase is not None:  # how much a peak lacks, the message does not say
         fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
     if message.kind == "gpu_out_of_memory" and (pools := in_private_pools(found.first.error.text)):
-        graphs = 'torch.compile makes them with mode="reduce-overhead" or "max-autotune"'
-        fix = f"Do without CUDA graphs, which hold {pools} in pools of their own ({graphs}). Else: {fix}"
+        fix = f"{_NO_GRAPHS.format(pools)}. Else: {fix}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
     if found.timed_out and found.odd:
@@ -237,14 +240,8 @@ def _of_other_processes(first: Finding, fix: str) -> str:
 def _of_fragments(first: Finding, _fix: str) -> str:
     """Name the variable and the option that the torch of the message knows."""
     setting = unfragmented(first.error.text)
-    upgrade = (
-        ""
-        if setting.endswith("expandable_segments:True")
-        else (
-            "; or upgrade torch (2.1 or later), and set expandable_segments:True there, which this torch does not know"
-        )
-    )
-    return f"Set {setting}{upgrade}" if setting else ""
+    newer = "; or upgrade torch (2.1 or later), and set expandable_segments:True there, which this torch does not know"
+    return f"Set {setting}{'' if setting.endswith('expandable_segments:True') else newer}" if setting else ""
 
 
 def _of_auto_class(first: Finding, _fix: str) -> str:

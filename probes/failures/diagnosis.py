@@ -44,7 +44,9 @@ _REQUESTED = re.compile(
 )
 """In a line on a request over the network that failed, which programs try again or do without."""
 
-_FETCHES = re.compile(r"huggingface_hub/|requests/|httpx/|urllib3/|transformers/utils/hub\.py|:(?:from_pretrained|load_dataset)\b")
+_FETCHES = re.compile(
+    r"huggingface_hub/|requests/|httpx/|urllib3/|transformers/utils/hub\.py|:(?:from_pretrained|load_dataset)\b"
+)
 """A frame of what needs the answer to a request."""
 
 _WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
@@ -272,7 +274,7 @@ def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
     if own and (finding.is_quoted or own[0].steps > error.until):
         return True
     # torch writes the rank in front of the lines of a traceback alone: a line without one is of any rank.
-    after = later if error.rank is None else own
+    after = [each for each in later if error.rank in (None, each.rank)]
     return bool(after) and _is_answered(error, after)
 
 
@@ -349,14 +351,18 @@ def _findings(found: Scan, failed: Sequence[Finding]) -> Iterator[Finding]:
     """One finding per chain of exceptions that the training did not survive."""
     by_chain = attrgetter("error.log", "error.chain")
     chains = [_of_chain([*chain]) for _, chain in groupby(sorted(failed, key=by_chain), key=by_chain)]
-    last = {
-        each.error.process: each.error.order for each in chains if each.error.is_exception and not each.error.ignored
-    }
+    last = {each.error.process: each.error.order for each in chains if _ends_a_rank(each.error)}
     for each in sorted(chains, key=lambda each: each.error.order):
         # A process ends with its last exception; without the launcher's words, processes are not told apart.
         handled = each.error.is_exception and found.ranks.get(each.error.process) is not None
         if not (handled and each.error.order < last.get(each.error.process, 0)):
             yield each
+
+
+def _ends_a_rank(error: LogError) -> bool:
+    """Whether an error is an exception that may end its process, and none of a launcher, whose lines may have the name
+    of the rank that it started, such as those of a task of `srun --label`."""
+    return error.is_exception and not error.ignored and not any(frame.is_launcher for frame in error.frames)
 
 
 def _of_chain(chain: Sequence[Finding]) -> Finding:
