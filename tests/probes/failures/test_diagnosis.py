@@ -1440,8 +1440,8 @@ def test_of_an_exception_that_repeats_a_worker_s_the_original_one_counts() -> No
     shared = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 14.57 "
         "GiB of which 1.58 GiB is free. Process 42 has 12.02 GiB memory in use. Including non-PyTorch memory, this "
-        "process has 966.00 MiB memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 MiB "
-        "is reserved by PyTorch but unallocated.\n"
+        "process has 966.00 MiB memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 "
+        "MiB is reserved by PyTorch but unallocated.\n"
     )
     inner = '  File "/data/net.py", line 61, in forward\n    x = self.embed(x)\n'
     for error, expected in ((shared, "gpu-shared"), ("ValueError: an odd value\n", "")):
