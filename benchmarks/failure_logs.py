@@ -75,7 +75,8 @@ def _printed_fix(found: Diagnosis) -> str:
     """The fix that `why` prints, or what it proposes to try for an error that is not known."""
     if found.explanation is not None:
         return named_fix(found)
-    other = other_release(found.first.error.frames) if found.first is not None else None
+    error = None if found.first is None else found.first.error
+    other = None if error is None else other_release(error.frames, error.text)
     return "" if other is None else upgrade(other)
 
 

@@ -14,7 +14,7 @@ from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding
 from ...probes.failures.installed_code import OtherRelease
 from ...probes.failures.messages import MemoryPhase, find_message
-from ...probes.failures.out_of_memory import OF_OLD_TORCH, unfragmented
+from ...probes.failures.out_of_memory import OF_OLD_TORCH, in_private_pools, unfragmented
 from ...validate.lint.values import nearest
 from ..importers.imported_run import known_names
 from ..text.units import alternatives, capitalised, numbered
@@ -60,6 +60,10 @@ transformers 5.24 trainer_pt_utils.py `safe_globals`)."""
 _FAULTHANDLER = "python -X faulthandler shows the place"
 """Words of a fix for a crash whose place is not known."""
 
+_NO_GRAPHS = (
+    "Do without CUDA graphs, which hold {} in pools of their own (torch.compile makes them with "
+    'mode="reduce-overhead" or "max-autotune")'
+)
 
 _IN_8_BITS = re.compile(r"bitsandbytes/optim/\S+ .*\buint8\b")
 """A frame that makes states of 8 bits."""
@@ -107,6 +111,8 @@ def named_fix(found: Diagnosis, config: str = "") -> str:
     fix = (precise(found.first, explanation.fix) if precise is not None else "") or explanation.fix
     if message.id == "gpu-fragmented" and found.phase is not None:  # how much a peak lacks, the message does not say
         fix = f"{fix}. If it runs out again: {found.phase.fix[0].lower()}{found.phase.fix[1:]}"
+    if message.kind == "gpu_out_of_memory" and (pools := in_private_pools(found.first.error.text)):
+        fix = f"{_NO_GRAPHS.format(pools)}. Else: {fix}"
     if found.first.named.get("device") == "HIP":
         fix = re.sub("|".join(_OF_AMD), lambda name: _OF_AMD[name[0]], fix)
     if found.timed_out and found.odd:
@@ -234,14 +240,8 @@ def _of_other_processes(first: Finding, fix: str) -> str:
 def _of_fragments(first: Finding, _fix: str) -> str:
     """Name the variable and the option that the torch of the message knows."""
     setting = unfragmented(first.error.text)
-    upgrade = (
-        ""
-        if setting.endswith("expandable_segments:True")
-        else (
-            "; or upgrade torch (2.1 or later), and set expandable_segments:True there, which this torch does not know"
-        )
-    )
-    return f"Set {setting}{upgrade}" if setting else ""
+    newer = "; or upgrade torch (2.1 or later), and set expandable_segments:True there, which this torch does not know"
+    return f"Set {setting}{'' if setting.endswith('expandable_segments:True') else newer}" if setting else ""
 
 
 def _of_auto_class(first: Finding, _fix: str) -> str:
@@ -379,6 +379,7 @@ _FIXES: dict[str, Callable[[Finding, str], str]] = {
     "compiler-version": _of_compiler,
     "weights-only": _of_global,
     "import-name": _of_import,
+    "module-moved": _of_import,
     "quantized-multi-gpu": _of_quantized,
     "types-differ": _of_types,
     "segmentation-fault": _of_crash,

@@ -153,7 +153,9 @@ def why_report(
         last_line=found.last_line,
         error=None if first is None else _first_error(first),
         message=None if message is None else from_attributes(KnownMessage, message, fix=_fix(found)),
-        other_release=other_release(first.error.frames) if first is not None and first.role == "unknown" else None,
+        other_release=other_release(first.error.frames, first.error.text)
+        if first is not None and first.role == "unknown"
+        else None,
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
         collective=found.collective,

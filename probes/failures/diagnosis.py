@@ -38,6 +38,17 @@ _OF_THE_HOST = ("host-memory", "killed", "kernel-oom-killer")
 _REPEATS = "launcher-repeats"
 """The message that only says that some rank failed."""
 
+_REQUESTED = re.compile(
+    r"\b[45]\d\d (?:Client|Server) Error|\bHTTP(?:S?ConnectionPool|\S* \d{3}|\S*Error)|\b[Rr]etry|Max retries exceeded|"
+    r"Couldn't (?:connect|reach)|couldn't connect"
+)
+"""In a line on a request over the network that failed, which programs try again or do without."""
+
+_FETCHES = re.compile(
+    r"huggingface_hub/|requests/|httpx/|urllib3/|transformers/utils/hub\.py|:(?:from_pretrained|load_dataset)\b"
+)
+"""A frame of what needs the answer to a request."""
+
 _WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 """What a warning of Python begins with: its file and line."""
 
@@ -248,7 +259,8 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
 
 def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether a line only has the words of a message, such as a sample of the data: it belongs to no traceback, its
-    process later raised another error, and the words are quoted, or a step was logged in between."""
+    process later raised another error, and the words are quoted, or a step was logged in between. Or it tells of a
+    request that failed, and the later error is not one of a request: the program went on without an answer."""
     error = finding.error
     if error.is_exception or error.frames or finding.role != "cause":
         return False
@@ -257,8 +269,20 @@ def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
         for each in findings
         if each.error.is_exception and each.error.has_place and each.role in ("cause", "unknown")
     )
-    own = [each for each in raised if (each.log, each.process) == (error.log, error.process) and each.line > error.line]
-    return bool(own) and (finding.is_quoted or own[0].steps > error.until)
+    later = [each for each in raised if each.log == error.log and each.line > error.line]
+    own = [each for each in later if each.process == error.process]
+    if own and (finding.is_quoted or own[0].steps > error.until):
+        return True
+    # torch writes the rank in front of the lines of a traceback alone: a line without one is of any rank.
+    after = [each for each in later if error.rank in (None, each.rank)]
+    return bool(after) and _is_answered(error, after)
+
+
+def _is_answered(error: LogError, after: Sequence[LogError]) -> bool:
+    """Whether an error is of a request over the network, and no later one is."""
+    return bool(_REQUESTED.search(error.head)) and not any(
+        _FETCHES.search(str(frame)) for each in after for frame in each.frames
+    )
 
 
 def _is_effect(finding: Finding, chosen: Finding) -> bool:
@@ -327,14 +351,18 @@ def _findings(found: Scan, failed: Sequence[Finding]) -> Iterator[Finding]:
     """One finding per chain of exceptions that the training did not survive."""
     by_chain = attrgetter("error.log", "error.chain")
     chains = [_of_chain([*chain]) for _, chain in groupby(sorted(failed, key=by_chain), key=by_chain)]
-    last = {
-        each.error.process: each.error.order for each in chains if each.error.is_exception and not each.error.ignored
-    }
+    last = {each.error.process: each.error.order for each in chains if _ends_a_rank(each.error)}
     for each in sorted(chains, key=lambda each: each.error.order):
         # A process ends with its last exception; without the launcher's words, processes are not told apart.
         handled = each.error.is_exception and found.ranks.get(each.error.process) is not None
         if not (handled and each.error.order < last.get(each.error.process, 0)):
             yield each
+
+
+def _ends_a_rank(error: LogError) -> bool:
+    """Whether an error is an exception that may end its process, and none of a launcher, whose lines may have the name
+    of the rank that it started, such as those of a task of `srun --label`."""
+    return error.is_exception and not error.ignored and not any(frame.is_launcher for frame in error.frames)
 
 
 def _of_chain(chain: Sequence[Finding]) -> Finding:

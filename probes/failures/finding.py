@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from .log_error import LogError
@@ -177,6 +177,8 @@ class Finding:
                 return known
         found = message and (message.pattern.search(self.error.head) or message.pattern.search(text))
         head = self.error.head
+        if found is None and (last := self._last_error_of_nccl):
+            head = f"NCCL: {last}"
         if head.rstrip().endswith(":") and len(self.error.lines) > 1:  # the message begins in the next line
             head = f"{head.rstrip()} {self.error.lines[1].text.strip()}"
         words = _SENTENCE.split(head, maxsplit=1)[0]
@@ -185,6 +187,13 @@ class Finding:
         words = " ".join(words.split()).strip(" :")
         words = words.strip(_QUOTES) if sum(map(words.count, _QUOTES)) % 2 else words  # the rest of a quotation
         return words if len(words) <= _LONGEST_HEADLINE else f"{_cut(words)}..."
+
+    @property
+    def _last_error_of_nccl(self) -> str:
+        """What NCCL itself says in torch's exception, whose own words name the call alone; "" if it says nothing."""
+        lines = [line.text.strip() for line in self.error.lines]
+        after = (following for line, following in pairwise(lines) if line == "Last error:")
+        return next(after, "")
 
     @property
     def _place(self) -> str:

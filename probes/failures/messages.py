@@ -69,7 +69,7 @@ class Message:
     """Found in the traceback or the lines around the message; None if the message alone decides."""
     not_near: re.Pattern[str] | None = None
     """Not found there."""
-    figures: Literal["", "shared", "outside", "fragmented"] = ""
+    figures: Literal["", "larger", "shared", "outside", "fragmented"] = ""
     """What the allocator's figures in the message show; "" if they do not matter."""
     by_others: bool = False
     """Whether other processes hold the memory."""
@@ -209,8 +209,8 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
 
 def _shows(text: str, what: str) -> bool:
     found = memory_figures(text)
-    if found is None or what == "fragmented":
-        return found is not None and found.is_fragmented
+    if found is None or what in ("fragmented", "larger"):
+        return found is not None and (found.is_fragmented if what == "fragmented" else found.asks_more_than_gpu)
     return found.is_shared and found.is_assumed == (what == "outside")
 
 

@@ -84,6 +84,11 @@ class MemoryFigures:
         return _exceeds(self.reserved_bytes or self.allocated_bytes, self.total_bytes)
 
     @property
+    def asks_more_than_gpu(self) -> bool:
+        """Whether the request alone is larger than the GPU."""
+        return _exceeds(self.asked_bytes, self.total_bytes)
+
+    @property
     def needed_bytes(self) -> int | None:
         """What the process had on the GPU and asked for, at least; None if the message does not say it."""
         held = self.process_bytes or self.reserved_bytes
@@ -137,6 +142,15 @@ def unfragmented(text: str) -> str:
         return ""
     is_old = re.search(_FORMS["total_bytes"][0], text) is not None
     return f"{variable[0]}={OF_OLD_TORCH if is_old else 'expandable_segments:True'}"
+
+
+def in_private_pools(text: str) -> str:
+    """The size of the private pools in a message, such as `46.22 GiB`, if they are half of the tensors or more; else
+    "". CUDA graphs have them (torch 2.13 c10/cuda/CUDACachingAllocator.cpp)."""
+    pools, allocated = re.search(rf"{_SIZE} allocated in private pools", text), _first(text, _FORMS["allocated_bytes"])
+    if pools is None or allocated is None or 2 * _bytes_of(pools) < allocated:
+        return ""
+    return f"{pools[1]} {pools[2]}"
 
 
 def _minus(first: int | None, second: int | None) -> int | None:

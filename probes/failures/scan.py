@@ -64,6 +64,9 @@ _OF_BOX = re.compile(r"^\s*│[\s│]*(?:❱\s*)?\d")
 """Code in rich's traceback: also what is around the line that ran."""
 _CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _IGNORED = re.compile(r"^Exception ignored in")
+_ORIGINAL = re.compile(r"^Original Traceback")
+"""What follows `Caught ... in replica 0` or `in DataLoader worker process 0` (torch 2.13 _utils.py `ExceptionWrapper`):
+the traceback of the thread or process that failed."""
 _TRAINED = "'train_runtime'"
 """In the line that the Trainer prints after its last step."""
 _ENDED = (_TRAINED, "exits successfully")
@@ -95,6 +98,8 @@ class _Process:
     """Blanks in front of that."""
     above: Frame | None = None
     """The code in its last line, if it is some."""
+    wrapped: LogError | None = None
+    """The error in front of the open traceback that only repeats that of another thread or process (`Caught ...`)."""
     told: LogError | None = None
     """The error in front of the open traceback, which may be that of the traceback."""
     open: list[LogError] = field(default_factory=list)
@@ -253,7 +258,7 @@ class _Scanner:
         elif _IGNORED.match(text):
             process.ignored = True
         elif TRACEBACK.search(text):
-            self._begin(process, has_head=True)
+            self._begin(process, has_head=True, text=text)
         elif process.frames is not None:
             self._in_traceback(line, process, process.frames)
         elif _BEGINS.match(text) or ("ray::" in text and RAY_FRAME.search(text)):
@@ -276,10 +281,14 @@ class _Scanner:
             frames[-1] = frames[-1]._replace(code="")  # it is the message
             self._keep(LogLine(code.number, name, self._ranks.get(name), code.code), process, is_exception=True)
 
-    def _begin(self, process: _Process, *, has_head: bool) -> None:
+    def _begin(self, process: _Process, *, has_head: bool, text: str = "") -> None:
         before = process.open[-1] if has_head and process.open else None
         process.told = before if before is not None and not before.frames and before.is_followed else None
         process.frames, process.has_head = deque(maxlen=_FRAMES), has_head
+        process.wrapped = before if before is not None and _ORIGINAL.match(text) else None
+        if process.wrapped is not None:
+            process.frames.extend(process.wrapped.frames)
+            process.continues = True
         process.quiet = process.indent = 0
         if not process.continues:
             self._chains += 1
@@ -345,5 +354,10 @@ class _Scanner:
             ignored=process.ignored,
         )
         self._not_finite = error if not_finite else self._not_finite
+        if is_exception and process.wrapped is not None:
+            for kept in (self._first, self._last):
+                if process.wrapped in kept:
+                    kept.remove(process.wrapped)
+            process.wrapped = None
         process.open.append(error)
         (self._first if len(self._first) < _FIRST else self._last).append(error)

@@ -1645,3 +1645,38 @@ def test_a_key_of_a_tool_is_not_one_of_deepspeed(capsys: pytest.CaptureFixture[s
         Path("key.log").write_text("\n".join(lines).format(block, key))
         text = " ".join(_why(capsys, "key.log")[1].split())
         assert f"{block} has no key '{key}'." in text and named in text
+
+
+@pytest.mark.parametrize(
+    ("message", "is_proposed"),
+    [
+        ("pre-scale gradients are not yet supported with {self.zero_stage_string} with reduce scatter enabled", False),
+        ("an odd value", True),
+    ],
+)
+def test_no_upgrade_is_proposed_where_the_installed_function_raises_the_same_words(
+    message: str, is_proposed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message is no known one: its first words are others than in any release."""
+    file = "/opt/lib/python3.9/site-packages/deepspeed/runtime/zero/stage_1_and_2.py"
+    frame = f'  File "{file}", line 231, in __init__\n    assert self.postscale_gradients, "no such words"\n'
+    Path("odd.log").write_text(f"Traceback (most recent call last):\n{frame}AssertionError: {message}\n")
+    assert (json.loads(_why(capsys, "odd.log", "--json")[1])["other_release"] is not None) is is_proposed
+
+
+@pytest.mark.parametrize(("pools", "is_named"), [("70.22 GiB", True), ("105.08 MiB", False)])
+def test_cuda_graphs_are_named_where_their_pools_hold_the_memory(
+    pools: str, is_named: bool, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private = f"by PyTorch, with {pools} allocated in private pools (e.g., CUDA Graphs), and"
+    log.write_text(log.read_text().replace("by PyTorch, and", private))
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert (f"Do without CUDA graphs, which hold {pools} in pools of their own" in words) is is_named
+
+
+def test_a_module_that_is_missing_names_both_packages(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = '  File "/opt/lib/python3.10/site-packages/peft/utils/loftq_utils.py", line 26, in <module>\n    import x\n'
+    error = "ModuleNotFoundError: No module named 'huggingface_hub.errors'\n"
+    log.write_text(f"Traceback (most recent call last):\n{frame}{error}")
+    words = " ".join(_why(capsys, "train.log")[1].split())
+    assert "upgrade huggingface_hub or install an older peft; if huggingface_hub removed it, upgrade peft" in words

@@ -20,20 +20,28 @@ def test_the_page_has_the_table_of_messages() -> None:
 def test_public_logs_get_their_cause_and_no_other_stated_as_certain() -> None:
     """Cause, phase and fix, besides what the log alone does not show; the threads differ from each other."""
     found = [*scores()]
-    assert len({each.source for each in found}) == len(found) >= 504
+    assert len({each.source for each in found}) == len(found) >= 544
     assert [each.source for each in found if each.wrong_as_certain] == []
     assert [each.found for each in found if not each.right] == ["", "", "gpu-outside"]
     assert [_thread(each) for each in found if each.found and each.phase is False] == [
         "ms-swift/issues/3399",
         "RL/issues/2871",
+        _OF_NO_LOOP,
     ]
     missing = ["peft/issues/335", "nanoGPT/pull/236", "LLaVA/issues/1808"]
     missing += ["zeroRumor_AAAI/issues/7", "lmms-finetune/issues/64"]
     # a shape of the user's own code, an explanation after the training, an octree: no fix of a table
     missing += [_thread(each) for each in found if re.search("of a NeuS|with captum|of a NeRF-like", each.source)]
-    assert len(missing) == 8
+    missing.append(_OF_NO_LOOP)
+    assert len(missing) == 9
     assert [_thread(each) for each in found if each.found and each.fix is False] == missing
     assert sum(each.fix is not None for each in found) >= 225 and sum(not each.expected for each in found) >= 40
+
+
+_OF_NO_LOOP = (
+    "a public repository: notebook export of a recurrent text-classifier training, error in the prediction cell"
+)
+"""A forward pass under torch.no_grad() in a cell of its own, whose lines around the call are no frames."""
 
 
 def _thread(score: Score) -> str:

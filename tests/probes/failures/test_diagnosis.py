@@ -1411,3 +1411,98 @@ def of_frames(*frames: str, error: str) -> str:
 )
 def test_what_is_near_an_error_tells_its_kind(log: str, message: str) -> None:
     assert found(log) == message
+
+
+REFUSED = (
+    "Couldn't connect to the Hub: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/x.\n"
+)
+FETCH = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/opt/venv/lib/python3.11/site-packages/huggingface_hub/file_download.py", line 9, in hf_hub_download
+[rank1]:     raise head_call_error
+[rank1]: ValueError: nothing in the cache
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (REFUSED + "".join(with_prefix(FRAMES + FULL, "[rank1]: ")), "gpu-memory"),
+        (REFUSED + FRAMES + "ValueError: an odd value\n", ""),
+        (REFUSED + FETCH, "hub-rate-limit"),  # the answer was needed
+        (REFUSED, "hub-rate-limit"),
+    ],
+)
+def test_a_request_that_failed_loses_to_a_later_traceback_without_one(log: str, message: str) -> None:
+    assert found(log) == message
+
+
+def test_of_an_exception_that_repeats_a_worker_s_the_original_one_counts() -> None:
+    shared = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 14.57 "
+        "GiB of which 1.58 GiB is free. Process 42 has 12.02 GiB memory in use. Including non-PyTorch memory, this "
+        "process has 966.00 MiB memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 "
+        "MiB is reserved by PyTorch but unallocated.\n"
+    )
+    inner = '  File "/data/net.py", line 61, in forward\n    x = self.embed(x)\n'
+    for error, expected in ((shared, "gpu-shared"), ("ValueError: an odd value\n", "")):
+        name = error.partition(":")[0].rpartition(".")[2]
+        log = f"{FRAMES}{name}: Caught {name} in replica 0 on device 0.\nOriginal Traceback (most recent call last):\n"
+        cause = diagnose_text(log + inner + error)
+        assert (cause.message.id if cause.message else "") == expected
+        assert cause.first is not None and cause.first.error.head == error.strip() and not cause.effects
+        assert [frame.short_file for frame in cause.first.error.frames][-1].endswith("net.py")
+        assert len(cause.first.error.frames) == 4  # also those of the thread that waited
+        assert diagnose_text(log).first is not None  # the log ends before the original one
+
+
+def test_the_size_of_an_exchanged_object_is_told_from_a_lack_of_memory() -> None:
+    place = (
+        '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 42, in {}\n    x\n'
+    )
+    full = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 1 has a total capacity of 79.14 GiB"
+    )
+    text = f"Traceback (most recent call last):\n{{}}{full} of which 37.80 GiB is free.\n"
+    for function in ("all_gather_object", "broadcast_object_list", "_object_to_tensor"):
+        assert found(text.format(place.format(function), "184.13")) == "object-size"
+        assert found(text.format(place.format(function), "60.00")) == "gpu-memory"
+    assert found(text.format(place.format("all_gather"), "184.13")) == "gpu-memory"
+
+
+def test_what_nccl_says_is_the_headline_of_an_error_that_is_not_known() -> None:
+    head = (
+        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/ProcessGroupNCCL.cpp:1249, internal error\n"
+    )
+    log = f"{FRAMES}{head}ncclInternalError: Internal check failed.\nLast error:\n"
+    first = diagnose_text(f"{log}An odd thing of the transport\n").first
+    assert first is not None and first.headline == "NCCL: An odd thing of the transport"
+    first = diagnose_text(f"{log}Bootstrap : no socket interface found\n").first
+    assert first is not None and first.headline == "NCCL found no network interface"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "name", "message"),
+    [
+        ("torch/serialization.py", "_cuda_deserialize", "load", "load-location"),
+        ("torch/serialization.py", "default_restore_location", "load", "load-location"),
+        ("torch/nn/parallel/distributed.py", "__init__", "load", "gpu-memory"),
+    ],
+)
+def test_memory_that_a_file_or_the_wrapping_takes_is_that_of_loading(
+    file: str, function: str, name: str, message: str
+) -> None:
+    frame = f'  File "/opt/venv/lib/python3.11/site-packages/{file}", line 155, in {function}\n    x\n'
+    cause = diagnose_text(f"Traceback (most recent call last):\n{frame}RuntimeError: CUDA error: out of memory\n")
+    cause = cause if message == "load-location" else diagnose_text(f"Traceback (most recent call last):\n{frame}{FULL}")
+    assert cause.message is not None and cause.message.id == message
+    assert cause.phase is not None and cause.phase.name == name
+
+
+def test_the_traceback_of_a_launcher_ends_no_rank() -> None:
+    """Each task of `srun --label` starts a launcher, whose lines have the task's name."""
+    launcher = """Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 264, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+    assert found("".join(with_prefix(FRAMES + FULL + launcher, "3: "))) == "gpu-memory"
