@@ -209,7 +209,18 @@ class Store:
         with self._open(writing=True) as connection:
             found = [number for (number,) in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
             connection.execute(f"DELETE FROM records{where}")
-            return found
+        if found:
+            self._shrink()
+        return found
+
+    def _shrink(self) -> None:
+        """Return the space of removed records to the file system. A file that another process uses, or a full disk,
+        keeps it for later records."""
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection,
+        ):
+            connection.execute("VACUUM")
 
     def newest_number(self) -> int:
         """The largest number that a record was given, also of a removed one; 0 without any. All numbers up to it were

@@ -258,11 +258,13 @@ def run(args: list[str]) -> int:
 
 def _pasted_line(args: Sequence[str]) -> str:
     """What to type in place of a pasted line; "" for a typed one."""
-    from .typed_line import line, plain_words, training_behind  # imported here: an answer does not need it
+    from .typed_line import line, piped_line, plain_words, training_behind  # imported here: an answer does not need it
 
     plain = plain_words(args)
     if args[:1] == ["from"] and (divided := training_behind(plain[1:])):
         return f"write {line(divided)}"
+    if args[:1] == ["why"] and (piped := piped_line(args)):
+        return f"write {piped}"
     return "" if plain == [*args] else f"write {line(plain)}"
 
 

@@ -22,6 +22,7 @@ from .typed_line import (
     divided_words,
     gpus_in_front,
     line,
+    named_options,
     needed_files,
     question_for,
     typed_words,
@@ -270,7 +271,7 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
             fix = "name the folder that has the model's config.json"
             raise UnknownModelError(f"the folder {name[:80]} has no config.json", fix=fix) from None
         if gpus := meant_gpus(name) or next(iter(near_gpus(name)), ""):
-            fix = f"write {_with_gpus(name, gpus)}"
+            fix = f"write {with_gpus(name, gpus)}"
             raise UnknownModelError(f"{name!r} describes GPUs, not a model", fix=fix) from None
         if plan := meant_plan(name) if name.lower().startswith(("zero", "ddp", "fsdp", "ds_z")) else "":
             fix = f"write {with_strategy(plan)}"
@@ -279,14 +280,18 @@ def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
         raise UnknownModelError(what or error.what, why=error.why * (not fix), fix=fix or error.fix) from None
 
 
-def _with_gpus(name: str, gpus: str) -> str:
+def with_gpus(name: str, gpus: str) -> str:
     """Return the typed line with the GPUs, which are in the place of the model, behind `--gpus`. The model may be in
-    another place, or behind `--gpus`."""
+    another place, or behind `--gpus`. A command without `--gpus` is named with the one that answers for these GPUs."""
     typed = typed_words()
     other = value_of("--gpus", typed)
     words = [word for word in typed if word not in ("--gpus", f"--gpus={other}", other)]
     model = [] if any(map(is_model, words)) else [other if other and is_model(other) else "MODEL"]
-    return line([*(part for word in words for part in (model if word == name else [word])), "--gpus", gpus])
+    own = [part for word in words for part in (model if word == name else [word])]
+    command, advise = command_named(typed[0] if typed and typed[0] in COMMANDS else "advise"), command_named("advise")
+    if "--gpus" in named_options(command):
+        return line([*own, "--gpus", gpus])
+    return f"{line(own)}, or, for these GPUs, {line([*question_for(advise, own, command), '--gpus', gpus])}"
 
 
 def refuse_unknown_side(name: str) -> None:

@@ -11,6 +11,7 @@ import click
 from ..question.gpu_text import meant_gpus, near_gpus
 from ..question.other_names import plan_of_stage
 from .commands import COMMANDS, command_named
+from .mistaken_files import with_gpus
 from .mistakes import accepts, config_file, instead_of, needed_method
 from .model_argument import is_model, positional_places
 from .options import CommandWithUsersCommand
@@ -78,8 +79,9 @@ def instead_of_word(words: Sequence[str], args: Sequence[str], command: click.Co
         return _named_option(word, args, command)
     if "--model" in known:
         return f"write --model {word}"
-    place = ["--gpus", found] if (found := meant_gpus(first)) and not gpus else []
-    return f"write {line([part for each in args for part in (place if each == first else [each])])}"
+    if (found := meant_gpus(first)) and not gpus:
+        return f"write {with_gpus(first, found)}"
+    return f"write {line([each for each in args if each != first])}"
 
 
 _LINKING = {"vs", "vs.", "versus", "and", "with", "on", "for", "using", "in", "at"}

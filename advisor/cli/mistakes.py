@@ -62,15 +62,21 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if positive != own and positive in known:
         off = _switched(known[positive], "off")
         return f"write {positive} {off}" if off else f"leave {positive} out"
-    if help_option := own if own in _HELP else _SHORT_HELP.get(own, ""):
+    short = {**_SHORT_HELP, **(_ALONE if [*args] == [own] else {})}
+    if help_option := own if own in _HELP else short.get(own, ""):
         of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
         return f"write ds-advise {of}{help_option}"
-    if advice := next((each for each, names in _of_command(command.name or "").items() if name in names), ""):
-        return f"write {_filled(advice, value, ())}" if advice.startswith("--") else advice
-    if name in _names_of(command) and (not value or is_model(value) or is_there(Path(value))):
-        return f"write {line([word for word in args if word != option])}"
     written = other_name(name)
     target = written.partition(" ")[0]
+    own_names = {name, _plain(target)}
+    if advice := next((each for each, names in _of_command(command.name or "").items() if own_names & {*names}), ""):
+        if "{GPUS}" in advice:
+            advice = advice.replace("{GPUS}", _described_gpus(args).partition(", which ")[0])
+        return (
+            f"write {_filled(advice, value, ())}" if advice.startswith("--") else _with_question(advice, args, command)
+        )
+    if name in _names_of(command) and (not value or is_model(value) or is_there(Path(value))):
+        return f"write {line([word for word in args if word != option])}"
     needed = needed_method(target, args, known)
     if "--sharding" in (own, target) and "--strategy" in known and "--sharding" not in known:
         return "leave it out" if value == "zero" else f"write --strategy {FSDP_PLAN}"
@@ -105,10 +111,16 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
     if target not in known and len(numbers) == 1 and value.isdigit() and name in _OF_A_NUMBER:
         return f"write {numbers[0]} {value}"
     of_questions = {"--model", *(each.flag for each in OPTIONS.values())}
-    if value and not value.isdigit() and any(each.name == "words" for each in command.params):
-        return f"write {line([*without((option,), args, command), value])}"
+    if any(each.name == "words" for each in command.params):
+        rest = without((option,), args, command)
+        if value and not value.isdigit():
+            return f"write {line([*rest, value])}"
+        if not value and (word := own.lstrip("-")) in _RECORD_WORDS:
+            return f"write {line([*rest, word])}"
     if command.name in GROUPS["This machine"] and {own, target} & of_questions:
         return f"leave it out: ds-advise {command.name} is about this machine"
+    if own not in _FILES and (owners_of(own) or owners_of(target)) and not _takes_model(command):
+        return f"write {_own_line(option, args, command)}"
     if owners := owners_of(own):
         # Another command with the same form of the answer would answer another question.
         return "" if own in (*_FILES, *_MORE) else _line_of(owners, args, command)
@@ -136,8 +148,14 @@ _OF_COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
             *("rank", "ranks", "local_rank", "node", "nodes", "node_rank"),
         )
     },
-    "rent": {"--prices FILE: a CSV table of machines with their prices": ("price", "cost", "hourly_price")},
+    "rent": {
+        "--prices FILE: a CSV table of machines with their prices": ("price", "cost", "hourly_price"),
+        "leave it out: ds-advise rent compares the machines of a price table, the built-in one or --prices FILE; "
+        "ds-advise advise MODEL {GPUS} answers for these GPUs": ("gpus",),
+    },
     "history": {"--force": ("yes", "y")},
+    "bench": {"leave it out: there is one benchmark, of about a minute on an idle machine": ("quick", "fast", "short")},
+    "checkpoint": {"--to-hf {OUT}": ("export", "convert", "output", "output_dir", "out", "save")},
 }
 """Command -> what `_of_command` returns, for those but `train`."""
 _ELSEWHERE = "another value needs ds-advise launch with a script of yours"
@@ -249,8 +267,29 @@ def _line_of(owners: Sequence[str], args: Sequence[str], command: click.Command)
     return f"write {line([*name, *asked, *gpus])}"
 
 
+def _takes_model(command: click.Command) -> bool:
+    """Return whether a command answers a question about a model."""
+    return any(each.name == "model" for each in command.params)
+
+
+def _own_line(option: str, args: Sequence[str], command: click.Command) -> str:
+    """Return the line of a command without the options that only others have, and their values, which `option` is one
+    of or another name for one."""
+    known, rest = named_options(command), [*args]
+    for name in (word.partition("=")[0] for word in args if word.startswith("--")):
+        owners = [] if name in known else owners_of(name)
+        if owners or name == option:
+            rest = without((name,), rest, command_named(owners[0]) if owners else command)
+    return line(rest)
+
+
+_RECORD_WORDS = ("last", "failed", "stopped", "probe", "bench", "training", "dry-run")
+"""Words of `history` that choose records, which other tools have as options."""
+
 _HELP = ("--help", "--help-all", "--version")
 _SHORT_HELP = {"-V": "--version", "-?": "--help"}
+_ALONE = {"-v": "--version"}
+"""Short options that mean something else if nothing else is typed."""
 
 
 def _is_meant(option: click.Option, written: str) -> bool:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 @click.command(cls=CommandWithItsWords)
 @click.argument("words", nargs=-1, metavar="[ID ... | WORD ...]")
 @click.option("--forget", is_flag=True, help="Remove the records with the numbers behind it, or `all`.")
-@click.option("--force", is_flag=True, help="Do not ask before several records are removed.")
+@click.option("--force", is_flag=True, help="Remove a range or all without a question; needed off a terminal.")
 @click.option("--limit", type=COUNT, default=20, help="Maximum number of lines; --json has all records.")
 @output_options
 def history(words: Sequence[str], forget: bool, force: bool, limit: int, output: Output) -> int:
     """List probes, benchmarks, trainings and dry runs, newest first, or show everything that is stored of one.
 
     ID is the number of a record; 3-5 stands for several, 3- for all from 3 on, `last` for the newest. WORD is a part of
-    a model, a script, a kind, GPUs or a failure, or `failed`: only records with every WORD are listed. On a terminal,
-    --forget asks before it removes a range or all.
+    a model, a script, a kind, GPUs or a failure, or `failed`: only records with every WORD are listed. Before --forget
+    removes a range or all, it asks; off a terminal it needs --force.
 
     \b
     ds-advise history
@@ -82,26 +82,29 @@ def history(words: Sequence[str], forget: bool, force: bool, limit: int, output:
 
 
 def _forget(words: Sequence[str], store: Store, output: Output, *, force: bool) -> None:
-    """Remove the records with these numbers, and print which. On a terminal, ask before a word removes several. Raises
-    UsageError for words in front of --forget, and DsAdviseError for a number without a record."""
+    """Remove the records with these numbers, and print which. Before a word removes several, ask; without a terminal
+    only `force` allows it. Raises UsageError for words in front of --forget, and for several records that are neither
+    forced nor asked for, and DsAdviseError for a number without a record."""
     from ..render.deliver import show_document
     from ..render.history import forgotten_document, records_label
+    from .typed_line import line
 
     typed = click.get_current_context().obj
     if not words:
         raise click.UsageError("--forget needs the numbers of records, or all")
     if not {*words} <= {*typed[typed.index("--forget") + 1 :]}:  # of a line that showed a record
-        from .typed_line import line  # imported here: only this mistake needs it
-
         fix = line(["history", "--forget", *words])
         raise click.UsageError(f"the numbers to forget stand behind --forget; write {fix}")
     is_all = _ALL in words
     chosen = _ids(store) if is_all else _numbers(words, store)
     if not is_all:
         _records(store, chosen)  # raises before any is removed
-    asks = (is_all or len(chosen) > len(words)) and not force and sys.stdin.isatty() and sys.stderr.isatty()
-    if chosen and asks and not click.confirm(f"Remove {records_label(chosen)}?", err=True):
-        chosen = []
+    if chosen and (is_all or len(chosen) > len(words)) and not force:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            removes, forced = f"this removes {records_label(chosen)}", line(["history", *typed, "--force"])
+            raise click.UsageError(f"{removes}, and nobody can be asked off a terminal; write {forced}")
+        if not click.confirm(f"Remove {records_label(chosen)}?", err=True):
+            chosen = []
     removed = store.forget(chosen)
     show_document(lambda: forgotten_document(removed), output)
 
@@ -224,6 +227,7 @@ def _records(store: Store, numbers: Sequence[int]) -> list[Record]:
         if removed := [number for number in missing if 0 < number <= store.newest_number()]:
             were = "were removed" if removed[1:] else "was removed"
             named = ("they" if removed[1:] else "it") if removed == missing else ", ".join(map(str, removed))
+            fix = fix if others else ""  # whoever emptied the store wants no measurement
             kept = f"{named} {were}" + (f", and {kept}" if removed != missing else "")
         raise DsAdviseError(f"there is no record {', '.join(map(str, missing))}", why=kept, fix=fix)
     return found

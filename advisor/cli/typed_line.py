@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Container, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from shutil import which
 
 import click
 
@@ -131,6 +134,17 @@ def training_behind(words: Sequence[str]) -> list[str]:
         return []
     found = gpus_in_front(["--", *users])
     return found if found[0] == "--gpus" else ["--gpus", GPUS, *found]
+
+
+def piped_line(args: Sequence[str]) -> str:
+    """Return the line that pipes a command of the shell, `tail -f train.log`, which stands in the place of the log of
+    `why`, into it; "" if there is none, or it trains. The options of `why` stay its own."""
+    known = named_options(command_named("why"))
+    users = [*takewhile(lambda word: word != "--" and word.partition("=")[0] not in known, args[1:])]
+    is_command = users[1:] and not users[0].startswith("-") and not Path(users[0]).exists() and which(users[0])
+    if not is_command or divided_words(users) != users:
+        return ""
+    return f"{shlex.join(users)} | {line(['why', '-', *args[1 + len(users) :]])}"
 
 
 def words_for(command: click.Command, args: Sequence[str], typed: click.Command) -> list[str]:

@@ -32,7 +32,7 @@ from .options import (
     users_command,
     warn_ignored,
 )
-from .typed_line import divided_words, line
+from .typed_line import divided_words, line, without
 
 if TYPE_CHECKING:
     from ...probes.failures.diagnosis import Diagnosis
@@ -85,14 +85,18 @@ def why(
 
         output.show(known_messages, lambda console: print_blocks(message_list(), console))
         return 0
+    typed = click.get_current_context().obj
     if not logs:
+        if config is not None and config.suffix in _SUFFIXES:
+            meant = line(["why", *without(("--config",), typed, why), str(config)])
+            raise click.UsageError(f"--config took {str(config)[:80]}, and no LOG is left; write {meant}")
         raise click.UsageError("missing argument 'LOG'")
     words = users_command()
     if (divided := divided_words(logs)) != [*logs] and divided[0] != "--":
         # A command without options, whose words Click takes for logs.
         word = divided[divided.index("--") + 1]
-        typed = line(["why", *divided_words(click.get_current_context().obj)])
-        raise click.UsageError(f"{word[:80]} begins a command that trains; write {typed}")
+        meant = line(["why", *divided_words(typed)])
+        raise click.UsageError(f"{word[:80]} begins a command that trains; write {meant}")
     if not words and force:
         warn_ignored("force", "without the training command behind --")
     if words and (described := sorted(question.keys() - {*names_in(MachineOptions), "offline"})):

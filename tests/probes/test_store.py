@@ -83,6 +83,16 @@ def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> No
     assert store.find() == []
 
 
+def test_forgotten_records_take_no_space() -> None:
+    """Their numbers stay known."""
+    store = Store()
+    for _ in range(3):
+        store.add(_probe(result={"log": "x" * 2**20}))
+    assert store.forget([1]) == [1] and 2 * 2**20 < store.path.stat().st_size < 3 * 2**20
+    assert store.forget("all") == [2, 3] and store.path.stat().st_size < 2**16
+    assert store.newest_number() == 3 and store.add(_probe()) == 4
+
+
 def test_only_the_user_may_read_it(own_store: Path) -> None:
     """Folder 0700, file 0600, whatever the umask."""
     old = os.umask(0)

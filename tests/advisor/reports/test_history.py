@@ -425,9 +425,24 @@ def test_forgetting_prints_what_was_removed(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == " Forgot record 2.\n"
     assert run(["history", "--forget", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"forgotten": [3]}
-    assert run(["history", "--forget", "all"]) == 0
+    assert run(["history", "--forget", "all", "--force"]) == 0
     assert capsys.readouterr().out == " Forgot 2 records (1, 4).\n"
     assert Store().find() == []
+
+
+@pytest.mark.parametrize("words", ["all", "2-", "1-3 4"])
+def test_off_a_terminal_several_records_are_removed_only_by_force(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can be asked there. A word that stands for one record is removed."""
+    for _ in range(4):
+        Store().add(PROBE)
+    assert run(["history", "--forget", *words.split()]) == 2
+    assert len(Store().find()) == 4
+    line = capsys.readouterr().err.strip().partition("; write ds-advise ")[2]
+    assert run(line.split()) == 0 and len(Store().find()) < 2
+    Store().add(PROBE)
+    assert run(["history", "--forget", "5-9"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -560,7 +575,7 @@ def test_numbers_are_forgotten_only_behind_the_option(capsys: pytest.CaptureFixt
     assert run(["history", "2-3", "--forget"]) == 2
     assert "write ds-advise history --forget 2-3" in capsys.readouterr().err
     assert len(Store().find()) == 5
-    assert run(["history", "--forget", "3"]) == 0 and run(["history", "--forget", "2-4", "--json"]) == 0
+    assert run(["history", "--forget", "3"]) == 0 and run(["history", "--forget", "2-4", "--force", "--json"]) == 0
     assert capsys.readouterr().out.endswith('{"forgotten": [2, 4]}\n') or len(Store().find()) == 2
     assert run(["history", "--forget", "8-9"]) == 2
     assert "there is no record from 8 to 9" in capsys.readouterr().err
@@ -627,6 +642,9 @@ def test_a_missing_record_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         assert run(["history", *words.split()]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     Store().forget("all")
+    for words, said in {"1": "it was removed", "--forget 1 9": "1 was removed, and no record is stored"}.items():
+        assert run(["history", *words.split()]) == 2
+        assert capsys.readouterr().err.endswith(f": {said}\n"), "whoever removed it needs no measurement"
     assert run(["history", "last"]) == 2
     assert "no record is stored; use ds-advise bench" in capsys.readouterr().err
 
