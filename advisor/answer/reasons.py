@@ -223,10 +223,17 @@ def positions_note(question: Question) -> str:
 OVERFLOWS = "fp16 may overflow: the model was trained in bf16. Train with {precision}."
 
 
+NEEDS_CUDA_12 = "torch must be a build for CUDA 12: CUDA 13 has nothing before Turing."
+
+_LEAST_CAPABILITY_OF_CUDA_13 = 7.5
+"""NVIDIA, CUDA 13.0 release notes: Maxwell, Pascal and Volta are removed."""
+
+
 def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
     """Return cautions and doubts: a sequence beyond the model's positions, fp16 for a model that was trained in bf16,
-    the accuracy cost of bf16 states and quantized collectives, the requirements of AutoEP, the negatives of embeddings,
-    and plans that are close (`close_plans`). Without a chosen plan only the first applies.
+    a GPU that CUDA 13 does not have, the accuracy cost of bf16 states and quantized collectives, the requirements of
+    AutoEP, the negatives of embeddings, and plans that are close (`close_plans`). Without a chosen plan only the first
+    applies.
     """
     beyond = [note] if (note := positions_note(question)) else []
     if chosen is None:
@@ -235,6 +242,7 @@ def doubts(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
     safer = "--precision bf16" if cluster.gpu.has_bf16 else "--precision fp32, or on a GPU with bf16"
     cautions = (
         (question.workload.precision == "fp16" and trained_in_bf16(question.model), OVERFLOWS.format(precision=safer)),
+        ((cluster.gpu.compute_capability or inf) < _LEAST_CAPABILITY_OF_CUDA_13, NEEDS_CUDA_12),
         (plan.bf16_optimizer_states, ROUNDED),
         (plan.quantizes_collectives, SENT_IN_FEWER_BITS),
         (plan.autoep_size > 1, NEEDS_TRANSFORMERS),

@@ -75,8 +75,21 @@ def _complexity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     """Return the fastest candidate that may be taken and is not dominated (`drop_dominated`), or a simpler one within
     `SAME_SPEED`: the lowest strategy that fits comfortably without more costly features than the lowest of all, or else
-    the lowest."""
-    candidates = drop_dominated(step.candidate for step in ladder if step.taken and step.candidate is not None)
+    the lowest. One that fits only if the host has enough RAM must be faster by `SAME_SPEED` than every other that
+    offloads no more."""
+    taken = [step.candidate for step in ladder if step.taken and step.candidate is not None]
+    chosen = _fastest(taken)
+    if chosen is None or not chosen.fit.assumed_host_bytes:
+        return chosen
+    certain = _fastest(
+        [each for each in taken if not each.fit.assumed_host_bytes and offloads(each.plan) <= offloads(chosen.plan)]
+    )
+    enough = chosen.tokens_per_s * (1 - SAME_SPEED)
+    return chosen if certain is None or certain.tokens_per_s < enough else certain
+
+
+def _fastest(taken: Sequence[Candidate]) -> Candidate | None:
+    candidates = drop_dominated(taken)
     if not candidates:
         return None
     enough = max(candidate.tokens_per_s for candidate in candidates) * (1 - SAME_SPEED)

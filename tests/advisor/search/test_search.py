@@ -29,6 +29,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Mistral-7B-v0.1", {"gpus": "2x8xA100-80GB", "micro_batch": 2, "gradient_checkpointing": "on"}),
     ("Qwen2.5-7B", {"gpus": "8xL40S", "global_batch": 4, "seq_len": 8192}),
     ("Qwen2.5-32B", {"gpus": "2xH100", "ram": "2TB"}),
+    ("phi-4", {"gpus": "4x8xL40S"}),
 ]
 
 
@@ -48,6 +49,15 @@ def test_a_search_for_more_speed_than_there_is_ends_without_a_plan(model: str, o
     assert best is not None and fastest(question, enough=10 * best.tokens_per_s) is None
     enough = fastest(question, enough=0.99 * best.tokens_per_s)
     assert enough is not None and enough.plan == best.plan
+
+
+def test_a_plan_that_needs_enough_ram_is_faster_than_the_others() -> None:
+    """ZeRO-2 is as fast as ZeRO-3 here, and its ranks load more than the RAM that is usual."""
+    ladder = predict_all(build_question("phi-4", gpus="4x8xL40S"))[0]
+    plans = {step.strategy: step.candidate for step in ladder if step.candidate is not None}
+    assert plans["zero2"].fit.assumed_host_bytes and not plans["zero3"].fit.assumed_host_bytes
+    chosen = fastest_that_fits(ladder)
+    assert chosen is not None and chosen.strategy == "zero3"
 
 
 def test_no_micro_batch_that_surely_fits_is_faster() -> None:
