@@ -360,8 +360,6 @@ def from_file(
 
     if no_write and destination is not None:
         raise click.UsageError("--output and --no-write contradict each other; leave one out")
-    if destination is not None and not destination.parent.is_dir():
-        raise click.UsageError(f"--output {destination}: there is no folder {destination.parent}; create it")
     answer, failure = import_file(file, destination=destination, **question), None
     with output.progress("dry run") as on_progress:
         result = run_by_tool(

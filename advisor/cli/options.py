@@ -34,7 +34,8 @@ PATH = click.Path(path_type=Path)
 
 class OutputFile(click.Path):
     """Click type of a file to write; - is stdout. A folder is refused, also one that does not exist: `Path` drops the
-    slash at its end, and the file would have the name of the folder. usual_name: that of the file in the message."""
+    slash at its end, and the file would have the name of the folder. So is a file whose folder does not exist.
+    usual_name: that of the file in the message."""
 
     def __init__(self, usual_name: str) -> None:
         super().__init__(path_type=Path)
@@ -52,6 +53,10 @@ class OutputFile(click.Path):
             raise click.UsageError(f"{flag} {value} is a folder; write {in_folder}")
         if value.endswith(("/", os.sep)):
             raise click.UsageError(f"{flag} {value}: there is no folder {path}; create it, and write {in_folder}")
+        if not os.path.isdir(path.parent):  # noqa: PTH112  before an answer that takes minutes
+            raise click.UsageError(
+                f"{flag} {value}: there is no folder {path.parent}; write {flag} {path.name}, or create it"
+            )
         return super().convert(value, param, ctx)
 
 

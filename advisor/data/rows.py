@@ -85,12 +85,23 @@ _EMPTY = ("corresponds to no data", "at least one example")
 """Parts of the errors of `datasets` for a file without rows."""
 
 
+_NO_DATA = {
+    ".py": "a Python script",
+    ".sh": "a shell script",
+    ".log": "a log",
+    **dict.fromkeys((".yaml", ".yml", ".toml"), "a configuration"),
+}
+"""Suffix of a file that has no rows, whatever its name -> what it is."""
+
+
 def check_file(path: Path) -> None:
     """Raise DataError for a file of an unknown kind, or that cannot be opened: `datasets`, which may not be installed,
     has one error for both a missing and an unreadable file."""
     suffix = path.suffix.lower()
     if path.is_dir():
         raise DataError(f"{path} is a folder", fix=f"name a data file in it ({', '.join(SUFFIXES)})")
+    if kind := _NO_DATA.get(suffix):
+        raise DataError(f"{path} is {kind}, not data", fix=f"name the file with the rows ({', '.join(SUFFIXES)})")
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: unknown kind of data file",

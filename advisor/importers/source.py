@@ -53,7 +53,7 @@ def read_source(path: Path, gpus: str | None = None, *, further: Sequence[str] =
     Raises ConfigFileError for a file that cannot be read, for a text that is neither YAML nor JSON, and for a script,
     with the command that answers in its place.
     """
-    fix = "pass a configuration of one of the tools"
+    fix = "pass a file of accelerate, axolotl, LLaMA-Factory, ms-swift or TRL, or TrainingArguments as JSON"
     text = read_text(path, MAX_BYTES, what="a configuration", fix=fix)
     if "\0" in text or not text.strip():
         problem = "not text" if text.strip() else "the file is empty"

@@ -132,7 +132,8 @@ def has_words(record: Record, words: Sequence[str]) -> bool:
     """Return whether every word is a part of a record's kind, model, script, GPUs or failure, in full or as the list
     shows it, in small or capital letters; `failed` is a part of every failure."""
     failure = failure_of(record)
-    shown = [record.kind, record.model_name, subject_of(record), gpus_of(record), failure, _lack(record)]
+    shown = [record.kind, record.kind.replace("-", " "), failure, _lack(record)]
+    shown += [record.model_name, subject_of(record), gpus_of(record)]
     shown += [_FAILED] * bool(failure) + [_STOPPED] * _is_stopped(record)
     return all(_has(word, *shown) for word in words)
 

@@ -362,7 +362,7 @@ def test_where_nothing_can_be_written_or_predicted_the_reason_is_first(capsys: p
     """And a command that was typed with -o has it once."""
     assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "-o", "no/new.yaml"]) == 2
     out, error = capsys.readouterr()
-    assert not out and "there is no folder no; create it" in error
+    assert not out and "there is no folder no; write --output new.yaml, or create it" in error
     Path("new.yaml").write_text("mine: 1\n")
     assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline", "--no-run", "-o", "new.yaml"]) == 2
     printed = " ".join(capsys.readouterr().out.replace("\\\n", "").split())

@@ -562,7 +562,7 @@ def test_a_failure_is_chosen_by_its_words_in_the_list(capsys: pytest.CaptureFixt
     Store().add(replace(PROBE, kind="training", result={"status": "stopped", "peaks": PEAKS}))
     for words, number in (
         *((["OOM"], 1), (["gpu", "out of memory"], 1), (["too", "large"], 2), (["failed"], 1)),
-        *((["stopped"], 4), (["last"], 4)),
+        *((["stopped"], 4), (["last"], 4), (["dry run"], 2), (["dry-run"], 2)),
     ):
         assert run(["history", *words, "--json"]) == 0
         assert [each["id"] for each in json.loads(capsys.readouterr().out)["records"]] == [number]

@@ -323,7 +323,7 @@ def test_the_buckets_of_the_engine_are_buffers(folder: Path) -> None:
     ("arguments", "words"),
     [
         (["--timeline", "trace.json"], "trace.json exists"),
-        (["--timeline", "nowhere/trace.json"], "cannot be written"),
+        (["--timeline", "nowhere/trace.json"], "there is no folder nowhere"),
         (["--rank", "2"], "rank 2 does not exist"),
     ],
 )
