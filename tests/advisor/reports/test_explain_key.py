@@ -88,9 +88,8 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     found = json.loads(capsys.readouterr().out)
     assert run(["explain", "zero_optimization"]) == 0
     assert "ZeRO stage  every stage\n" in capsys.readouterr().out
-    assert (found["default"], found["default_in_words"]) == (4, "4") and found["acts"] == [
-        "It takes effect only with offload to NVMe."
-    ]
+    assert (found["default"], found["default_in_words"]) == (4, "4")
+    assert found["acts"] == ["It takes effect only with offload to NVMe."]
 
 
 @pytest.mark.parametrize(
