@@ -166,7 +166,7 @@ class ToolFormat:
         # TRL's trainers do not all have the present name of a key.
         renamed = {name: now for name, now in self.renamed.items() if name in arguments.by_name and now in names}
         near = nearest_names((name for name in unknown if name not in renamed), names) if stops else misspelled
-        meant = {name: now for name, now in (renamed | near).items() if now not in arguments.by_name}
+        meant = {name: now for name, now in {**renamed, **near}.items() if now not in arguments.by_name}
         arguments.rename(meant)
         arguments.drop([name for name in unknown if name not in meant])
         part = self.deepspeed(arguments, folder)
