@@ -138,5 +138,6 @@ class Answer(Recommendation):
 
     @property
     def ds_config(self) -> dict[str, Any] | None:
-        """DeepSpeed's configuration, as the command line writes it: with the record of its question."""
+        """DeepSpeed's configuration, as the command line writes it: with the record of its question. The Trainer
+        fills in its "auto"; with `framework="deepspeed"` it has numbers, for `deepspeed.initialize`."""
         return written_config(self, self.recommended) if self.recommended else None

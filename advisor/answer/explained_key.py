@@ -51,8 +51,10 @@ class KeyExplanation:
     description: str
     """DeepSpeed's own description; "" if it has none."""
     type: str
-    default: str
-    """DeepSpeed's default, or in words what it takes without the key; "" if neither is known."""
+    default: Any
+    """DeepSpeed's default; None if it has no value, none is known, or it depends on the ZeRO stage."""
+    default_in_words: str
+    """The default with its stages, or what DeepSpeed takes without the key; "" if neither is known."""
     deepspeed: str
     """DeepSpeed version."""
     stages: tuple[int, ...]
@@ -237,6 +239,7 @@ def explain_key(
     path = find_key(name, facts)
     field, block = facts.find_field(path), facts.block(path)
     kind = key_type(path, facts)
+    default, default_in_words = (None, "") if block is not None else _default(path, facts)
     file, config = ("", {}) if side is None else (side.name, side.settings.config)
     if context is not None:
         file, config = context.file, context.config
@@ -259,7 +262,8 @@ def explain_key(
         meaning=described(path),
         description=field.description if field is not None and meaning(path) else "",
         type="a block" if block is not None else "" if kind is None else _describe(path, kind, facts),
-        default="" if block is not None else _default(path, facts),
+        default=default,
+        default_in_words=default_in_words,
         deepspeed=facts.version,
         stages=stages_of(successor_path(path, facts) or path),
         acts=tuple(_acts(path, context)),
@@ -373,7 +377,8 @@ def _leaves(config: Any, above: str = "") -> dict[str, Any]:
     return {path: value for part in parts for path, value in part.items()}
 
 
-def _default(path: str, facts: DeepSpeedFacts) -> str:
+def _default(path: str, facts: DeepSpeedFacts) -> tuple[Any, str]:
+    """Return (the default value, its words); see `KeyExplanation`."""
     by_stage = {
         stage: ConfigSettings({"zero_optimization": {"stage": stage}}, facts).default(path).value for stage in range(4)
     }
@@ -381,7 +386,8 @@ def _default(path: str, facts: DeepSpeedFacts) -> str:
     others = [f"{json_text(value)} at stage {stage}" for stage, value in by_stage.items() if stage and value != usual]
     known = CONFIG_KEYS.get(path)
     unset = "" if known is None else known.unset
-    return ", ".join([json_text(usual), *others]) if usual is not None or others else unset
+    words = ", ".join([json_text(usual), *others]) if usual is not None or others else unset
+    return None if others else usual, words
 
 
 def _acts(path: str, context: KeyContext | None) -> Iterator[str]:

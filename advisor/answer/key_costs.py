@@ -39,7 +39,7 @@ class KeyCost:
     peak: str
     """The moment of a step at which GPU memory peaks."""
     host_bytes_per_node: int
-    tokens_per_s: float
+    tokens_per_second: float
     samples_per_step: int
     """The global batch, which a key of the batch changes."""
     left_out: tuple[str, ...]
@@ -116,11 +116,11 @@ def key_costs(path: str, context: KeyContext) -> tuple[tuple[KeyCost, ...], str]
                 from_attributes(
                     KeyCost,
                     found.memory,
-                    found.time,
                     found.fit,
                     value=value,
                     is_the_plans=is_own,
                     peak=peak,
+                    tokens_per_second=found.time.tokens_per_s,
                     samples_per_step=plan.samples_per_step(cluster.world_size),
                     left_out=tuple(_left_out(context.plan, plan)),
                 )
@@ -204,16 +204,17 @@ def _variants(known: ConfigKey, context: KeyContext) -> Iterator[tuple[Any, Work
     workload, plan = context.workload, context.plan
     if known.option == "global_batch":
         # At the plan's micro batch.
-        for steps in _numbers(plan.gradient_accumulation_steps, 1, None):
+        for steps in _numbers(plan.gradient_accumulation_steps, 1):
             other = plan.replace_fields(gradient_accumulation_steps=steps)
             yield other.samples_per_step(context.cluster.world_size), workload, other
     elif known.option in ("precision", "optimizer"):
         for value in dict.fromkeys((getattr(workload, known.option), *_choices(known.option))):
             yield value, replace(workload, **{known.option: value}), plan
     elif known.field:
+        ranks = (context.cluster.gpus_per_node,) if known.field in _GROUPS else ()
         zero = {"zero_optimization": {"stage": plan.zero_stage}}
         default = ConfigSettings(zero, load_facts()).default(known.path).value
-        for value in _values(known.field, getattr(plan, known.field), known.lowest, default):
+        for value in _values(known.field, getattr(plan, known.field), known.lowest, default, *ranks):
             other = plan.replace_fields(**{known.field: value})
             if known.field == "micro_batch_size":
                 other = _at_own_batch(other, plan)
@@ -249,22 +250,25 @@ def _choices(option: str) -> list[str]:
     return [choice for choice in OPTIONS[option].choices if choice != "auto"]
 
 
-def _values(field: str, value: Any, lowest: int, default: Any) -> list[Any]:
-    """Return the value and alternatives: all values of a choice; half, twice and four times a number, and DeepSpeed's
-    default."""
+_GROUPS = ("sequence_parallel_size", "autotp_size", "autoep_size", "zero_hpz_partition_size")
+"""Fields of a plan that count the ranks of a group, which are usually those of a node: its links are faster."""
+
+
+def _values(field: str, value: Any, lowest: int, *usual: Any) -> list[Any]:
+    """Return the value and alternatives: all values of a choice; half, twice and four times a number, and its usual
+    values, such as DeepSpeed's default."""
     kind = get_type_hints(Plan)[field]
     if kind is bool:
         return [False, True]
     if get_args(kind):
         return list(get_args(kind))
-    return [value] if kind is str else _numbers(value, lowest, default)
+    return [value] if kind is str else _numbers(value, lowest, *usual)
 
 
-def _numbers(value: float, lowest: int, default: Any) -> list[Any]:
+def _numbers(value: float, lowest: int, *usual: Any) -> list[Any]:
     kind = type(value)
     numbers = {value, kind(value / 2), value * 2, value * 4} if kind is int else {value, value / 2, 1.0}
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        numbers.add(kind(default))
+    numbers |= {kind(each) for each in usual if isinstance(each, int | float) and not isinstance(each, bool)}
     return sorted(number for number in numbers if number >= max(lowest, 1 if kind is int else 0))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -96,9 +96,10 @@ class OwnScript(NamedTuple):
 class Changes:
     """Changes, searched for on demand because all of them together take longer than the answer itself."""
 
-    def __init__(self, tried: Iterable[Change | None] = ()) -> None:
-        """tried: results of the search; None for a change without effect."""
-        self._tried = iter(tried)
+    def __init__(self, search: Callable[[], Iterable[Change | None]] = tuple) -> None:
+        """search: returns the results of the search from its start; None for a change without effect."""
+        self._search = search
+        self._tried = iter(search())
         self._found: list[Change] = []
         self.are_all_tried = False
 
@@ -113,7 +114,12 @@ class Changes:
 
     def after(self, first: Change) -> Changes:
         """Return these changes after another."""
-        return Changes(chain([first], self))
+        return Changes(partial(chain, [first], self))
+
+    def __reduce__(self) -> tuple[type[Changes], tuple[Callable[[], Iterable[Change | None]]]]:
+        """Return the parts of a copy, by `copy` and `pickle`. It has the changes of a complete search, and begins any
+        other anew, because a generator cannot be copied."""
+        return Changes, (partial(tuple, self._found) if self.are_all_tried else self._search,)
 
     def __iter__(self) -> Iterator[Change]:
         index = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -55,7 +56,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     With a fitting plan, each kind of change is tried in up to `MOST_STEPS` growing steps; the first step and those that
     lead to another strategy are listed. Without one, each kind grows until something fits.
     """
-    return Changes(_tried(question, ladder, chosen))
+    return Changes(partial(_tried, question, ladder, chosen))
 
 
 def use_pytorch(question: Question, plain: Candidate) -> Change:

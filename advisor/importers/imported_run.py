@@ -91,6 +91,13 @@ class ImportedRun:
     """Keys that may decide memory or speed and that the figures ignore."""
     unknown: tuple[str, ...] = ()
     """Keys that the tool does not have, with the nearest key that it has."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Those among them that the tool renamed -> the present names."""
+
+    @property
+    def kept_unknown(self) -> tuple[str, ...]:
+        """The unknown keys that a changed file keeps, because what is meant by them is not certain."""
+        return tuple(each for each in self.unknown if each.partition(" ")[0] not in self.renamed)
 
     def add_obstacle(self, reason: str) -> None:
         """Keep the first reason for which there can be no figures."""

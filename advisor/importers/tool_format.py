@@ -140,7 +140,8 @@ class ToolFormat:
 
     def read(self, source: Source) -> ImportedRun:
         """The training that a file describes. Raises ConfigFileError if the DeepSpeed configuration that it names
-        cannot be read. A misspelled key at which the tool stops is read as the one that is meant."""
+        cannot be read. A misspelled key at which the tool stops is read as the one that is meant, and a renamed key by
+        its present name."""
         arguments = source.arguments
         if not self._has_own_keys(source):
             return self._read(source, arguments, {})
@@ -162,8 +163,10 @@ class ToolFormat:
         # What the tool does not have decides nothing else, also where another tool's option has the name.
         unknown = [each for each in arguments.by_name if each not in names | self.other_versions and not has_own]
         stops = bool(self.stops_at_unknown and not has_own and not arguments.switched(self.ignores_unknown))
-        meant = nearest_names((name for name in unknown if name not in self.renamed), names) if stops else misspelled
-        meant = {name: near for name, near in meant.items() if near not in arguments.by_name}
+        # TRL's trainers do not all have the present name of a key.
+        renamed = {name: now for name, now in self.renamed.items() if name in arguments.by_name and now in names}
+        near = nearest_names((name for name in unknown if name not in renamed), names) if stops else misspelled
+        meant = {name: now for name, now in {**renamed, **near}.items() if now not in arguments.by_name}
         arguments.rename(meant)
         arguments.drop([name for name in unknown if name not in meant])
         part = self.deepspeed(arguments, folder)
@@ -228,7 +231,8 @@ class ToolFormat:
             if any(arguments.text(name) not in ("1", "0.0") for name in arguments.switched(keys)):
                 run.lacks(what)
         run.uncounted = without_harmless(arguments.unread)
-        run.unknown = with_nearest([*unknown, *misspelled], names, self.renamed)
+        run.unknown = with_nearest([*unknown, *misspelled], names, renamed)
+        run.renamed = {name: now for name, now in renamed.items() if name in unknown}
         read_as_meant(run, meant)
         if arguments.flag("bf16") and arguments.flag("fp16") and self.refuses_two_precisions:
             run.faults += (_TWO_PRECISIONS,)
@@ -268,6 +272,8 @@ class ToolFormat:
         newer = "activation_checkpointing" in options  # transformers 5.23's name, which takes precedence
         key = "activation_checkpointing" if newer else "gradient_checkpointing"
         changed: dict[str, Value] = {}
+        for name, now in run.renamed.items():
+            changed |= {name: None} | ({} if now in options else {now: source.values[name]})
         if run.micro_batch_size != plan.micro_batch_size:
             changed[self.micro_batch[0]] = plan.micro_batch_size
         if run.gradient_accumulation_steps != plan.gradient_accumulation_steps:

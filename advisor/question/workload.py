@@ -414,8 +414,14 @@ def _optimizer(name: str) -> tuple[str, OptimizerStep]:
     if key is None:
         from difflib import get_close_matches  # imported here: only mistakes need it
 
-        names = {letters(each): known for known in reversed(OPTIMIZERS) for each in optimizer_names(known)}
-        near = get_close_matches(letters(name[:100]), names, n=1, cutoff=0.75)
+        def parts(text: str) -> tuple[str, tuple[str, ...]]:
+            """The name without the number of bits, and the number, which may stand anywhere in it."""
+            return re.sub(r"\d+(bits?)?", "", letters(text)), tuple(re.findall(r"\d+", text))
+
+        word, bits = parts(name[:100])
+        of_bits = ((known, *parts(each)) for known in reversed(OPTIMIZERS) for each in optimizer_names(known))
+        names = {each: known for known, each, own in of_bits if own == bits}
+        near = get_close_matches(word, names, n=1, cutoff=0.75)
         raise WorkloadError(
             f"unknown optimizer {name[:60]!r}",
             why="the memory depends on its state bytes per parameter",

@@ -37,7 +37,7 @@ def key_blocks(key: KeyExplanation) -> Iterator[Block]:
     whose = _whose(key) if key.file or key.plan else "example"
     facts = {
         "type": key.type,
-        "default": re.sub(r"\b\d{4,}\b", lambda found: f"{int(found[0]):,}", key.default),
+        "default": re.sub(r"\b\d{4,}\b", lambda found: f"{int(found[0]):,}", key.default_in_words),
         "ZeRO stage": _stages(key),
         "condition": " ".join(each for each in key.acts if not each.startswith(AUTO) and each != NOT_LISTED),
         "keys": NOT_LISTED.removeprefix("Its keys are ") * (NOT_LISTED in key.acts),
@@ -105,8 +105,8 @@ _SENTENCE_END = re.compile(r"(?<=[^.])\.(?: |$)")
 def _equal_speeds(key: KeyExplanation) -> Iterator[Block]:
     """Yield why a value is the plan's although the predicted speed of another is a little higher."""
     own = next((cost for cost in key.costs if cost.is_the_plans), None)
-    most = 0.0 if own is None else own.tokens_per_s * (1 + SAME_SPEED)
-    faster = [cost for cost in key.costs if own is not None and own.tokens_per_s < cost.tokens_per_s <= most]
+    most = 0.0 if own is None else own.tokens_per_second * (1 + SAME_SPEED)
+    faster = [cost for cost in key.costs if own is not None and own.tokens_per_second < cost.tokens_per_second <= most]
     if own is None or not faster or key.file:
         return
     more = all(cost.device_bytes_per_gpu > own.device_bytes_per_gpu for cost in faster)
@@ -117,7 +117,7 @@ def _equal_speeds(key: KeyExplanation) -> Iterator[Block]:
 def _same_figures(key: KeyExplanation) -> str:
     """Return the figures as a sentence if they are those of every value; "" otherwise."""
     found = {
-        (gib(cost.device_bytes_per_gpu), gib(cost.host_bytes_per_node), rate(cost.tokens_per_s), cost.reason)
+        (gib(cost.device_bytes_per_gpu), gib(cost.host_bytes_per_node), rate(cost.tokens_per_second), cost.reason)
         for cost in key.costs
     }
     differ = any(cost.left_out for cost in key.costs) or len({cost.samples_per_step for cost in key.costs}) > 1
@@ -142,21 +142,21 @@ def _value(cost: KeyCost, key: KeyExplanation) -> str:
 
 def _costs(key: KeyExplanation) -> Table:
     """Return the figures by value; speeds are compared with the plan's, unless all are the same."""
-    own = next((cost.tokens_per_s for cost in key.costs if cost.is_the_plans), None)
+    own = next((cost.tokens_per_second for cost in key.costs if cost.is_the_plans), None)
     others = [cost for cost in key.costs if not cost.is_the_plans]
-    differ = own and any(times(cost.tokens_per_s / own) != times(1.0) for cost in others)
+    differ = own and any(times(cost.tokens_per_second / own) != times(1.0) for cost in others)
     rows, batches = [], len({cost.samples_per_step for cost in key.costs}) > 1 and key.option != "global_batch"
     for cost in key.costs:
         value = _value(cost, key)
         sizes = (Figure(gib(size)) for size in (cost.device_bytes_per_gpu, cost.host_bytes_per_node))
-        ratio = times(cost.tokens_per_s / own) if own and differ else ""
+        ratio = times(cost.tokens_per_second / own) if own and differ else ""
         if cost.is_the_plans:
             ratio = key.origin
         without = f"without {' and '.join(cost.left_out)}" if cost.left_out else ""
         marked = [remark.partition(":")[0] for remark in cost.lint]
         words = ", ".join(filter(None, (ratio, "" if cost.fits else cost.reason, without, *marked)))
         samples = [Figure(f"{cost.samples_per_step:,}")] * batches
-        cells: list[Cell] = [value, *samples, *sizes, Figure(rate(cost.tokens_per_s)), words]
+        cells: list[Cell] = [value, *samples, *sizes, Figure(rate(cost.tokens_per_second)), words]
         rows.append(Row(cells, "chosen" if cost.is_the_plans else ""))
     title = f"--{key.option.replace('_', '-')}" if key.option else "value"
     return Table([title, *["global batch"] * batches, "GPU GiB", "RAM GiB", "tokens/s", ""], rows)

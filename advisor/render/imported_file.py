@@ -301,8 +301,8 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         if len(keys) > _MOST_KEYS:
             yield doc.Sentence(f"  and {len(keys) - _MOST_KEYS} more (--json has them)")
     yield from _beside_the_file(answer)
-    if answer.files and _stops_at_unknown(answer.run):
-        yield doc.Sentence(f"The changed file keeps {_listed(answer.run.unknown)}: correct it by hand.", "bold")
+    if answer.files and answer.run.kept_unknown and _stops_at_unknown(answer.run):
+        yield doc.Sentence(f"The changed file keeps {_listed(answer.run.kept_unknown)}: correct it by hand.", "bold")
     if answer.written:
         yield doc.Sentence(f"Wrote {', '.join(printable(str(path)) for path in answer.written)}.", "good")
     elif answer.files:

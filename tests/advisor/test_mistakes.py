@@ -93,6 +93,8 @@ MISTAKES = {
     "--simulate": "write ds-advise dry-run gpt2 --gpus 24GB --offline\n",
     "--optimizer AdmW": "pass adamw\n",
     "--optimizer adam8bit": "pass adamw_8bit\n",
+    "--optimizer adam8": "pass adamw_8bit\n",
+    "--optimizer 8bit-adam": "pass adamw_8bit\n",
     "--optimizer FusedAdam": "pass adamw\n",
     "--optimizer nonsense": "pass one of adafactor, adagrad",
     "--token hf_abc": "set HF_TOKEN",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -179,6 +180,28 @@ def test_no_part_of_an_answer_prints_pages() -> None:
         assert len(repr(part)) < 3_000, type(part)
     assert repr(found).startswith("<openai-community/gpt2, zero2, micro batch") and "tokens/s" in repr(found)
     assert len(repr(answer.candidates)) < 200 * len(answer.candidates)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda answer: pickle.loads(pickle.dumps(answer))])
+def test_a_copy_of_an_answer_has_all_of_it(copied: Callable[[ds_advise.Answer], ds_advise.Answer]) -> None:
+    """Also the changes, which are searched while one iterates: before, in the middle and after the search."""
+    answer = ds_advise.advise("gpt2", gpus="1x24GB", offline=True)
+    first = copied(answer)
+    assert next(iter(answer.changes)) == next(iter(copied(answer).changes))
+    assert [*answer.changes] == [*first.changes] == [*copied(answer).changes] != []
+    assert copied(answer).changes.are_all_tried is False and first.to_dict() == answer.to_dict()
+
+
+def test_the_configuration_for_deepspeed_initialize_has_numbers() -> None:
+    """`DeepSpeedConfig` compares the batch with 0."""
+    configs = {
+        framework: json.dumps(ds_advise.advise("gpt2", gpus="2x24GB", offline=True, framework=framework).ds_config)
+        for framework in ("hf", "deepspeed")
+    }
+    assert '"auto"' in configs["hf"] and '"auto"' not in configs["deepspeed"]
+    asking = Path(ds_advise.__file__).parent / "docs" / "asking.md"
+    lines = [line for line in asking.read_text(encoding="utf-8").splitlines() if "deepspeed.initialize(" in line]
+    assert lines and all('framework="deepspeed"' in line for line in lines)
 
 
 @pytest.mark.parametrize("kind", [UnknownModelError, DryRunError, UnknownOptionError])

@@ -360,7 +360,7 @@ def test_after_a_failure_the_stage_of_the_script_is_tried() -> None:
     assert unproved.splitlines()[0] == " No plan could be proved." and "Nothing fits" not in unproved
     assert f"The script fails under {first.candidate.strategy}." in unproved and "\n> " not in unproved
     none_taken = tuple(step._replace(taken=False) for step in answer.ladder)
-    larger = Changes([Change(flags="--ram 34GiB", outcome="fits: zero2-offload")])
+    larger = Changes(lambda: [Change(flags="--ram 34GiB", outcome="fits: zero2-offload")])
     nothing = str(replace(answer, recommended=None, proofs=(), ladder=none_taken, changes=larger))
     assert nothing.startswith(" Nothing fits.") and "What would make it fit" in nothing and "--ram 34GiB" in nothing
     failed = replace(answer, recommended=None, proofs=(first,))

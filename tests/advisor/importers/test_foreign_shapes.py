@@ -52,11 +52,11 @@ def test_trl_files_are_read_with_its_defaults(tmp_path: Path) -> None:
 def test_the_options_of_trls_script_are_enough_to_know_it(
     keys: dict[str, object], output: dict[str, object], tmp_path: Path
 ) -> None:
-    """Without the learning rate, or with a misspelled one, and with the length that TRL removed."""
+    """Without the learning rate, or with a misspelled one, and with the length that TRL renamed."""
     values = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "learnin_rate": 1e-4, "max_seq_length": 16384}
     answer = _imported(tmp_path, values | keys | output | {"accelerate_config": "zero3"}, "4xA100-80GB")
     assert answer.form.name == "trl" and answer.figures is not None and answer.run.uncounted == ()
-    assert (answer.figures.plan.strategy, answer.figures.question.workload.seq_len) == ("zero3", 1024)
+    assert (answer.figures.plan.strategy, answer.figures.question.workload.seq_len) == ("zero3", 16384)
     assert answer.run.unknown == ("learnin_rate (did you mean learning_rate?)", "max_seq_length (now max_length)")
     without = _imported(tmp_path, values | keys | {"output_dir": "o", "num_train_epochs": 1}, "4xA100-80GB")
     assert without.form.name == "trl"

@@ -11,6 +11,7 @@ from typing import Any
 
 import ds_advise
 import pytest
+import yaml
 from ds_advise.advisor.answer.facts import training_subject
 from ds_advise.advisor.cli.config_files import IMPORT_FORMATS
 from ds_advise.advisor.cli.main import run
@@ -90,40 +91,37 @@ def test_a_file_of_the_user_is_only_overwritten_by_force(capsys: pytest.CaptureF
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_key_that_trl_removed_decides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """`max_seq_length` became `max_length` in TRL 0.16 and is gone in 1.16, which trains 1,024 tokens."""
-    trl = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "dataset_name": "d", "learning_rate": 1e-4}
-    for key, length in (("max_seq_length", 1024), ("max_length", 4096)):
-        Path("sft.yaml").write_text(json.dumps(trl | {key: 4096}))
-        _, answer, _ = _imported(capsys, "sft.yaml", "--gpus", "A100-80GB")
-        assert answer["run"]["training"]["seq_len"] == length
-        assert answer["unknown"] == (["max_seq_length (now max_length)"] if length == 1024 else [])
+@pytest.mark.parametrize("extension", [{}, {"dataset_mixer": {"d": 1.0}}], ids=["trl", "alignment-handbook"])
+def test_a_key_that_trl_renamed_counts_under_its_present_name(
+    extension: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`max_seq_length` became `max_length` (TRL 0.16), and `torch_dtype` `dtype`, whose default is float32. The answer
+    says so, and the changed file has the present names where the tool stops at the former ones. The file of a script
+    that extends TRL keeps what its version may have."""
+    trl = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "d", "bf16": True} | extension
+    found = []
+    for length, dtype in (("max_seq_length", "torch_dtype"), ("max_length", "dtype")):
+        Path("sft.yaml").write_text(yaml.safe_dump(trl | {length: 4096, dtype: "bfloat16"}))
+        words = ["--gpus", "8xA100-80GB", "--no-run", "-o", "b.yaml", "--force"]
+        _, answer, _ = _imported(capsys, "sft.yaml", *words)
+        found.append((answer, yaml.safe_load(Path("b.yaml").read_text())))
+    (old, old_file), (new, new_file) = found
+    assert old["run"]["training"]["seq_len"] == 4096 and old["as_is"] == new["as_is"]
+    assert "the figures take max_seq_length as max_length, torch_dtype as dtype" in old["remarks"]
+    stops = ["max_seq_length (now max_length)", "torch_dtype (now dtype)"]
+    assert old["unknown"] == ([] if extension else stops) and not new["faults"]
+    assert (old_file == new_file) is not bool(extension)
+    assert ({"max_seq_length", "torch_dtype"} <= old_file.keys()) is bool(extension)
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_type_of_the_weights_is_that_of_the_key_that_the_tool_has(capsys: pytest.CaptureFixture[str]) -> None:
-    """`torch_dtype` became `dtype`, whose default is float32: `trl` stops, and its scripts load the weights in fp32.
-    The file of a script that extends them may have the key."""
-    trl = {"model_name_or_path": "Qwen/Qwen2.5-7B", "dataset_name": "d", "bf16": True}
-    words = ["sft.yaml", "--gpus", "4xA100-80GB", "--no-run"]
-
-    def imported(**keys: object) -> tuple[int, dict[str, Any]]:
-        Path("sft.yaml").write_text(json.dumps(trl | keys))
-        return _imported(capsys, *words)[:2]
-
-    (code, old), (_, without), (fine, new) = imported(torch_dtype="bfloat16"), imported(), imported(dtype="bfloat16")
-    assert (
-        old["as_is"]["device_bytes_per_gpu"]
-        == without["as_is"]["device_bytes_per_gpu"]
-        > 1.5 * new["as_is"]["device_bytes_per_gpu"]
-    )
-    assert old["unknown"] == ["torch_dtype (now dtype)"] and (code, fine) == (1, 0) and new["faults"] == []
-    assert old["faults"] == [
-        "keys that TRL does not know, at which `trl` stops, and which its scripts ignore where another launcher starts "
-        "them: torch_dtype (now dtype)"
-    ]
-    _, extended = imported(torch_dtype="bfloat16", dataset_mixture={"datasets": []})
-    assert extended["as_is"]["device_bytes_per_gpu"] == new["as_is"]["device_bytes_per_gpu"] and not extended["faults"]
+def test_a_renamed_key_is_not_another_trainers(capsys: pytest.CaptureFixture[str]) -> None:
+    """GRPO has no `max_length`."""
+    keys = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "dataset_name": "d", "num_generations": 8}
+    Path("grpo.yaml").write_text(json.dumps(keys | {"max_seq_length": 4096}))
+    _, answer, _ = _imported(capsys, "grpo.yaml", "--gpus", "A100-80GB", "--no-run")
+    assert not any("now max_length" in each for each in answer["unknown"])
+    assert not any("max_seq_length as" in each for each in answer["remarks"])
 
 
 @pytest.mark.usefixtures("folder")

@@ -88,7 +88,8 @@ def test_a_key_is_explained_with_where_it_acts(capsys: pytest.CaptureFixture[str
     found = json.loads(capsys.readouterr().out)
     assert run(["explain", "zero_optimization"]) == 0
     assert "ZeRO stage  every stage\n" in capsys.readouterr().out
-    assert found["default"] == "4" and found["acts"] == ["It takes effect only with offload to NVMe."]
+    assert (found["default"], found["default_in_words"]) == (4, "4")
+    assert found["acts"] == ["It takes effect only with offload to NVMe."]
 
 
 @pytest.mark.parametrize(
@@ -193,15 +194,29 @@ def test_the_cost_is_predicted_by_value() -> None:
     need = [cost.device_bytes_per_gpu for cost in found.costs]
     # In between, a gradient larger than the bucket stays until the next one comes.
     assert len(need) == 5 and min(need) == need[0] < need[-1] == max(need)
-    assert str(found.costs[-1].value) == found.default == "500000000", "DeepSpeed's default is among the values"
+    assert found.costs[-1].value == found.default == 500_000_000, "DeepSpeed's default is among the values"
     (own,) = [cost for cost in found.costs if cost.is_the_plans]
-    assert own.tokens_per_s == pytest.approx(answer.recommended.tokens_per_s)
+    assert own.tokens_per_second == pytest.approx(answer.recommended.tokens_per_s)
     assert found.acts == ('"auto": the Trainer fills in 12,845,056, computed from the hidden size.',)
     assert "NVMe" in explain_key("max_in_cpu", facts=facts(), context=context).no_cost
     for unseen in ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled", "memory_breakdown"):
         no_cost = explain_key(unseen, facts=facts(), context=context).no_cost
         assert "same in dry runs" in no_cost and "not predicted" in no_cost, "a dry run does not wait for the GPU"
     assert "without engine.compile()" in explain_key("deepcompile", facts=facts(), context=context).no_cost
+
+
+def test_a_group_of_ranks_has_the_figures_of_the_gpus_of_a_node() -> None:
+    answer = advise("Llama-3.1-70B", gpus="4x8xH100", offline=True)
+    found = explain_key("zero_hpz_partition_size", facts=facts(), context=context_of(answer))
+    assert 8 in [cost.value for cost in found.costs]
+
+
+def test_a_default_is_its_value_unless_it_depends_on_the_stage() -> None:
+    found = {key: explain_key(key, facts=facts()) for key in ("sub_group_size", "overlap_comm", "zero_optimization")}
+    assert found["sub_group_size"].default == 1_000_000_000
+    assert found["overlap_comm"].default is None
+    assert found["overlap_comm"].default_in_words == "false, true at stage 3"
+    assert (found["zero_optimization"].default, found["zero_optimization"].default_in_words) == (None, "")
 
 
 def test_a_key_that_an_option_sets_has_the_figures_of_the_option() -> None:
@@ -224,8 +239,8 @@ def test_a_key_that_an_option_sets_has_the_figures_of_the_option() -> None:
         (own,) = [each for each in found.costs if each.is_the_plans]
         other = estimate("Qwen2.5-7B", **question | {option: value})
         assert cost.fits == other.fits
-        assert found.option == option and own.tokens_per_s != cost.tokens_per_s
-        assert cost.tokens_per_s == pytest.approx(other.tokens_per_second), key
+        assert found.option == option and own.tokens_per_second != cost.tokens_per_second
+        assert cost.tokens_per_second == pytest.approx(other.tokens_per_second), key
         assert cost.device_bytes_per_gpu == other.device_bytes_per_gpu, key
 
 
@@ -537,9 +552,9 @@ def test_a_key_has_a_type_and_a_value_other_than_the_default() -> None:
         for path in map(block.qualified_path, block.names())
         if not path.startswith("bfloat16.")
     ]
-    assert not [key.path for key in found if not key.type and key.default]
+    assert not [key.path for key in found if not key.type and key.default_in_words]
     for key in found:
-        if key.default and key.example:
+        if key.default_in_words and key.example:
             default = ConfigSettings(key.example, facts()).default(key.path).value
             assert value_at(key.path, key.example) != default, key.path
 
@@ -747,7 +762,7 @@ def test_an_effect_at_a_stage_without_a_prediction_is_not_denied(capsys: pytest.
 )
 def test_what_holds_without_a_key_and_when_it_acts_are_told(key: str, default: str, condition: str) -> None:
     found = explain_key(key, facts=facts())
-    assert found.default == default and condition in " ".join(found.acts)
+    assert found.default_in_words == default and condition in " ".join(found.acts)
 
 
 def test_names_of_classes_and_the_strategy_that_uses_a_key_are_named(capsys: pytest.CaptureFixture[str]) -> None:
