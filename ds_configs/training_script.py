@@ -16,6 +16,7 @@ from ..estimators.parameter_groups import script_makes_adam
 from ..estimators.plan import Plan
 from ..estimators.workload import TORCH_DTYPES, Workload
 from .module_loop import module_lines
+from .unquantized_copy import loaded_checkpoint, trains_gptq
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names of the attention kernels."""
@@ -93,7 +94,8 @@ def packages(workload: Workload) -> dict[str, str]:
     needed = (
         (workload.framework == "trl", trl_requirement(workload), f"--framework {workload.framework}"),
         (method != "full", "peft", f"--method {method}"),
-        (method == "qlora", "gptqmodel" if workload.quantization == "gptq" else "bitsandbytes", f"--method {method}"),
+        (method == "qlora" and not trains_gptq(workload), "bitsandbytes", f"--method {method}"),
+        *((trains_gptq(workload), name, f"--quantization {workload.quantization}") for name in GPTQ_PACKAGES),
         (workload.optimizer == "adamw_8bit", "bitsandbytes", f"--optimizer {workload.optimizer}"),
         (loss == "fused", "liger-kernel", f"--loss {loss}"),
         (kernels != "torch", {"liger": "liger-kernel"}.get(kernels, kernels), f"--kernels {kernels}"),
@@ -101,6 +103,11 @@ def packages(workload: Workload) -> dict[str, str]:
         (generator != "generate", "vllm", f"--rollout {generator}"),
     )
     return {name: option for is_needed, name, option in needed if is_needed}
+
+
+GPTQ_PACKAGES = ("gptqmodel", "optimum")
+"""pip names of what loads and runs GPTQ weights (transformers 5.24 quantizers/quantizer_gptq.py
+`validate_environment`)."""
 
 
 def trl_requirement(workload: Workload) -> str:
@@ -199,22 +206,22 @@ def python_source(value: Any, name: str = "") -> str:
     return repr(value)
 
 
-def _call(function: str, arguments: Sequence[str]) -> list[str]:
-    """Python source of a call, on several lines if it is too long for a screen of 80 columns."""
+_COLUMNS = 76
+"""Maximum columns of a source line that fits on a screen of 80 columns."""
+
+
+def _call(function: str, arguments: Sequence[str], columns: int = _COLUMNS) -> list[str]:
+    """Python source of a call, on several lines if it is longer than `columns`."""
     line = f"{function}({', '.join(arguments)})"
-    if len(line) <= _COLUMNS:
+    if len(line) <= columns:
         return [line]
     rows = [f"    {arguments[0]}"]
     for argument in arguments[1:]:
-        if len(rows[-1]) + len(argument) + 3 <= _COLUMNS:
+        if len(rows[-1]) + len(argument) + 3 <= columns:
             rows[-1] += f", {argument}"
         else:
             rows.append(f"    {argument}")
     return [f"{function}(", *(f"{row}," for row in rows[:-1]), f"{rows[-1]})"]
-
-
-_COLUMNS = 76
-"""Maximum columns of a source line that fits on a screen of 80 columns."""
 
 
 def script_lines(
@@ -235,7 +242,7 @@ def script_lines(
             lines += _SHARING_IMPORTS
         first, *rest = training_arguments_snippet(arguments, arguments_class(workload)).splitlines()
         lines += [f"args = {first}" if OBJECTIVES[workload.objective].trainer else first, *rest]
-        return [*lines, *model_lines(model, workload, plan), *_objective_trainer(workload)]
+        return [*lines, *model_lines(model, workload, plan), *_objective_trainer(model, workload)]
     lines = model_lines(model, workload, plan) + pageable_inputs(plan, workload)
     if model.module:
         return [
@@ -255,12 +262,12 @@ def script_lines(
     return lines + _loss_lines(workload, "model") + _tiling_lines(model, plan, workload, "model")
 
 
-def _objective_trainer(workload: Workload) -> list[str]:
+def _objective_trainer(model: ModelShape, workload: Workload) -> list[str]:
     """Lines that create the objective's trainer, which loads the model and the reference model by itself."""
     spec = OBJECTIVES[workload.objective]
     if not spec.trainer:
         return []
-    arguments = ["model=..."]
+    arguments = [f"model={_source(model, workload)}"]
     if spec.value_model:
         arguments = [f"{name}={name}" for name in ("model", "ref_model", "reward_model", "value_model")]
     elif workload.rollouts is not None:
@@ -270,6 +277,12 @@ def _objective_trainer(workload: Workload) -> list[str]:
     if workload.method != "full":
         arguments.append("peft_config=peft_config")
     return _call(f"trainer = {spec.trainer}", arguments)
+
+
+def _source(model: ModelShape, workload: Workload) -> str:
+    """Source of the path that the model is loaded from."""
+    loaded = loaded_checkpoint(model, workload)
+    return json.dumps(loaded) if loaded else "..."
 
 
 def _objective_import(workload: Workload) -> list[str]:
@@ -320,14 +333,18 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     quantized = _quantization(workload, plan)
     if OBJECTIVES[workload.objective].value_model:
         joined = [" ".join(map(str.strip, quantized)).replace("( ", "(")] if quantized else []
-        return _ppo_model_lines(workload, plan, [*arguments, *joined])
+        return _ppo_model_lines(model, workload, plan, [*arguments, *joined])
     loads = f"model = {auto}.from_pretrained" if auto else "from_pretrained"
-    lines = [f"{loads}({', '.join(['...', *arguments])})"] if arguments or auto else []
+    source = _source(model, workload)
+    lines = _call(loads, [source, *arguments]) if arguments or auto or source != "..." else []
     if quantized:
-        head = f"{loads}({', '.join(['...', *arguments, quantized[0]])}"
+        head = f"{loads}({', '.join([source, *arguments, quantized[0]])}"
         lines = [head, *quantized[1:]]
         if len(head) > _COLUMNS:
-            lines = [f"{loads}({', '.join(['...', *arguments])},", *(f"    {line}" for line in quantized)]
+            lines = [
+                f"{loads}({', '.join([source, *arguments])},",
+                *(f"    {line}" for line in _quantization(workload, plan, _COLUMNS - 5)),
+            ]
         lines[-1] += ")"
     if workload.objective == "embedding" and workload.uses_trainer:
         lines += _PAIR_LOSS
@@ -364,10 +381,10 @@ def model_lines(model: ModelShape, workload: Workload, plan: Plan) -> list[str]:
     return lines
 
 
-def _quantization(workload: Workload, plan: Plan) -> list[str]:
+def _quantization(workload: Workload, plan: Plan, columns: int = _COLUMNS) -> list[str]:
     """Source of the argument that quantizes the weights; empty for others, and for a GPTQ checkpoint, which has its own
     quantization_config."""
-    if workload.method != "qlora" or workload.quantization == "gptq":
+    if workload.method != "qlora" or trains_gptq(workload):
         return []
     fields = ["load_in_8bit=True"]
     if workload.quantization == "nf4":
@@ -376,18 +393,18 @@ def _quantization(workload: Workload, plan: Plan) -> list[str]:
         fields.append(f"bnb_4bit_compute_dtype={dtype}")
         # torch 2.13 distributed/fsdp/_flat_param.py flattens neither integers nor different types together.
         fields += [f"bnb_4bit_quant_storage={dtype}"] * plan.is_fsdp
-    return _call("quantization_config=BitsAndBytesConfig", fields)
+    return _call("quantization_config=BitsAndBytesConfig", fields, columns)
 
 
-def _ppo_model_lines(workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
+def _ppo_model_lines(model: ModelShape, workload: Workload, plan: Plan, arguments: Sequence[str]) -> list[str]:
     """Lines for the four models of TRL's PPOTrainer, which does not enable checkpointing for any of them."""
     options = ", ".join((f"dtype=torch.{TORCH_DTYPES[workload.precision]}", *arguments))
     reward = workload.rollouts and workload.rollouts.reward_model
     lines = [f"options = dict({options})"]
-    source = json.dumps(reward.name) if reward else "..."
+    scores = json.dumps(reward.name) if reward else "..."
     for names, kind, path in (
-        ("model, ref_model", "AutoModelForCausalLM", "..."),
-        ("reward_model, value_model", "AutoModelForSequenceClassification", f"{source}, num_labels=1"),
+        ("model, ref_model", "AutoModelForCausalLM", _source(model, workload)),
+        ("reward_model, value_model", "AutoModelForSequenceClassification", f"{scores}, num_labels=1"),
     ):
         lines += [f"{names} = (", f"    {kind}.from_pretrained(", f"        {path}, **options)"]
         lines += ["    for _ in range(2))"]

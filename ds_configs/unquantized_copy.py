@@ -1,4 +1,5 @@
-"""Quantized checkpoints: whether a training loads one as published, and the copy in bf16 that it loads instead."""
+"""Quantized checkpoints: whether a training loads one as published, and what it loads instead: a copy in bf16, or
+another checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +20,26 @@ def loads_checkpoint(model: ModelShape, workload: Workload) -> bool:
     """Return whether a training loads the weights from the model's checkpoint as it is published. transformers refuses
     to quantize a quantized one otherwise (5.24 quantizers/auto.py `merge_quantization_configs`), and trains quantized
     weights only with adapters, MXFP4 not even so (`Mxfp4HfQuantizer.is_trainable`). It also would load them whole on
-    every rank: zero.Init is only for unquantized ones (modeling_utils.py `_load_pretrained_model`)."""
-    as_quantized = workload.method == "qlora" and _QUANTIZED_AS[workload.quantization] == model.quantized
-    return not model.quantized or as_quantized
+    every rank: zero.Init is only for unquantized ones (modeling_utils.py `_load_pretrained_model`). GPTQ weights come
+    only from a checkpoint: quantizing others needs data for the calibration (quantizer_gptq.py)."""
+    if not model.quantized:
+        return not trains_gptq(workload)
+    return workload.method == "qlora" and _QUANTIZED_AS[workload.quantization] == model.quantized
+
+
+def trains_gptq(workload: Workload) -> bool:
+    """Return whether adapters are trained on GPTQ weights."""
+    return workload.method == "qlora" and workload.quantization == "gptq"
+
+
+def loaded_checkpoint(model: ModelShape, workload: Workload) -> str:
+    """Return the path or name that the script passes to `from_pretrained`, where it must not be just any: the copy's
+    folder, the model's GPTQ checkpoint, or a placeholder in capitals for one that the user chooses; "" otherwise."""
+    if not loads_checkpoint(model, workload):
+        if has_copy(model) and not trains_gptq(workload):
+            return _copy_folder(model)
+        return "GPTQ_CHECKPOINT" if trains_gptq(workload) else "UNQUANTIZED_CHECKPOINT"
+    return model.name if trains_gptq(workload) else ""
 
 
 def has_copy(model: ModelShape) -> bool:
@@ -31,18 +49,22 @@ def has_copy(model: ModelShape) -> bool:
 
 def quantized_remark(model: ModelShape, workload: Workload) -> str:
     """Return what a user has to know about the quantized checkpoint of a training; "" if it loads it as it is."""
-    if loads_checkpoint(model, workload):
+    if not model.quantized or loads_checkpoint(model, workload):
         return ""
     what = f"the weights of {model.name} are quantized ({model.quantized})"
+    if trains_gptq(workload):
+        return f"{what}: the prediction is for a GPTQ checkpoint, which the script has to load in its place"
     if has_copy(model):
         return f"{what}: the prediction is for a copy in bf16, which transformers makes"
+    own = " or ".join(name for name, method in _QUANTIZED_AS.items() if method == model.quantized)
+    instead = "the prediction is for an unquantized checkpoint, which the script has to load in its place"
     if workload.method == "qlora":
-        own = "write --quantization gptq, or " if model.quantized == "gptq" else ""
-        return f"{what}, and transformers quantizes only unquantized ones: {own}name an unquantized checkpoint"
-    return (
-        f"{what}, and transformers trains those only with adapters: the prediction is for unquantized weights; "
-        "--method qlora predicts 4-bit and 8-bit weights"
-    )
+        instead = f"write --quantization {own}, or name an unquantized checkpoint; {instead}" if own else instead
+        return f"{what}, and transformers quantizes only unquantized ones: {instead}"
+    asked = f"write --method qlora --quantization {own} for adapters on them; " if own else ""
+    if workload.method == "lora":
+        return f"{what}: {asked}{instead}"
+    return f"{what}, and the Trainer trains those at most with adapters: {asked}{instead}"
 
 
 def copy_bytes(model: ModelShape) -> int:
@@ -50,14 +72,17 @@ def copy_bytes(model: ModelShape) -> int:
     return 2 * model.parameters
 
 
+def _copy_folder(model: ModelShape) -> str:
+    return f"{model.name.rstrip('/').rpartition('/')[2]}-bf16"
+
+
 def copy_lines(model: ModelShape) -> list[str]:
     """Python source that makes the copy."""
     kind, config = model.architecture, _CONFIGS[model.quantized]
-    folder = f"{model.name.rstrip('/').rpartition('/')[2]}-bf16"
     return [
         "import transformers",
         f"model = transformers.{kind}.from_pretrained(",
         f'    {json.dumps(model.name)}, dtype="bfloat16",',
         f"    quantization_config=transformers.{config}(dequantize=True))",
-        f"model.save_pretrained({json.dumps(folder)})",
+        f"model.save_pretrained({json.dumps(_copy_folder(model))})",
     ]

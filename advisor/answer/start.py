@@ -20,6 +20,7 @@ from ...ds_configs.launch_commands import (
 )
 from ...ds_configs.read import saves_model
 from ...ds_configs.training_script import (
+    GPTQ_PACKAGES,
     arguments_class,
     fsdp_arguments,
     model_lines,
@@ -31,7 +32,15 @@ from ...ds_configs.training_script import (
     trainer_lines,
     trl_requirement,
 )
-from ...ds_configs.unquantized_copy import copy_bytes, copy_lines, has_copy, loads_checkpoint
+from ...ds_configs.unquantized_copy import (
+    copy_bytes,
+    copy_lines,
+    has_copy,
+    loaded_checkpoint,
+    loads_checkpoint,
+    quantized_remark,
+    trains_gptq,
+)
 from ...estimators.objectives import OBJECTIVES
 from ...estimators.time.job import checkpoint_bytes
 from ...estimators.time.step_time import estimate_time
@@ -157,7 +166,7 @@ def next_steps(
     config_path: the file that the commands name, whether written or not. details: include all lines of the script and
     every launcher's command. dry_run: include the command that dry-runs the script. launchers: include the job files
     whose start repeats the arguments of the default script."""
-    yield from _unquantized_copy(answer)
+    yield from _checkpoint_to_load(answer)
     yield from _trl_version(answer)
     if answer.try_first is not None and not _only_by_accelerate(answer):
         yield from _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))))
@@ -193,17 +202,30 @@ def _trl_version(answer: Recommendation) -> Iterator[Block]:
         yield from (Sentence(f"Newer versions of TRL have no {trainer}:"), Commands([f'pip install "{needed}"']))
 
 
-def _unquantized_copy(answer: Recommendation) -> Iterator[Block]:
-    """Yield the lines that make the copy of a quantized checkpoint that the plan loads."""
-    model = answer.question.model
-    is_empty = answer.recommended is None and answer.taken is None and answer.try_first is None
-    if is_empty or loads_checkpoint(model, answer.question.workload) or not has_copy(model):
+def _checkpoint_to_load(answer: Recommendation) -> Iterator[Block]:
+    """Yield what the script loads instead of a quantized checkpoint, with the lines that make a copy in bf16; and what
+    loads GPTQ weights."""
+    model, workload = answer.question.model, answer.question.workload
+    if answer.recommended is None and answer.taken is None and answer.try_first is None:
+        return
+    if trains_gptq(workload):
+        loaded = loaded_checkpoint(model, workload)
+        replaced = "" if loads_checkpoint(model, workload) else f" ({loaded}: the name or path of such a checkpoint)"
+        yield Sentence(f"The script loads weights quantized with GPTQ{replaced}. Install what runs them:")
+        yield Commands([f"pip install {' '.join(GPTQ_PACKAGES)}"])
+        return
+    if loads_checkpoint(model, workload):
+        return
+    if not has_copy(model):
+        remark = quantized_remark(model, workload)
+        yield Sentence(f"{remark[0].upper()}{remark[1:]}.")
         return
     need = f"{gib(copy_bytes(model))} GiB of RAM and on the drive"
     yield Sentence(
         f"The checkpoint is quantized ({model.quantized}). The plan loads a copy in bf16; make it once ({need}):"
     )
     yield Commands(copy_lines(model), is_python=True)
+    yield Sentence(f"Then load {loaded_checkpoint(model, workload)} in the script, not {model.name}.")
 
 
 def repeats_script(answer: Recommendation, file: JobFile) -> bool:
@@ -212,10 +234,17 @@ def repeats_script(answer: Recommendation, file: JobFile) -> bool:
     return any(word in line for word in words for line in file.start)
 
 
+def _server(answer: Recommendation) -> Iterator[Block]:
+    """Yield the start of the vLLM server, if there is one, for the checkpoint that the training loads."""
+    question = answer.question
+    served = loaded_checkpoint(question.model, question.workload) or question.model.name
+    if server := server_commands(question.workload, question.cluster, served):
+        yield from (Sentence(_SERVER), Commands(server))
+
+
 def _own_script(answer: Recommendation, chosen: Candidate, script: OwnScript) -> Iterator[Block]:
     where = " on every node" if answer.question.cluster.nodes > 1 else ""
-    if server := server_commands(answer.question.workload, answer.question.cluster, answer.question.model.name):
-        yield from (Sentence(_SERVER), Commands(server))
+    yield from _server(answer)
     data = "it trains on random rows until it gets your data"
     if script.reads_files:
         data = "without --train_file FILE (Arrow: input_ids, labels; ds-advise train makes it) its rows are random"
@@ -285,8 +314,7 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str) -> It
     # On several nodes, .deepspeed_env sets the variables on each node.
     settings = start_settings(answer, chosen) if question.cluster.nodes == 1 else []
     exports = (f"export {setting}" for setting, _ in settings)
-    if server := server_commands(workload, question.cluster, question.model.name):
-        yield from (Sentence(_SERVER), Commands(server))
+    yield from _server(answer)
     commands = next(iter(start_commands(answer, chosen, config_path).values()))
     text = "Start it (--details has all launchers and arguments):"
     yield from (Sentence(text), Commands([*exports, *commands]))
@@ -297,8 +325,7 @@ def _in_full(answer: Recommendation, chosen: Candidate, config_path: str) -> Ite
     yield from _script_blocks(answer, chosen, config_path)
     if answer.question.workload.uses_trainer:
         yield Sentence(_checkpoints(answer, chosen, config_path))
-    if server := server_commands(answer.question.workload, cluster, answer.question.model.name):
-        yield from (Sentence(_SERVER), Commands(server))
+    yield from _server(answer)
     for setting, why in start_settings(answer, chosen):
         yield from (Sentence(why), Commands([f"export {setting}"]))
     by_launcher = start_commands(answer, chosen, config_path)

@@ -189,7 +189,13 @@ def _answer(
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
     built = build_question(shape, **question)
-    if has_copy(shape) and not loads_checkpoint(shape, built.workload):
+    if shape.quantized and not loads_checkpoint(shape, built.workload):
+        if not has_copy(shape):
+            raise WorkloadError(
+                f"train does not load the weights of {shape.name}",
+                why=f"they are quantized ({shape.quantized})",
+                fix="pass an unquantized checkpoint as --model",
+            )
         raise WorkloadError(
             quantized_remark(shape, built.workload),
             fix="make it with the lines that ds-advise prints for this model, and pass its folder as --model",

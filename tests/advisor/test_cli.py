@@ -430,6 +430,13 @@ def test_quantized_weights_warn_unless_qlora_trains_them(tmp_path: Path, capsys:
     assert "quantizes only unquantized ones: write --quantization gptq, or" in capsys.readouterr().err
     assert run_here([*asked, "--method", "qlora", "--quantization", "gptq"]) == 0
     assert capsys.readouterr().err == ""
+    asked.remove("--json")
+    assert run_here(asked) == 0
+    assert "the prediction is for an unquantized checkpoint" in " ".join(capsys.readouterr().out.split())
+    assert run_here([*asked, "--method", "qlora", "--quantization", "gptq"]) == 0
+    assert "pip install gptqmodel optimum" in capsys.readouterr().out
+    assert run_here(["gpt-oss-20b", "--gpus", "8xH100", "--method", "lora", "--no-write", *FAST]) == 0
+    assert "Then load gpt-oss-20b-bf16 in the script, not openai/gpt-oss-20b." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["full", "qlora"])

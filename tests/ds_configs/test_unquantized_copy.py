@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from ds_advise.ds_configs.unquantized_copy import copy_lines, has_copy, loads_checkpoint
+from ds_advise.ds_configs.training_script import model_lines, packages
+from ds_advise.ds_configs.unquantized_copy import (
+    copy_lines,
+    has_copy,
+    loaded_checkpoint,
+    loads_checkpoint,
+    quantized_remark,
+)
 from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from safetensors.torch import load_file, save_file
 
@@ -76,7 +84,55 @@ def test_a_checkpoint_is_loaded_as_it_is_if_the_workload_trains_it_so() -> None:
     gptq = replace(unquantized, quantized="gptq")
     assert loads_checkpoint(gptq, replace(nf4, quantization="gptq"))
     assert not loads_checkpoint(gptq, nf4)
+    assert not loads_checkpoint(unquantized, replace(nf4, quantization="gptq"))
     assert not has_copy(gptq)
     mxfp4 = find("gpt-oss-120b")
     assert has_copy(mxfp4)
     assert not any(loads_checkpoint(mxfp4, Workload(method=method)) for method in ("full", "lora", "qlora"))
+
+
+@pytest.mark.parametrize(
+    ("quantized", "method", "quantization", "loaded"),
+    [
+        ("", "qlora", "nf4", ""),
+        ("", "qlora", "gptq", "GPTQ_CHECKPOINT"),
+        ("gptq", "qlora", "gptq", "own"),
+        ("gptq", "qlora", "nf4", "UNQUANTIZED_CHECKPOINT"),
+        ("awq", "qlora", "nf4", "UNQUANTIZED_CHECKPOINT"),
+        ("awq", "qlora", "gptq", "GPTQ_CHECKPOINT"),
+        ("awq", "lora", "nf4", "UNQUANTIZED_CHECKPOINT"),
+        ("compressed-tensors", "full", "nf4", "UNQUANTIZED_CHECKPOINT"),
+        ("bitsandbytes", "qlora", "int8", ""),
+        ("fp8", "qlora", "nf4", "own-bf16"),
+        ("mxfp4", "full", "nf4", "own-bf16"),
+        ("mxfp4", "qlora", "gptq", "GPTQ_CHECKPOINT"),
+    ],
+)
+def test_the_script_loads_a_checkpoint_that_the_plan_is_for(
+    quantized: str, method: str, quantization: str, loaded: str
+) -> None:
+    """transformers refuses to quantize a quantized one, and the Trainer one without adapters."""
+    model = replace(find("Qwen2.5-0.5B"), name="own", quantized=quantized)
+    workload = Workload(method=method, quantization=quantization)
+    assert loaded_checkpoint(model, workload) == loaded
+    lines = "\n".join(model_lines(model, workload, Plan(zero_stage=1, micro_batch_size=1)))
+    assert ("BitsAndBytesConfig" in lines) == (method == "qlora" and quantization != "gptq")
+    if loaded:
+        assert f'from_pretrained("{loaded}"' in lines
+    names = {"gptqmodel", "optimum"} if quantization == "gptq" else set()
+    assert names == {"gptqmodel", "optimum"} & set(packages(workload))
+
+
+@pytest.mark.parametrize(
+    ("quantized", "method", "advice"),
+    [
+        ("gptq", "lora", "write --method qlora --quantization gptq for adapters"),
+        ("bitsandbytes", "lora", "write --method qlora --quantization nf4 or int8 for adapters"),
+        ("gptq", "qlora", "write --quantization gptq, or name an unquantized checkpoint"),
+        ("awq", "full", "the Trainer trains those at most with adapters: the prediction is for an unquantized"),
+        ("awq", "lora", "are quantized (awq): the prediction is for an unquantized checkpoint"),
+    ],
+)
+def test_the_remark_says_what_to_write(quantized: str, method: str, advice: str) -> None:
+    model = replace(find("Qwen2.5-0.5B"), quantized=quantized)
+    assert advice in quantized_remark(model, Workload(method=method))

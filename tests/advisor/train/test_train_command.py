@@ -319,6 +319,7 @@ def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys:
         ("config.json", BERT, "is not a causal language model"),
         ("config.json", TINY | {"vocab_size": 100}, "but the model has 100 embeddings"),
         ("config.json", TINY | {"quantization_config": {"quant_method": "fp8"}}, "prediction is for a copy in bf16"),
+        ("config.json", TINY | {"quantization_config": {"quant_method": "awq"}}, "pass an unquantized checkpoint"),
         ("pytorch_model.bin", None, "ds-advise: no safetensors in model: "),
     ],
 )
