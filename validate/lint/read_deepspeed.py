@@ -385,8 +385,8 @@ def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _optimizers_of_torch(optim: Path) -> Signatures:
-    """The optimizers that `getattr(torch.optim, name)` finds: the classes that its `__init__` imports, some from private
-    files (torch 2.13 `_adafactor.py`)."""
+    """The optimizers that `getattr(torch.optim, name)` finds: the classes that its `__init__` imports, some from
+    private files (torch 2.13 `_adafactor.py`)."""
     imports = [node for node in getattr(_parse(optim / "__init__.py"), "body", ()) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports for alias in node.names} - {"Optimizer"}
     files = sorted(optim.glob("*.py"), key=lambda file: file.stem.lstrip("_"))

@@ -179,7 +179,8 @@ def _without_words_of(block: str, name: str) -> str:
 
 def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:
     """The known names that have all words of a name, or words that begin like them: those with its letters
-    (`train_batchsize`), else those with no other words, else those that begin with the name, else those that contain it, else all."""
+    (`train_batchsize`), else those with no other words, else those that begin with the name, else those that contain
+    it, else all."""
     words = _words(name)
     found = [each for each in known if _has_words(_words(each), words)]
     letters = [each for each in found if "".join(_words(each)) == "".join(words)]
