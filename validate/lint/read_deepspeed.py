@@ -411,6 +411,20 @@ def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
     # Defaults belong to the last arguments.
     required = names[: len(names) - len(arguments.defaults)]
     keywords = [argument.arg for argument in arguments.kwonlyargs]
+    given = [*arguments.defaults, *arguments.kw_defaults][::-1]
+    defaults = {name: _argument_default(node) for name, node in zip((names + keywords)[::-1], given, strict=False)}
     return tuple(
-        Parameter(name=name, required=name in required and name not in keywords) for name in names[2:] + keywords
+        Parameter(name=name, required=name in required and name not in keywords, default=defaults.get(name))
+        for name in names[2:] + keywords
     )
+
+
+def _argument_default(node: ast.expr | None) -> Any:
+    """A literal as JSON has it: a tuple as a list. None for any other default."""
+    if node is None:
+        return None
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return [*value] if isinstance(value, tuple) else value

@@ -61,6 +61,13 @@ def zero(**keys: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": 3} | keys}
 
 
+def adam(**arguments: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5} | arguments}}
+
+
+CPU = {"offload_optimizer": {"device": "cpu"}}
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -79,6 +86,10 @@ def zero(**keys: Any) -> dict[str, Any]:
         ({"aio": {"block_size": 1048576}, "activation_checkpointing": {"profile": False}}, {"aio": {}}),
         ({"train_micro_batch_size_per_gpu": 1, "train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 1}),
         ({"steps_per_print": float("nan")}, {"steps_per_print": float("nan")}),
+        ({"train_batch_size": 8, "gradient_accumulation_steps": 1}, {"train_batch_size": 8}),
+        (adam(betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0), adam()),
+        (zero(**CPU) | adam(betas=[0.9, 0.999], weight_decay=0), zero(**CPU) | adam()),
+        (adam(torch_adam=True, weight_decay=0.01), adam(torch_adam=True)),
     ],
 )
 def test_equivalent_settings_are_not_differences(
@@ -101,6 +112,19 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", "8 default, 32 file, idle"),
     ({}, {"aio": {"queue_depth": 32}, **NVME}, "aio.queue_depth", "8 default, 32 file, acts"),
+    (adam(), adam(weight_decay=0.01), "optimizer.params.weight_decay", "0.0 default, 0.01 file, acts"),
+    (
+        adam(torch_adam=True),
+        adam(torch_adam=True, weight_decay=0.1),
+        "optimizer.params.weight_decay",
+        "0.01 default, 0.1 file, acts",
+    ),
+    (
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1},
+        "gradient_accumulation_steps",
+        "None unset, 1 file, acts",
+    ),
     ({"made_up": 1}, {}, "made_up", "1 file, None unset, acts"),
 ]
 
