@@ -64,6 +64,22 @@ class ConfigSettings:
         """Return every written key under its usual name."""
         return set(self._written)
 
+    @cached_property
+    def invalid_blocks(self) -> frozenset[str]:
+        """The blocks that have another value than an object, which DeepSpeed refuses."""
+        return frozenset(
+            path
+            for path, value in self._written.items()
+            if value is not None and value != "auto" and self.facts.block(path) is not None
+        )
+
+    def get_block(self, path: str) -> Setting:
+        """Return a whole block as one setting, with its keys by their paths in it."""
+        keys = {
+            key.removeprefix(f"{path}."): value for key, value in self._written.items() if key.startswith(f"{path}.")
+        }
+        return Setting(value=keys, origin="file") if keys else self.get(path)
+
     def get(self, path: str) -> Setting:
         """Return the setting at a path such as `zero_optimization.stage`."""
         if not self.active(path):

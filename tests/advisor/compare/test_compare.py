@@ -297,6 +297,18 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
     assert "error of ds-advise itself" not in err
 
 
+def test_a_value_of_another_type_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text that looks like a number has its quotes. A block that is none is one difference, marked."""
+    bad = {"train_batch_size": "4", "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}
+    good = {"train_batch_size": 4, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    for name, config in (("a", bad), ("b", good)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert 'train_batch_size "4" 4 ' in words and "offload_optimizer cpu (invalid) {...} " in words
+    assert "device" not in words
+
+
 def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`auto` is filled as in the other file. The batch that follows from the other keys is no default."""
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
