@@ -22,6 +22,8 @@ and the number of GPUs. default: DeepSpeed's default. unset: no value."""
 _ACTIVATORS = {"device": "none", "enabled": False}
 """Keys that enable their block, each with the value that disables the block's other keys."""
 
+_BATCHES = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+
 _DEEPEST = 8
 """DeepSpeed's deepest key has five names; deeper nesting is treated as one value."""
 
@@ -61,6 +63,22 @@ class ConfigSettings:
     def paths(self) -> set[str]:
         """Return every written key under its usual name."""
         return set(self._written)
+
+    @cached_property
+    def invalid_blocks(self) -> frozenset[str]:
+        """The blocks that have another value than an object, which DeepSpeed refuses."""
+        return frozenset(
+            path
+            for path, value in self._written.items()
+            if value is not None and value != "auto" and self.facts.block(path) is not None
+        )
+
+    def get_block(self, path: str) -> Setting:
+        """Return a whole block as one setting, with its keys by their paths in it."""
+        keys = {
+            key.removeprefix(f"{path}."): value for key, value in self._written.items() if key.startswith(f"{path}.")
+        }
+        return Setting(value=keys, origin="file") if keys else self.get(path)
 
     def get(self, path: str) -> Setting:
         """Return the setting at a path such as `zero_optimization.stage`."""
@@ -105,7 +123,11 @@ class ConfigSettings:
         derived = self._batch().get(path)
         if derived is not None:
             return Setting(value=derived, origin="derived")
-        default = self.facts.default(path)
+        # With one of the two others, DeepSpeed takes 1 (runtime/config.py `_set_batch_related_parameters`).
+        if path == "gradient_accumulation_steps" and len(_BATCHES & self._written.keys()) == 1:
+            return Setting(value=1, origin="default")
+        owner, _, name = path.rpartition(".")
+        default = self._arguments.get(name) if owner == "optimizer.params" else self.facts.default(path)
         return UNSET if default is None else Setting(value=default, origin="default")
 
     def _filled(self, path: str) -> Any:
@@ -138,6 +160,19 @@ class ConfigSettings:
         owner, _, name = path.rpartition(".")
         block = self.facts.block(owner)
         return block is not None and block.field(name) is not None
+
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        """The default of each argument of the optimizer's class."""
+        kind = self._written.get("optimizer.type")
+        if not isinstance(kind, str):
+            return {}
+        found = self.facts.optimizer_parameters(
+            self.facts.optimizer_name(kind),
+            on_cpu=self.get("zero_optimization.offload_optimizer.device").value in ("cpu", "nvme"),
+            torch_adam=self._written.get("optimizer.params.torch_adam") is True,
+        )
+        return {parameter.name: parameter.default for parameter in found or ()}
 
     @cached_property
     def _written(self) -> dict[str, Any]:

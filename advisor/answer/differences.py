@@ -23,8 +23,10 @@ class Difference:
 def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
     """Return the keys whose settings differ after `auto` and missing keys have been resolved."""
     found = []
-    for path in sorted(first.paths() | second.paths(), key=rank):
-        ours, theirs = first.get(path), second.get(path)
+    blocks = first.invalid_blocks | second.invalid_blocks  # each is one difference, without those of its keys
+    inside = tuple(f"{block}." for block in blocks)
+    for path in sorted((each for each in first.paths() | second.paths() if not each.startswith(inside)), key=rank):
+        ours, theirs = (side.get_block(path) if path in blocks else side.get(path) for side in (first, second))
         # The global batch may be derived from the other two batch sizes and the number of GPUs.
         follows = path == "train_batch_size" and any(each.value in (None, "auto") for each in (ours, theirs))
         if not (ours.same_as(theirs) or follows or _only_repeats_the_default(path, first, second)):

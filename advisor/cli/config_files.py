@@ -183,7 +183,8 @@ def check(config_files: tuple[str, ...], question: dict[str, Any], output: Outpu
     notes = ["A GB of --max-memory and --max-ram is a GiB."] * any("i" not in size.lower() for size in sizes)
     if without_model:
         of = f" of {listed(without_model)}" if len(without_model) < len(files) else ""
-        notes.append(f"Only lint was checked{of}; --model and --gpus also check memory and speed.")
+        further = "--model also checks" if question.get("gpus") else "--model and --gpus also check"
+        notes.append(f"Only lint was checked{of}; {further} memory and speed.")
     show_document(lambda: _check_document(result, notes), output)
     return max((int(not result.met), *(error.exit_code for error in unread.values())))
 

@@ -17,6 +17,7 @@ from .options import ACCUMULATION, complete_file, model_option, output_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...validate.lint import Rule
     from ..answer.lint_file import Correction, LintAnswer, UnreadFile
     from ..render.lint_formats import LintFormat
 
@@ -25,17 +26,20 @@ LINT_FORMATS = ("text", "concise", "github", "sarif")
 
 def _codes(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
     """The codes of the rules that a list of codes and of their beginnings names."""
-    if text is None:
-        return ()
+    found = list[str]()
+    for word in (part.strip() for part in (text or "").split(",") if part.strip()):
+        named = _named_rules(word)
+        if not named:
+            raise click.BadParameter(f"there is no rule {word.upper()[:20]!r}; --list shows them", context, option)
+        found += [rule.code for rule in named]
+    return (*found,)
+
+
+def _named_rules(word: str) -> list[Rule]:
+    """The rules whose codes begin with a word."""
     from ...validate.lint import RULES  # imported here: it is slow
 
-    found = list[str]()
-    for word in (part.strip().upper() for part in text.split(",") if part.strip()):
-        named = [rule.code for rule in RULES if rule.code.startswith(word)]
-        if not named:
-            raise click.BadParameter(f"there is no rule {word[:20]!r}; --list shows them", context, option)
-        found += named
-    return (*found,)
+    return [rule for rule in RULES if rule.code.startswith(word.upper())]
 
 
 @click.command(cls=GroupedCommand)
@@ -52,7 +56,7 @@ def _codes(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--ignore", "ignored", metavar="CODES", callback=_codes, help="Rules to leave out: DS203,DS9.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
-@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101.")
+@click.option("--explain", "explained", metavar="CODE", help="Explain a rule, such as DS101, or list those of DS1.")
 @output_options
 def lint(
     config_files: tuple[str, ...],
@@ -136,12 +140,12 @@ def _show_rules(code: str | None, output: Output) -> int:
     if code is None:
         print_blocks(rule_list(RULES), output.console())
         return 0
-    rule = next((rule for rule in RULES if rule.code == code.upper()), None)
-    if rule is None:
+    named = _named_rules(code)
+    if not named:
         from ..answer.explained_key import is_key
 
         if is_key(code):
             raise click.UsageError(f"{code} is a key, not a rule; write ds-advise explain {code}")
         raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    print_blocks(rule_blocks(rule), output.console())
+    print_blocks(rule_blocks(*named) if len(named) == 1 else rule_list(named), output.console())
     return 0

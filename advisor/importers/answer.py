@@ -172,8 +172,9 @@ def import_file(
             raise
         fix = "pass them, such as --gpus 8xA100-80GB"
         obstacle = ClusterError("the GPUs of the run are not known", why=error.what, fix=fix)
-    if cluster is not None and run.processes is not None:
-        _start_on(run, cluster)
+    processes = run.processes
+    if cluster is not None and processes is not None:
+        run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
     if run.obstacle:
         obstacle = WorkloadError(run.obstacle)
     elif run.model is None:
@@ -194,6 +195,11 @@ def import_file(
             )
         except DsAdviseError as error:
             obstacle = error
+    if figures is not None and cluster is not None and processes not in (None, cluster.world_size):
+        run.remarks.append(
+            f"the file starts {processes} processes, but the figures are those of "
+            f"{counted_noun(cluster.world_size, 'GPU')}"
+        )
     document = None if run.deepspeed is None else _document(run.deepspeed)
     return complete_answer(
         ImportAnswer(
@@ -268,16 +274,6 @@ def _take_batch(run: ImportedRun, micro_batch: int | None) -> bool:
         others = {name: "auto" for name in numbers if name != ACCUMULATION}
         run.deepspeed = replace(part, config={**part.config, **others})
     return bool({"train_batch_size", "train_micro_batch_size_per_gpu"} & numbers.keys())
-
-
-def _start_on(run: ImportedRun, cluster: Cluster) -> None:
-    """Put the machines into the run, with a remark if its file names another number of processes."""
-    if run.processes != cluster.world_size:
-        run.remarks.append(
-            f"the file starts {run.processes} processes, but the figures are those of "
-            f"{counted_noun(cluster.world_size, 'GPU')}"
-        )
-    run.nodes, run.gpus_per_node = cluster.nodes, cluster.gpus_per_node
 
 
 def _document(part: DeepSpeedPart) -> Document | None:

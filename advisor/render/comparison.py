@@ -290,7 +290,11 @@ def _differences(comparison: Comparison, *, with_meanings: bool) -> Iterator[Blo
             rows.append(Row([here]))
         block = here
         values = (
-            Figure(_value_label(value) if side.acts(found.key) else _idle_label(value, found.key, side.stage()))
+            Figure(
+                _value_label(value) + " (invalid)" * (found.key in side.invalid_blocks)
+                if side.acts(found.key)
+                else _idle_label(value, found.key, side.stage())
+            )
             for value, side in zip((found.first, found.second), sides, strict=True)
         )
         meaning = [found.meaning] * (with_meanings and bool(found.meaning))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,19 @@ def value_label(value: Any) -> str:
         text = _number(value)
     else:
         text = "{...}" if isinstance(value, dict) else str(value)
+    if isinstance(value, str) and _is_json(value):  # "4" is not 4
+        text = f'"{text}"'
     text = printable(text)
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text without its quotes would be a number, a constant or text in quotes."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _number(value: int | float) -> str:

@@ -56,6 +56,8 @@ _NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
 _PYTHON_CONSTANT = re.compile("(True|False|None)" + _MEANT_END)
 _PYTHON_NUMBER = re.compile(r"([-+]?(?:\d[\d_]*)?(?:\.[\d_]*)?(?:[eE][-+]?\d+)?)" + _MEANT_END, re.ASCII)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,60}) *= *\{")
+_OURS, _THEIRS = (re.compile(rf"^{mark}{{7}}(?=[ \r\n]|\Z)", re.MULTILINE) for mark in "<>")
+"""The beginnings of the lines that git writes around the two sides of a conflict."""
 _PYTHON_CALL = re.compile(r"[A-Za-z_][\w.]{0,60}\(")
 _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
@@ -90,6 +92,8 @@ def read_document(raw: bytes, *, name: str, as_meant: bool = False) -> Document:
         found = _Reader(text, name).document()
         if not found.has_more_than_text:
             return found
+    if found is None:
+        _refuse_conflict(text, name)
     try:
         meant = _Reader(text, name, as_meant=True).document()
     except NotJsonError:
@@ -100,6 +104,16 @@ def read_document(raw: bytes, *, name: str, as_meant: bool = False) -> Document:
         first = meant.mistakes[0]
         raise NotJsonError(name, first.mistake, first.fix, text=meant.text, offset=first.start)
     return replace(meant, is_hjson=found is not None)
+
+
+def _refuse_conflict(text: str, name: str) -> None:
+    """Raise NotJsonError for the two sides of a conflict that git left in the file."""
+    start = _OURS.search(text)
+    end = None if start is None else _THEIRS.search(text, start.end())
+    if start is not None and end is not None:
+        first, last = (text.count("\n", 0, mark.start()) + 1 for mark in (start, end))
+        what = f"an unresolved merge conflict on lines {first} to {last}"
+        raise NotJsonError(name, what, "keep one side and remove the marks", text=text, offset=start.start())
 
 
 class NotJsonError(ConfigFileError):

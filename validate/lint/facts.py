@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from ...estimators.optimizers import deepspeed_optimizer
 from .. import parse_version
 from .values import FieldType
 
@@ -73,6 +74,8 @@ class Parameter:
 
     name: str
     required: bool
+    default: Any = None
+    """None if there is none, or it is no literal."""
 
 
 Signatures = Mapping[str, tuple[Parameter, ...]]
@@ -134,6 +137,26 @@ class DeepSpeedFacts:
         owner, _, name = path.rpartition(".")
         block = self.block(owner)
         return block.defaults.get(name) if block is not None else None
+
+    def optimizer_name(self, kind: str) -> str:
+        """The name of the optimizer block's type: DeepSpeed's in lower case, a class of torch.optim unchanged."""
+        return kind.lower() if kind.lower() in self.optimizers else kind
+
+    def optimizer_parameters(self, name: str, *, on_cpu: bool, torch_adam: bool) -> tuple[Parameter, ...] | None:
+        """The arguments that a configuration can pass to the class of an optimizer (`optimizer_name`); None if unknown.
+        on_cpu: whether its states are offloaded. torch_adam: whether the block asks for torch's Adam."""
+        spec = deepspeed_optimizer(name)
+        if spec is None:
+            return self.torch_optimizers.get(name)
+        cls = (spec.cpu_class if on_cpu else "") or spec.gpu_class
+        found = self.optimizer_classes.get(cls) if cls else self.torch_optimizers.get(spec.block_type)
+        if not spec.is_adam or found is None:
+            return found
+        if torch_adam:
+            found = self.torch_optimizers.get(spec.block_type, ())
+        own = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+        arguments = (parameter for parameter in found if parameter.name != "adamw_mode")
+        return (*arguments, *(Parameter(name=each, required=False) for each in own))
 
     def drops_auto(self, path: str) -> bool:
         """Whether the class of a block replaces the text "auto" by the default."""

@@ -15,7 +15,7 @@ from .facts import DeepSpeedFacts
 BUNDLED = Path(__file__).with_name("bundled_facts.json")
 """The facts of one version, for machines without DeepSpeed."""
 
-_FORM = 5
+_FORM = 7
 """Version of the cached file; changes with its form and with what is read from the sources."""
 
 

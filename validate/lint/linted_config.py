@@ -295,8 +295,7 @@ class LintedConfig:
     def optimizer(self) -> str:
         """DeepSpeed's optimizer name in lower case, or the class name of a torch.optim optimizer unchanged; "" if there
         is none."""
-        name = self.text("optimizer.type")
-        return name.lower() if name.lower() in self.facts.optimizers else name
+        return self.facts.optimizer_name(self.text("optimizer.type"))
 
     @cached_property
     def optimizer_spec(self) -> OptimizerSpec | None:

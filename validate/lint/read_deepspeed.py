@@ -154,7 +154,6 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
             defaults = {name: names[name] for name in left if names[name] is not UNKNOWN}
             blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(left), defaults=defaults)
     optim = torch_folder / "optim" if torch_folder else Path("without torch")
-    others = ("lr_scheduler", "optimizer", "swa_utils")
     return DeepSpeedFacts(
         version=version,
         blocks=tuple(blocks.values()),
@@ -162,7 +161,7 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
         optimizers=tuple(sources.constants.get("DEEPSPEED_OPTIMIZERS", ())),
         optimizer_classes=_signatures(*(folder / file for file in _OPTIMIZERS)),
         schedulers=_signatures(folder / "runtime/lr_schedules.py"),
-        torch_optimizers=_signatures(*(file for file in sorted(optim.glob("[a-z]*.py")) if file.stem not in others)),
+        torch_optimizers=_optimizers_of_torch(optim),
         torch_schedulers=_signatures(optim / "lr_scheduler.py"),
     )
 
@@ -385,6 +384,15 @@ def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     return None
 
 
+def _optimizers_of_torch(optim: Path) -> Signatures:
+    """The optimizers that `getattr(torch.optim, name)` finds: the classes that its `__init__` imports, some from
+    private files (torch 2.13 `_adafactor.py`)."""
+    imports = [node for node in getattr(_parse(optim / "__init__.py"), "body", ()) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports for alias in node.names} - {"Optimizer"}
+    files = sorted(optim.glob("*.py"), key=lambda file: file.stem.lstrip("_"))
+    return {name: taken for name, taken in _signatures(*files).items() if name in names}
+
+
 def _signatures(*files: Path) -> Signatures:
     """Each public class of these files with its arguments, without `self` and the first one (the optimizer or its
     parameters)."""
@@ -403,6 +411,20 @@ def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
     # Defaults belong to the last arguments.
     required = names[: len(names) - len(arguments.defaults)]
     keywords = [argument.arg for argument in arguments.kwonlyargs]
+    given = [*arguments.defaults, *arguments.kw_defaults][::-1]
+    defaults = {name: _argument_default(node) for name, node in zip((names + keywords)[::-1], given, strict=False)}
     return tuple(
-        Parameter(name=name, required=name in required and name not in keywords) for name in names[2:] + keywords
+        Parameter(name=name, required=name in required and name not in keywords, default=defaults.get(name))
+        for name in names[2:] + keywords
     )
+
+
+def _argument_default(node: ast.expr | None) -> Any:
+    """A literal as JSON has it: a tuple as a list. None for any other default."""
+    if node is None:
+        return None
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return [*value] if isinstance(value, tuple) else value

@@ -179,18 +179,8 @@ _BETA = re.compile(r"(?:adam_)?beta_?([12])")
 
 def _optimizer_parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     """The arguments that the configuration can pass to the optimizer's class; None if unknown."""
-    facts, spec = config.facts, config.optimizer_spec
-    if spec is None:
-        return facts.torch_optimizers.get(config.optimizer)
-    cls = (spec.cpu_class if config.offload("optimizer") != "none" else "") or spec.gpu_class
-    found = facts.optimizer_classes.get(cls) if cls else facts.torch_optimizers.get(spec.block_type)
-    if not spec.is_adam or found is None:
-        return found
-    if config.torch_adam:
-        found = facts.torch_optimizers.get(spec.block_type, ())
-    own = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
-    arguments = (parameter for parameter in found if parameter.name != "adamw_mode")
-    return (*arguments, *(Parameter(name=name, required=False) for name in own))
+    on_cpu = config.offload("optimizer") != "none"
+    return config.facts.optimizer_parameters(config.optimizer, on_cpu=on_cpu, torch_adam=config.torch_adam)
 
 
 def _clips_twice(config: LintedConfig) -> Iterator[Violation]:

@@ -87,12 +87,16 @@ def unknown_name(
     if not (is_safe or is_sure or any(not _problem(config, path, f"{block}.{each}".lstrip(".")) for each in names)):
         names = ()
     qualified = [f"{block}.{name}".lstrip(".") for name in names]
-    there = [name for name in qualified if config.has(name)]
+    there = [(name, full) for name, full in zip(names, qualified, strict=True) if config.has(full)]
+    same = [each for each in there if config.get(each[1]) == config.get(".".join(path))]
     edits: tuple[Edit, ...] = ()
-    if there:
-        set_name = names[0] if block == ".".join(path[:-1]) else there[0]
-        names, fix = (), f"remove it: {set_name} is set"
-        if is_safe and config.get(".".join(path)) == config.get(there[0]):
+    if there and not same:  # it cannot be a second name of a setting that has another value
+        names = tuple(name for name in names if name not in dict(there))
+        qualified = [f"{block}.{name}".lstrip(".") for name in names]
+    if same or (there and not names):
+        name, full = (same or there)[0]
+        names, fix = (), f"remove it: {name if block == '.'.join(path[:-1]) else full} is set"
+        if is_safe and same:
             edits = (Remove(path),)
     elif names and block != ".".join(path[:-1]):
         fix = f"write it as {names[0]} in {block}{or_in_script(config, block)}"
@@ -174,11 +178,13 @@ def _without_words_of(block: str, name: str) -> str:
 
 
 def _with_its_words(name: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The known names that have all words of a name, or words that begin like them: those with no other words, else
-    those that begin with the name, else those that contain it, else all."""
+    """The known names that have all words of a name, or words that begin like them: those with its letters
+    (`train_batchsize`), else those with no other words, else those that begin with the name, else those that contain
+    it, else all."""
     words = _words(name)
     found = [each for each in known if _has_words(_words(each), words)]
-    same = [each for each in found if len(_words(each)) == len(words)]
+    letters = [each for each in found if "".join(_words(each)) == "".join(words)]
+    same = letters or [each for each in found if len(_words(each)) == len(words)]
     if same or len(words) < 2:  # a word is part of too many names
         return (*same,)
     begin, contain = [each for each in found if each.startswith(name)], [each for each in found if name in each]

@@ -380,6 +380,11 @@ def test_a_tool_file_keeps_what_it_sets(capsys: pytest.CaptureFixture[str]) -> N
     assert run(["check", "accelerate.yaml"]) == 0
     out = capsys.readouterr().out
     assert "ok    lint: no errors, 0 warnings; no DeepSpeed configuration\n" in out and "Only lint was checked" in out
+    assert "; --model and --gpus also check memory" in out
+    assert run(["check", "accelerate.yaml", "--gpus", "4xA100-80GB"]) == 0
+    printed = capsys.readouterr()
+    assert "Only lint was checked; --model also checks memory and speed." in printed.out
+    assert "the figures are those of" not in printed.out + printed.err
     assert run(["check", "accelerate.yaml", "--max-memory", "9GiB"]) == 2
     assert "need --model; accelerate.yaml names none" in capsys.readouterr().err
 

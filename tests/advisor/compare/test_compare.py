@@ -61,6 +61,13 @@ def zero(**keys: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": 3} | keys}
 
 
+def adam(**arguments: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5} | arguments}}
+
+
+CPU = {"offload_optimizer": {"device": "cpu"}}
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -79,6 +86,10 @@ def zero(**keys: Any) -> dict[str, Any]:
         ({"aio": {"block_size": 1048576}, "activation_checkpointing": {"profile": False}}, {"aio": {}}),
         ({"train_micro_batch_size_per_gpu": 1, "train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 1}),
         ({"steps_per_print": float("nan")}, {"steps_per_print": float("nan")}),
+        ({"train_batch_size": 8, "gradient_accumulation_steps": 1}, {"train_batch_size": 8}),
+        (adam(betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0), adam()),
+        (zero(**CPU) | adam(betas=[0.9, 0.999], weight_decay=0), zero(**CPU) | adam()),
+        (adam(torch_adam=True, weight_decay=0.01), adam(torch_adam=True)),
     ],
 )
 def test_equivalent_settings_are_not_differences(
@@ -101,6 +112,19 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", "8 default, 32 file, idle"),
     ({}, {"aio": {"queue_depth": 32}, **NVME}, "aio.queue_depth", "8 default, 32 file, acts"),
+    (adam(), adam(weight_decay=0.01), "optimizer.params.weight_decay", "0.0 default, 0.01 file, acts"),
+    (
+        adam(torch_adam=True),
+        adam(torch_adam=True, weight_decay=0.1),
+        "optimizer.params.weight_decay",
+        "0.01 default, 0.1 file, acts",
+    ),
+    (
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1},
+        "gradient_accumulation_steps",
+        "None unset, 1 file, acts",
+    ),
     ({"made_up": 1}, {}, "made_up", "1 file, None unset, acts"),
 ]
 
@@ -271,6 +295,18 @@ def test_impossible_comparisons_get_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
     assert "error of ds-advise itself" not in err
+
+
+def test_a_value_of_another_type_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text that looks like a number has its quotes. A block that is none is one difference, marked."""
+    bad = {"train_batch_size": "4", "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}
+    good = {"train_batch_size": 4, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    for name, config in (("a", bad), ("b", good)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    assert run_here(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert 'train_batch_size "4" 4 ' in words and "offload_optimizer cpu (invalid) {...} " in words
+    assert "device" not in words
 
 
 def test_different_batches_stand_beside_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,11 @@ def _is_json(text: str) -> bool:
         (b'{"a": 500_000}', "500_000 is not a JSON number (line 1, column 7)"),
         (b'{"a": "b" ?}', "a comma or } is missing"),
         (b"{,}", "key is missing"),
+        (
+            b'{\n<<<<<<< HEAD\n "a": 1\n=======\n "a": 2\n>>>>>>> other\n}',
+            "not JSON: an unresolved merge conflict on lines 2 to 6 (line 2, column 1)",
+        ),
+        (b'{\r\n "a":\r\n<<<<<<< HEAD\r\n1\r\n=======\r\n2\r\n>>>>>>>\r\n}', "conflict on lines 3 to 7"),
         (b"{/*", "comment"),
         (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"),
         (b'{"a":' + b"[" * 100_000, "nested"),

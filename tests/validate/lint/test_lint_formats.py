@@ -79,6 +79,17 @@ def test_ignored_rules_are_neither_counted_nor_corrected(capsys: pytest.CaptureF
     assert "there is no rule 'DS777'" in capsys.readouterr().err
 
 
+def test_the_rules_of_a_beginning_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As --ignore takes them; a single one is explained."""
+    assert run(["lint", "--explain", "ds9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1 and all(line.lstrip().startswith("DS9") for line in lines if "DS" in line[:5])
+    assert run(["lint", "--explain", "ds501"]) == 0
+    assert "Found in: " in capsys.readouterr().out
+    assert run(["lint", "--explain", "DS777"]) == 2
+    assert "there is no rule 'DS777'" in capsys.readouterr().err
+
+
 def test_strict_fails_for_warnings_and_not_for_advice(capsys: pytest.CaptureFixture[str]) -> None:
     for options, code in (
         ([], 0),

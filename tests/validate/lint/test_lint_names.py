@@ -54,9 +54,13 @@ def test_a_key_of_an_optimizer_beside_its_params_is_misplaced() -> None:
 
 
 def test_no_name_is_proposed_that_is_there() -> None:
-    """Two names of one setting would be a repeated key, which DeepSpeed rejects."""
+    """Two names of one setting would be a repeated key, which DeepSpeed rejects. The name that is said to be set is."""
     config: dict[str, Any] = {"train_batch_size": 8, "batch_size": 8, "zero_optimization": {"stage": 2}}
     assert _found(config, "batch_size").fix == "remove it: train_batch_size is set"
+    micro = {"train_micro_batch_size_per_gpu": 4}
+    assert _found(micro | {"batch_size": 4}, "batch_size").fix == "remove it: train_micro_batch_size_per_gpu is set"
+    for name in ("batch_size", "train_batchsize"):
+        assert _found(micro | {name: 32}, name).fix == "rename it to train_batch_size"
     config = {"train_batch_size": 8, "max_grad_norm": 1.0, "clip_grad": 1.0}
     fixes = [_found(config, name).fix for name in ("max_grad_norm", "clip_grad")]
     assert fixes == ["rename it to gradient_clipping", "remove it: max_grad_norm stands for gradient_clipping too"]
