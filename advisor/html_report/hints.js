@@ -21,16 +21,17 @@ addEventListener("pointermove", (event) => {
   const target = event.target.closest && event.target.closest("[data-tip]");
   target ? showHint(target, event.clientX, event.clientY) : hideHint();
 });
-addEventListener("focusin", (event) => {
-  const target = event.target, picture = target.closest("svg.picture");
+function showFocused() {
+  const target = document.activeElement, picture = target && target.closest("svg.picture");
   if (!picture || !target.matches(":focus-visible")) return hideHint();
   const box = target.getBoundingClientRect(), whole = picture.getBoundingClientRect();
   showHint(target, box.left, whole.bottom - 14);  // the other rows stay in sight
   const tall = hint.getBoundingClientRect().height;
   if (whole.bottom + 4 + tall > innerHeight) hint.style.top = Math.max(4, whole.top - tall - 4) + "px";
-});
+}
+addEventListener("focusin", showFocused);
 addEventListener("focusout", hideHint);
-addEventListener("scroll", hideHint, { passive: true });
+addEventListener("scroll", showFocused, { passive: true }); // a focused part scrolls into sight, and keeps its hint
 addEventListener("keydown", (event) => event.key === "Escape" && hideHint());
 // A box that does not scroll is no stop of the Tab key.
 const watched = new ResizeObserver((entries) => {
