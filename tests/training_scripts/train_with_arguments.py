@@ -42,7 +42,7 @@ class RunOut(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         first = Path(args.deepspeed).resolve() == Path("ds_config.json").resolve()
         if first and state.global_step == int(os.environ.get("RUN_OUT_AT_STEP", "0")):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 
 
 def main() -> None:

@@ -166,6 +166,7 @@ def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[...
     prepare("zero2", "hf")
     saving = f"{ARGUMENTS} --max_steps 8 --save_strategy steps --save_steps 2"
     session, printed = ended(start("--fallback", SCRIPT, saving, RUN_OUT_AT_STEP="5"))
+    assert len(session["attempts"]) == 2, printed
     first, second = session["attempts"]
     assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), printed
     assert second["status"] == "finished", printed
