@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
-from ..ds_configs.unquantized_copy import quantized_remark
+from ..ds_configs.unquantized_copy import quantized_remark, weights_assumption
 from ..estimators.errors import WorkloadError, check_kind
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.objectives import OBJECTIVES
@@ -339,7 +339,11 @@ def predicted(question: Question) -> Recommendation:
         recommended=recommended,
         try_first=worth_trying_first(candidates, recommended, question.risk),
         changes=changes(question, ladder, recommended),
-        assumptions=question.model.assumptions + assumptions(node, recommended.time if recommended else None),
+        assumptions=(
+            *question.model.assumptions,
+            *weights_assumption(question.model, question.workload),
+            *assumptions(node, recommended.time if recommended else None),
+        ),
     )
     if offered is not None and recommended is None:
         other = predicted(offered)

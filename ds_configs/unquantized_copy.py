@@ -35,11 +35,11 @@ def trains_gptq(workload: Workload) -> bool:
 def loaded_checkpoint(model: ModelShape, workload: Workload) -> str:
     """Return the path or name that the script passes to `from_pretrained`, where it must not be just any: the copy's
     folder, the model's GPTQ checkpoint, or a placeholder in capitals for one that the user chooses; "" otherwise."""
-    if not loads_checkpoint(model, workload):
-        if has_copy(model) and not trains_gptq(workload):
-            return _copy_folder(model)
-        return "GPTQ_CHECKPOINT" if trains_gptq(workload) else "UNQUANTIZED_CHECKPOINT"
-    return model.name if trains_gptq(workload) else ""
+    if trains_gptq(workload):
+        return model.name if loads_checkpoint(model, workload) else "GPTQ_CHECKPOINT"
+    if loads_checkpoint(model, workload):
+        return ""
+    return _copy_folder(model) if has_copy(model) else "UNQUANTIZED_CHECKPOINT"
 
 
 def has_copy(model: ModelShape) -> bool:
@@ -65,6 +65,13 @@ def quantized_remark(model: ModelShape, workload: Workload) -> str:
     if workload.method == "lora":
         return f"{what}: {asked}{instead}"
     return f"{what}, and the Trainer trains those at most with adapters: {asked}{instead}"
+
+
+def weights_assumption(model: ModelShape, workload: Workload) -> tuple[str, ...]:
+    """Return what a prediction assumes of the weights, if the training does not load the model's quantized ones."""
+    if not model.quantized or loads_checkpoint(model, workload):
+        return ()
+    return (f"weights as --method loads them, not as the checkpoint's {model.quantized}",)
 
 
 def copy_bytes(model: ModelShape) -> int:

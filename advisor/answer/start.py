@@ -51,7 +51,7 @@ from ..question.file_question import record
 from ..question.question import Question
 from ..search.candidate import Candidate
 from ..text.labels import checkpointing_title
-from ..text.units import alternatives, gib, times
+from ..text.units import alternatives, capitalised, ended, gib, times
 from .recommendation import OwnScript, Recommendation, try_first_path
 
 _SERVER = "Start the generation server before the training:"
@@ -206,7 +206,7 @@ def _checkpoint_to_load(answer: Recommendation) -> Iterator[Block]:
     """Yield what the script loads instead of a quantized checkpoint, with the lines that make a copy in bf16; and what
     loads GPTQ weights."""
     model, workload = answer.question.model, answer.question.workload
-    if answer.recommended is None and answer.taken is None and answer.try_first is None:
+    if answer.taken is None and answer.try_first is None:
         return
     if trains_gptq(workload):
         loaded = loaded_checkpoint(model, workload)
@@ -217,8 +217,7 @@ def _checkpoint_to_load(answer: Recommendation) -> Iterator[Block]:
     if loads_checkpoint(model, workload):
         return
     if not has_copy(model):
-        remark = quantized_remark(model, workload)
-        yield Sentence(f"{remark[0].upper()}{remark[1:]}.")
+        yield Sentence(ended(capitalised(quantized_remark(model, workload))))
         return
     need = f"{gib(copy_bytes(model))} GiB of RAM and on the drive"
     yield Sentence(

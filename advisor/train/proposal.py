@@ -14,7 +14,7 @@ from typing import Any
 from datasets import disable_progress_bars
 
 from ...ds_configs.training_script import packages
-from ...ds_configs.unquantized_copy import has_copy, loads_checkpoint, quantized_remark
+from ...ds_configs.unquantized_copy import has_copy, quantized_remark
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.estimate import Estimate
 from ...estimators.models.model_shape import ModelShape
@@ -189,7 +189,7 @@ def _answer(
     if question["loss"] == "auto" and find_spec("liger_kernel") is None:
         question["loss"] = "standard"  # the Trainer offers only Liger's fused loss
     built = build_question(shape, **question)
-    if shape.quantized and not loads_checkpoint(shape, built.workload):
+    if remark := quantized_remark(shape, built.workload):
         if not has_copy(shape):
             raise WorkloadError(
                 f"train does not load the weights of {shape.name}",
@@ -197,7 +197,7 @@ def _answer(
                 fix="pass an unquantized checkpoint as --model",
             )
         raise WorkloadError(
-            quantized_remark(shape, built.workload),
+            remark,
             fix="make it with the lines that ds-advise prints for this model, and pass its folder as --model",
         )
     if built.free_batch:  # it is smaller for few samples

@@ -332,13 +332,11 @@ class ModelShape:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Assumptions about a sample's content besides text, and about weights if the checkpoint has other ones."""
+        """Assumptions about the layers and about a sample's content besides text."""
         phrases = list[str]()
         if self.outer_programs:
             recorded = "layers recorded from the module's own code"
             phrases.append(recorded if self.module else "layers recorded from transformers' own code")
-        if self.quantized:
-            phrases.append(f"weights as --method loads them, not as the checkpoint's {self.quantized}")
         if images := self.images_of_samples:
             phrases.append(images)
         if self.idle_tower:
