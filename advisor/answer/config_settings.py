@@ -13,6 +13,7 @@ from ...estimators.hardware import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...validate.lint.facts import DeepSpeedFacts
+from ...validate.lint.rules_types import MICRO, STEPS, TOTAL
 from ...validate.lint.values import read_value
 
 Origin = Literal["file", "auto", "derived", "default", "unset"]
@@ -21,8 +22,6 @@ and the number of GPUs. default: DeepSpeed's default. unset: no value."""
 
 _ACTIVATORS = {"device": "none", "enabled": False}
 """Keys that enable their block, each with the value that disables the block's other keys."""
-
-_BATCHES = {"train_batch_size", "train_micro_batch_size_per_gpu"}
 
 _DEEPEST = 8
 """DeepSpeed's deepest key has five names; deeper nesting is treated as one value."""
@@ -124,7 +123,7 @@ class ConfigSettings:
         if derived is not None:
             return Setting(value=derived, origin="derived")
         # With one of the two others, DeepSpeed takes 1 (runtime/config.py `_set_batch_related_parameters`).
-        if path == "gradient_accumulation_steps" and len(_BATCHES & self._written.keys()) == 1:
+        if path == STEPS and sum(self._written.get(each) is not None for each in (TOTAL, MICRO)) == 1:
             return Setting(value=1, origin="default")
         owner, _, name = path.rpartition(".")
         default = self._arguments.get(name) if owner == "optimizer.params" else self.facts.default(path)
@@ -151,9 +150,9 @@ class ConfigSettings:
             return {}
         micro, accumulation = self.plan.micro_batch_size, self.plan.gradient_accumulation_steps
         return {
-            "train_micro_batch_size_per_gpu": micro,
-            "gradient_accumulation_steps": accumulation,
-            "train_batch_size": (micro * accumulation * self.cluster.world_size // self.plan.sequence_parallel_size),
+            MICRO: micro,
+            STEPS: accumulation,
+            TOTAL: micro * accumulation * self.cluster.world_size // self.plan.sequence_parallel_size,
         }
 
     def _knows(self, path: str) -> bool:

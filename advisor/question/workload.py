@@ -235,7 +235,7 @@ def named_settings(text: str) -> dict[str, str]:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """The text of such values by name."""
-    words = ((name, value if isinstance(value, str) else str(value)) for name, value in settings.items())
+    words = ((name, str(value)) for name, value in settings.items())
     return ",".join(name if value.lower() in ("yes", "true") else f"{name}={value}" for name, value in words)
 
 

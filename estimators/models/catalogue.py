@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise, repeat, takewhile
+from itertools import pairwise, takewhile
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +142,7 @@ def _similar(name: str) -> list[str]:
     """Return the names worth naming: a size and a letter in common make no family alike (`mamba-2.8b`, `aya-23-8B`)."""
     own = [_family_letters(pieces) for pieces in _meant_pieces(name)]
     found = nearest(name, 4 * _NAMED, least=_SIMILAR)
-    return [hub_id for hub_id in found if any(map(_is_alike, own, repeat(hub_id)))][:_NAMED]
+    return [hub_id for hub_id in found if any(_is_alike(letters, hub_id) for letters in own)][:_NAMED]
 
 
 def _is_alike(letters: str, hub_id: str) -> bool:
