@@ -68,7 +68,7 @@ def use_pytorch(question: Question, plain: Candidate) -> Change:
 def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change | None]:
     if chosen is not None:
         yield from _other_assumptions(question, chosen)
-    storage, first = storage_changes(question, ladder, chosen), _of_less_ram(question)
+    storage, first = storage_changes(question, ladder, chosen), _first_kinds(question)
     if chosen is None:
         yield from _grown(question, chosen, _optimizers_on_the_host(question))
         # The smallest and the fastest plan with more RAM or NVMe, then more GPUs.
@@ -81,7 +81,7 @@ def _tried(question: Question, ladder: Sequence[LadderStep], chosen: Candidate |
         yield from _smaller_hosts(question, chosen)
         yield next(storage, None)
     yield from storage
-    for series in chain(first, _kinds(question, chosen)):
+    for series in chain(first, _other_kinds(question, chosen)):
         yield from _grown(question, chosen, series)
 
 
@@ -121,7 +121,7 @@ def _other_assumptions(question: Question, chosen: Candidate) -> Iterator[Change
         yield answer.change(flags, answer.job_outcome(question, chosen), assumed=True)
 
 
-def _of_less_ram(question: Question) -> Iterator[Iterable[Asked]]:
+def _first_kinds(question: Question) -> Iterator[Iterable[Asked]]:
     """Yield the kinds of change that come first: those that leave the training as it is (bf16, flash attention, AutoEP,
     no reference model), which can bring the most, and adapters, which need the least."""
     back, without_autoep = _without_autoep(question)
@@ -132,7 +132,7 @@ def _of_less_ram(question: Question) -> Iterator[Iterable[Asked]]:
     yield ((flags + back, altered) for flags, altered in other_methods(without_autoep))
 
 
-def _kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
+def _other_kinds(question: Question, chosen: Candidate | None) -> Iterator[Iterable[Asked]]:
     """Yield the other kinds."""
     back, without_autoep = _without_autoep(question)
     yield from ([(flags + back, altered)] for flags, altered in _other_loss(without_autoep))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,10 @@ COMMAND, MODEL, COUNT, SIZE, RAM = "COMMAND", "MODEL", "N", "SIZEGB", "RAMGB"
 """What the user fills in where the log does not show it."""
 
 _ROUNDED_BYTES = 2**30 // 200
-"""Most that torch's message rounds off a size of a GiB and more."""
+"""Most that torch's message, with two decimals, rounds a size of a GiB and more."""
+
+_GRAIN_BYTES = 2 * 2**20
+"""What a large request is rounded up to a multiple of before the message (torch 2.13 `get_allocation_size`)."""
 
 
 def machines(found: Diagnosis, given: Mapping[str, Any]) -> str:
@@ -84,10 +86,11 @@ def logged_length(found: Diagnosis, vocabulary: int, micro_batch: int) -> int | 
     if not frames or not asked or not _FP32_LOGITS.search(frames[-1].code):
         return None
     row = 4 * vocabulary * micro_batch
-    least, most = ((asked + sign * _ROUNDED_BYTES) / row for sign in (-1, 1))
-    # The message has two decimals of a GiB: of the lengths that it may be, the one with the most factors of 2.
-    lengths = range(math.ceil(least), math.floor(most) + 1)
-    return max((each for each in lengths if each > 0), key=lambda length: length & -length, default=None)
+    rounded = _ROUNDED_BYTES if asked >= 2**30 else 0
+    longest = (asked + rounded) // row
+    shortest = max(1, (asked - rounded - _GRAIN_BYTES) // row + 1)
+    # Of the lengths that it may be, the one with the most factors of 2.
+    return max(range(shortest, longest + 1), key=lambda length: length & -length, default=None)
 
 
 def logged_config(found: Diagnosis) -> Path | None:

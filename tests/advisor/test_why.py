@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from ds_advise.advisor.answer.memory_change import _best_first, _Fitting
 from ds_advise.advisor.cli.main import run
+from ds_advise.advisor.command.failed_training import logged_length
 from ds_advise.advisor.text.units import gib
+from ds_advise.probes.failures.diagnosis import diagnose_text
 
 from tests.probes.failures.test_diagnosis import FRAMES, FULL, WATCHDOG
 
@@ -599,6 +601,18 @@ def test_a_configuration_gets_the_changes_that_fit(log: Path, capsys: pytest.Cap
     Path("bare.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     _, text = _why(capsys, "bare.log", "--config", "ds.json", *QUESTION)
     assert "`ds-advise Qwen2.5-7B --gpus 8x48GB --offline --seq-len 2048` finds" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("size", "length"),
+    [("490.00 MiB", 1000), ("1002.00 MiB", 2048), ("1004.00 MiB", 2052), ("2.02 GiB", 4224)],
+)
+def test_the_length_is_of_a_request_that_torch_rounds_up_to_2_mib(size: str, length: int) -> None:
+    """1000, 2048 and 2052 tokens of 128,256 words are 489.26, 1,002.0 and 1,003.96 MiB."""
+    frame = '  File "/opt/transformers/loss/loss_utils.py", line 52, in ForCausalLMLoss\n    logits = logits.float()\n'
+    error = FULL.replace("3.00 GiB", size)
+    found = diagnose_text(f"Traceback (most recent call last):\n{frame}{error}")
+    assert logged_length(found, vocabulary=128_256, micro_batch=1) == length
 
 
 def test_the_length_is_that_of_the_logits_that_did_not_fit(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
