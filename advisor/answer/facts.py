@@ -274,17 +274,8 @@ def training_subject(question: Question, tool: str = "TRL") -> tuple[str, str]:
     training = f"{workload.precision} · {workload.optimizer}"
     if model.unit != "samples":
         training = f"{training} · sequence {length}"
-    return (
-        f"{model.name} · {size} · {method_title(workload)}",
-        ", ".join(
-            [
-                training,
-                *filter(None, [model.images_of_samples]),
-                *_attention(model, workload),
-                *_unusual(workload, tool),
-            ]
-        ),
-    )
+    details = (training, model.images_of_samples, *_attention(model, workload), *_unusual(workload, tool))
+    return f"{model.name} · {size} · {method_title(workload)}", ", ".join(filter(None, details))
 
 
 def _attention(model: ModelShape, workload: Workload) -> Iterator[str]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, unset_threads
 from ...ds_configs.presets import plan_for
@@ -278,12 +278,12 @@ def _best_writable(question: Question, advised: Candidate, *, offloads_checkpoin
     """The search of the fastest plan that the file's keys can express, with either loss: the file has no key for
     samples that GPUs share, which also needs another data loader, and may have none for checkpoints in host RAM. A plan
     with more costly features replaces a simpler one that is slower than the advised plan."""
-    alone = question.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+    alone = replace(question, offloads_checkpoints=offloads_checkpoints)
+    alone = alone.replace_options(sequence_parallel_size=question.options["sequence_parallel_size"] or 1)
+    if not offloads_checkpoints and question.options["gradient_checkpointing"] == "offload":
+        alone = alone.replace_options(gradient_checkpointing="auto")
     losses = [alone] if alone.offered_loss_question is None else [alone, alone.offered_loss_question]
-    choices: tuple[CheckpointingChoice, ...] = (cast(CheckpointingChoice, question.options["gradient_checkpointing"]),)
-    if not offloads_checkpoints and choices[0] in ("auto", "offload"):
-        choices = ("on", "off")
-    found = [predicted(loss.replace_options(gradient_checkpointing=choice)) for loss in losses for choice in choices]
+    found = [predicted(loss) for loss in losses]
     best = max(found, key=lambda each: each.recommended.tokens_per_s if each.recommended else 0.0)
     if best.recommended is None or is_as_fast(best.recommended, advised):
         return best
