@@ -152,7 +152,7 @@ _ORDER: tuple[ConfigKey | str, ...] = (
         condition="with the optimizer in host RAM",
     ),
     # runtime/engine.py _configure_zero_optimizer (0.19.8)
-    _key("zero_optimization.legacy_stage1", "no effect: DeepSpeed no longer has that implementation", stages=()),
+    _key("zero_optimization.legacy_stage1", "the first ZeRO-1, which DeepSpeed no longer has", stages=()),
     # only partition_parameters.py Init, parameter_offload.py, partitioned_param_coordinator.py and stage3.py (0.19.8)
     _key("zero_optimization.override_module_apply", stages=(3,)),
     _key("zero_optimization.log_trace_cache_warnings", stages=(3,)),
