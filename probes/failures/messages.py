@@ -48,7 +48,7 @@ Phase = Literal[
     "checkpoint",
     "saving",
 ]
-"""What a rank was doing when its GPU's memory ran out."""
+"""What a rank was doing when memory ran out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPhase:
-    """One phase in which a GPU's memory runs out."""
+    """One phase in which memory runs out."""
 
     name: Phase
     frames: re.Pattern[str]
@@ -208,10 +208,17 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
 
 
 def _shows(text: str, what: str) -> bool:
+    """Whether the allocator's figures in a text show what `Message.figures` names."""
     found = memory_figures(text)
-    if found is None or what in ("fragmented", "larger"):
-        return found is not None and (found.is_fragmented if what == "fragmented" else found.asks_more_than_gpu)
-    return found.is_shared and found.is_assumed == (what == "outside")
+    if found is None:
+        return False
+    shown = {
+        "larger": found.asks_more_than_gpu,
+        "shared": found.is_shared and not found.is_assumed,
+        "outside": found.is_shared and found.is_assumed,
+        "fragmented": found.is_fragmented,
+    }
+    return shown[what]
 
 
 @cache
