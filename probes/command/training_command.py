@@ -82,7 +82,7 @@ class TrainingCommand(NamedTuple):
         for place, name, value in typed:
             if name == counts.ranks and value.isdigit():
                 flag, equals, _ = words[place].partition("=")
-                words[place : place + (1 if equals else 2)] = [f"{flag}={ranks}"] if equals else [flag, ranks]
+                words[place if equals else place + 1] = f"{flag}={ranks}" if equals else ranks
         counts_itself = self.launcher == "deepspeed" or (nodes > 1 and not named_nodes)
         if counts.ranks not in named and not counts_itself and self._first_option is not None:
             words[self._first_option : self._first_option] = [f"--{counts.ranks}", ranks]
