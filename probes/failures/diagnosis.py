@@ -17,6 +17,7 @@ from .log_command import Ranks, seen_ranks
 from .log_error import LogError
 from .logged_steps import Place
 from .messages import (
+    WARNED_AT,
     ErrorKind,
     MemoryPhase,
     Message,
@@ -49,9 +50,6 @@ _FETCHES = re.compile(
     r"huggingface_hub/|requests/|httpx/|urllib3/|transformers/utils/hub\.py|:(?:from_pretrained|load_dataset)\b"
 )
 """A frame of what needs the answer to a request."""
-
-_WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
-"""What a warning of Python begins with: its file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +143,7 @@ class Diagnosis:
         if self.kind == "host_out_of_memory" and not error.has_place and loading_bar(error.before):
             return under(loading_phase(), self.signs)
         # A warning has the line that warns in place of a traceback.
-        frames = [*map(str, error.frames)] or ([error.head] if _WARNED.match(error.head) else [])
+        frames = [*map(str, error.frames)] or ([error.head] if WARNED_AT.match(error.head) else [])
         found = memory_phase(frames)
         return found and under(found, self.signs)
 

@@ -21,8 +21,8 @@ _GROUP = re.compile(r"\(\?P([<=])(\w+)")
 _PLACE = re.compile(r"\{(\w+)\}")
 """A placeholder of a text: the name of a group of the pattern in braces."""
 
-_WARNED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning\b)", re.MULTILINE)
-"""The place of a warning of Python, which is no frame of a traceback."""
+WARNED_AT = re.compile(r"^\S+\.py:\d+: (?=\w*Warning:)", re.MULTILINE)
+"""The file and line that a warning of Python begins with, which are no frame of a traceback."""
 
 _CLOSURE = re.compile(r":\w*closure\w*(?: |$)")
 
@@ -189,7 +189,7 @@ def filled(text: str, named: Mapping[str, str]) -> str:
 
 def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
     """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
-    nearby = "\n".join((_WARNED.sub("", "\n".join(around)), text))
+    nearby = "\n".join((WARNED_AT.sub("", "\n".join(around)), text))
     for message in messages():
         if message.at_end or message.course:
             continue
