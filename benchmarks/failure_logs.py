@@ -18,7 +18,6 @@ from typing import Any
 
 from ds_advise.advisor.render.named_fix import named_fix, upgrade
 from ds_advise.probes.failures.diagnosis import Diagnosis, diagnose_text
-from ds_advise.probes.failures.installed_code import other_release
 
 LOGS = Path(__file__).parent / "data/failure_logs.jsonl"
 
@@ -73,11 +72,8 @@ def _score(case: Mapping[str, Any]) -> Score:
 
 def _printed_fix(found: Diagnosis) -> str:
     """The fix that `why` prints, or what it proposes to try for an error that is not known."""
-    if found.explanation is not None:
-        return named_fix(found)
-    error = None if found.first is None else found.first.error
-    other = None if error is None else other_release(error.frames, error.text)
-    return "" if other is None else upgrade(other)
+    other = found.other_release
+    return named_fix(found) if other is None else upgrade(other)
 
 
 def main() -> None:

@@ -266,16 +266,10 @@ def _diagnosed(files: Sequence[str]) -> Diagnosis:
 
 
 def _other_stage(config: Path, found: Diagnosis) -> str:
-    """What contradicts that a training ran with a configuration: the ZeRO stage that its log shows; "" if nothing does.
-    A configuration that cannot be read is refused after the cause."""
-    from ...ds_configs.read import zero_stage_in
-    from ..question.run import read_ds_config
-
+    """What contradicts that a training ran with a configuration: the ZeRO stage that its log shows; "" without such."""
     stages = {"zero3": (3,), "zero12": (1, 2)}
     shown = next((sign for sign in stages if sign in found.signs), None)
-    stage = None
-    with suppress(DsAdviseError):
-        stage = zero_stage_in(read_ds_config(config))
+    stage = _stage(config)
     if shown is None or stage is None or stage in stages[shown]:
         return ""
     named = _named_config(found)
@@ -286,19 +280,23 @@ def _other_stage(config: Path, found: Diagnosis) -> str:
     )
 
 
+def _stage(config: Path) -> int | None:
+    """The ZeRO stage of a configuration; None if it cannot be read, which is refused after the cause."""
+    from ...ds_configs.read import zero_stage_in
+    from ..question.run import read_ds_config
+
+    with suppress(DsAdviseError):
+        return zero_stage_in(read_ds_config(config))
+    return None
+
+
 def _with_given(found: Diagnosis, words: Sequence[str], config: Path | None) -> Diagnosis:
-    """The diagnosis with what the training's command and DeepSpeed configuration show of its engine. A configuration
-    that cannot be read is refused after the cause."""
+    """The diagnosis with what the training's command and DeepSpeed configuration show of its engine."""
     from ...probes.failures.signs import Sign, signs_in
 
     given = signs_in(shell_line(words))
     if config is not None:
-        from ...ds_configs.read import zero_stage_in
-        from ..question.run import read_ds_config
-
-        given |= frozenset[Sign](("deepspeed",))
-        with suppress(DsAdviseError):
-            given |= frozenset[Sign](("zero3",) if zero_stage_in(read_ds_config(config)) == 3 else ())
+        given |= frozenset[Sign](("deepspeed", "zero3") if _stage(config) == 3 else ("deepspeed",))
     return replace(found, signs=found.signs | given)
 
 

@@ -14,7 +14,6 @@ from ..text.units import capitalised, ended, gib
 WITHOUT_SAMPLES = ("load", "zero_init", "first_step", "optimizer_step")
 """Phases whose memory does not depend on the samples."""
 
-
 _HELD = {
     "activations": "tensors",
     "buffers": "allocator's free blocks",

@@ -24,10 +24,11 @@ def cause_and_fix(
     message, explanation = found.message, found.explanation
     if message is None or explanation is None:
         return
+    search = f"; `{ADVISE}`"  # what begins the last clause of a fix: the command that finds another plan
     fix = named_fix(found, config)
     if predicted_fix:
-        fix = predicted_fix + ("" if ADVISE in predicted_fix else "".join(fix.partition(f"; `{ADVISE}`")[1:]))
-    fix = fix.replace(ADVISE, advise) if advise else fix.partition(f"; `{ADVISE}`")[0]
+        fix = predicted_fix if ADVISE in predicted_fix else predicted_fix + "".join(fix.partition(search)[1:])
+    fix = fix.replace(ADVISE, advise) if advise else fix.partition(search)[0]
     # The source of another phase is the code of the frames, which are shown.
     has_source = isinstance(explanation, Message) or explanation.source.startswith("https://")
     source = explanation.source if has_source else ""

@@ -106,8 +106,8 @@ def _installed(callee: Callee) -> frozenset[str]:
 
 
 def _arguments(node: ast.stmt, callee: Callee) -> Iterator[str]:
-    """Yield the arguments of a function, of a method of a class, or of a class of data; of what a class inherits those
-    of its base classes."""
+    """Yield the arguments of a function, of a method of a class, or of a class of data. A class without the method also
+    has those of its base classes."""
     if isinstance(node, ast.FunctionDef) and node.name == callee.name:
         yield from (each.arg for each in (*node.args.args, *node.args.kwonlyargs))
     if not isinstance(node, ast.ClassDef) or node.name != callee.name:

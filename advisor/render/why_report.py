@@ -8,7 +8,7 @@ from typing import Any
 from ...estimators.json_form import SCHEMA_VERSION, from_attributes, to_json
 from ...probes.failures.diagnosis import Diagnosis
 from ...probes.failures.finding import Finding, Wait
-from ...probes.failures.installed_code import OtherRelease, other_release
+from ...probes.failures.installed_code import OtherRelease
 from ...probes.failures.messages import ErrorKind, Phase
 from ...probes.failures.out_of_memory import MemoryFigures
 from ..answer.memory_change import MemoryForecast
@@ -153,9 +153,7 @@ def why_report(
         last_line=found.last_line,
         error=None if first is None else _first_error(first),
         message=None if message is None else from_attributes(KnownMessage, message, fix=_fix(found)),
-        other_release=other_release(first.error.frames, first.error.text)
-        if first is not None and first.role == "unknown"
-        else None,
+        other_release=found.other_release,
         phase=None if phase is None else from_attributes(PhaseOfFailure, phase),
         memory=found.memory,
         collective=found.collective,

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ...ds_configs.launch_commands import COUNTS, Counts, Rendezvous, launcher_words
+from ...ds_configs.launch_commands import COUNTS, Counts, Launcher, Rendezvous, launcher_words
 from ...estimators.hardware import Cluster
 from .words import Program, is_assignment, is_python, launcher_of, option_name, peel, program_of
 
-_COUNTS: Mapping[str, Counts] = {
-    "torchrun": COUNTS["torchrun"],
-    "torch.distributed.launch": COUNTS["torchrun"],
-    "deepspeed": COUNTS["deepspeed"],
-    "accelerate launch": COUNTS["accelerate"],
+_LAUNCHERS: Mapping[str, Launcher] = {
+    "torchrun": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "accelerate launch": "accelerate",
 }
-"""Launcher as `launcher_of` names it -> the options with its numbers of nodes and of ranks."""
+"""Launcher as `launcher_of` names it -> the one whose options it takes."""
 
 _STARTED_BY_DEFAULT = {"torchrun": 1, "torch.distributed.launch": 1}
 """Ranks that a launcher starts if none are typed (torch 2.13 distributed/run.py). accelerate's reads a file or counts
 the machine's GPUs, and DeepSpeed's counts those, of which it heeds CUDA_VISIBLE_DEVICES only without a number (0.19.8
 launcher/runner.py `main`)."""
-
 
 _RENDEZVOUS = frozenset({"config_file", "hostfile", "rdzv_endpoint", "master_addr", "main_process_ip"})
 """Options of launchers that say where the nodes meet, or may do so."""
@@ -60,7 +59,7 @@ class TrainingCommand(NamedTuple):
     def ranks(self) -> int | None:
         """The number of ranks that is typed for the launcher, of a node or of all as it counts them, or that it starts
         without one; None if it takes the number from the machine, and for no launcher."""
-        counts = _COUNTS.get(self.launcher)
+        counts = self._counts
         if counts is None:
             return None
         typed = [value for _, name, value in self._launcher_options() if name == counts.ranks]
@@ -71,7 +70,7 @@ class TrainingCommand(NamedTuple):
     def replace_counts(self, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
         """The command with this number of ranks where its launcher has another or none. A command for another number
         of nodes stays as it is: its rendezvous is that of its nodes. So does one that names the hosts or GPUs."""
-        counts, words = _COUNTS.get(self.launcher), list(self.words)
+        counts, words = self._counts, list(self.words)
         if counts is None:
             return (*self.prefix, *words)
         ranks = str(nodes * gpus_per_node if counts.of_all_nodes else gpus_per_node)
@@ -83,7 +82,7 @@ class TrainingCommand(NamedTuple):
         for place, name, value in typed:
             if name == counts.ranks and value.isdigit():
                 flag, equals, _ = words[place].partition("=")
-                words[place : place + (1 if equals else 2)] = [f"{flag}={ranks}"] if equals else [flag, ranks]
+                words[place if equals else place + 1] = f"{flag}={ranks}" if equals else ranks
         counts_itself = self.launcher == "deepspeed" or (nodes > 1 and not named_nodes)
         if counts.ranks not in named and not counts_itself and self._first_option is not None:
             words[self._first_option : self._first_option] = [f"--{counts.ranks}", ranks]
@@ -92,17 +91,22 @@ class TrainingCommand(NamedTuple):
     def join_nodes(self, cluster: Cluster) -> tuple[str, ...]:
         """The command on several nodes, with the options of a rendezvous if its launcher has none. It is started on
         every node, with DeepSpeed's launcher on one."""
-        counts, first = _COUNTS.get(self.launcher), self._first_option
+        launcher, first = _LAUNCHERS.get(self.launcher), self._first_option
         typed = {name for _, name, _ in self._launcher_options()}
-        if cluster.nodes == 1 or counts is None or first is None or typed & {counts.nodes, *_RENDEZVOUS}:
+        if cluster.nodes == 1 or launcher is None or first is None or typed & {COUNTS[launcher].nodes, *_RENDEZVOUS}:
             return (*self.prefix, *self.words)
-        launcher = next(name for name, each in COUNTS.items() if each == counts)
-        kind: Literal["hostfile", "static"] = "hostfile" if launcher == "deepspeed" else "static"
+        rendezvous = Rendezvous("hostfile" if launcher == "deepspeed" else "static")
         added, is_new = list[str](), True
-        for word in launcher_words(launcher, cluster, [], rendezvous=Rendezvous(kind), program=[]):
+        for word in launcher_words(launcher, cluster, [], rendezvous=rendezvous, program=[]):
             is_new = option_name(word) not in typed if word.startswith("--") else is_new
             added += [word] * is_new
         return (*self.prefix, *self.words[:first], *added, *self.words[first:])
+
+    @property
+    def _counts(self) -> Counts | None:
+        """The launcher's options with the numbers of nodes and of ranks; None without a launcher that has them."""
+        launcher = _LAUNCHERS.get(self.launcher)
+        return None if launcher is None else COUNTS[launcher]
 
     @property
     def _first_option(self) -> int | None:

@@ -12,10 +12,12 @@ from typing import BinaryIO
 
 from .finding import Finding, Wait, timed_out
 from .first_error import choose, has_first_clock, is_timeout, of_root
+from .installed_code import OtherRelease, other_release
 from .log_command import Ranks, seen_ranks
 from .log_error import LogError
 from .logged_steps import Place
 from .messages import (
+    WARNED_AT,
     ErrorKind,
     MemoryPhase,
     Message,
@@ -48,9 +50,6 @@ _FETCHES = re.compile(
     r"huggingface_hub/|requests/|httpx/|urllib3/|transformers/utils/hub\.py|:(?:from_pretrained|load_dataset)\b"
 )
 """A frame of what needs the answer to a request."""
-
-_WARNED = re.compile(r"\S+\.py:\d+: \w*Warning: ")
-"""What a warning of Python begins with: its file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,8 @@ class Diagnosis:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ranks that waited elsewhere than most, or reported no timeout; all that waited if there is no most."""
+        """The ranks that waited elsewhere than most. If as many waited in one operation as in another, the ranks of
+        both; if all waited in one, those that reported no timeout."""
         if len(self.waits) < 2:
             return self.silent
         most, *_, least = self.waits
@@ -143,7 +143,7 @@ class Diagnosis:
         if self.kind == "host_out_of_memory" and not error.has_place and loading_bar(error.before):
             return under(loading_phase(), self.signs)
         # A warning has the line that warns in place of a traceback.
-        frames = [*map(str, error.frames)] or ([error.head] if _WARNED.match(error.head) else [])
+        frames = [*map(str, error.frames)] or ([error.head] if WARNED_AT.match(error.head) else [])
         found = memory_phase(frames)
         return found and under(found, self.signs)
 
@@ -157,6 +157,14 @@ class Diagnosis:
             of_host = replace(phase, cause=phase.host_cause, fix=phase.host_fix)
             return of_host if phase.host_cause and message.id in _OF_THE_HOST else message
         return phase if message.id == "gpu-memory" else message
+
+    @property
+    def other_release(self) -> OtherRelease | None:
+        """Of an error that is not known, the package that raised it, if the installed release does not have that
+        code."""
+        if self.first is None or self.first.role != "unknown":
+            return None
+        return other_release(self.first.error.frames, self.first.error.text)
 
     @property
     def is_certain(self) -> bool:
@@ -189,6 +197,7 @@ def diagnose_logs(logs: Iterable[LogOfRank]) -> Diagnosis:
     - A warning is no error, except of a launcher on a signal.
     - A message in the words of a line, such as a sample of the data, is no error if its process later raises one: it is
       quoted, or steps follow it.
+    - A request over the network that failed is no error if the same rank later raises one that is not of a request.
     - Python ignores exceptions of destructors; launchers and the other ranks repeat that something failed.
     - Among what remains, the first cause counts. A lost process counts if no exception came before it; a timeout if no
       other rank raised an exception.
@@ -260,7 +269,7 @@ def _signs(found: Scan, scans: Sequence[Scan]) -> frozenset[Sign]:
 def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether a line only has the words of a message, such as a sample of the data: it belongs to no traceback, its
     process later raised another error, and the words are quoted, or a step was logged in between. Or it tells of a
-    request that failed, and the later error is not one of a request: the program went on without an answer."""
+    request that the program did without."""
     error = finding.error
     if error.is_exception or error.frames or finding.role != "cause":
         return False
@@ -275,11 +284,11 @@ def _is_mentioned(finding: Finding, findings: Sequence[Finding]) -> bool:
         return True
     # torch writes the rank in front of the lines of a traceback alone: a line without one is of any rank.
     after = [each for each in later if error.rank in (None, each.rank)]
-    return bool(after) and _is_answered(error, after)
+    return bool(after) and _did_without(error, after)
 
 
-def _is_answered(error: LogError, after: Sequence[LogError]) -> bool:
-    """Whether an error is of a request over the network, and no later one is."""
+def _did_without(error: LogError, after: Sequence[LogError]) -> bool:
+    """Whether an error is of a request over the network, and no later one is: the program went on without an answer."""
     return bool(_REQUESTED.search(error.head)) and not any(
         _FETCHES.search(str(frame)) for each in after for frame in each.frames
     )

@@ -15,6 +15,8 @@ from .traceback_frames import LONGEST_CODE, Frame
 _OUTSIDE = re.compile(r"-packages/torch/|^<|/python\d[\d.]*/(?!(?:site|dist)-packages/)")
 """Found in the file of a frame of torch or Python, which do what their callers ask for: shapes and types are theirs."""
 
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
 _WORD = re.compile(r"[A-Za-z]{3,}")
 
 _ALIKE, _LEAST = 0.8, 4
@@ -70,7 +72,7 @@ def _raises(file: Path, function: str, message: str) -> bool:
         tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
     except (OSError, SyntaxError):
         return False
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function)
+    functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTION) and node.name == function)
     ends = (node for each in functions for node in ast.walk(each) if isinstance(node, ast.Raise | ast.Assert))
     said = {*_WORD.findall(message)}
     return any(len(own & said) >= _ALIKE * max(len(own), _LEAST) for own in map(_words, ends))

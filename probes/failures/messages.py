@@ -21,8 +21,8 @@ _GROUP = re.compile(r"\(\?P([<=])(\w+)")
 _PLACE = re.compile(r"\{(\w+)\}")
 """A placeholder of a text: the name of a group of the pattern in braces."""
 
-_WARNED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning\b)", re.MULTILINE)
-"""The place of a warning of Python, which is no frame of a traceback."""
+WARNED_AT = re.compile(r"^\S+\.py:\d+: (?=\w*Warning:)", re.MULTILINE)
+"""The file and line that a warning of Python begins with, which are no frame of a traceback."""
 
 _CLOSURE = re.compile(r":\w*closure\w*(?: |$)")
 
@@ -48,7 +48,7 @@ Phase = Literal[
     "checkpoint",
     "saving",
 ]
-"""What a rank was doing when its GPU's memory ran out."""
+"""What a rank was doing when memory ran out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPhase:
-    """One phase in which a GPU's memory runs out."""
+    """One phase in which memory runs out."""
 
     name: Phase
     frames: re.Pattern[str]
@@ -189,7 +189,7 @@ def filled(text: str, named: Mapping[str, str]) -> str:
 
 def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
     """The message that a text is; None for an unknown one. around: its traceback and the lines before and after it."""
-    nearby = "\n".join((_WARNED.sub("", "\n".join(around)), text))
+    nearby = "\n".join((WARNED_AT.sub("", "\n".join(around)), text))
     for message in messages():
         if message.at_end or message.course:
             continue
@@ -208,10 +208,17 @@ def find_message(text: str, around: Sequence[str] = ()) -> Message | None:
 
 
 def _shows(text: str, what: str) -> bool:
+    """Whether the allocator's figures in a text show what `Message.figures` names."""
     found = memory_figures(text)
-    if found is None or what in ("fragmented", "larger"):
-        return found is not None and (found.is_fragmented if what == "fragmented" else found.asks_more_than_gpu)
-    return found.is_shared and found.is_assumed == (what == "outside")
+    if found is None:
+        return False
+    shown = {
+        "larger": found.asks_more_than_gpu,
+        "shared": found.is_shared and not found.is_assumed,
+        "outside": found.is_shared and found.is_assumed,
+        "fragmented": found.is_fragmented,
+    }
+    return shown[what]
 
 
 @cache

@@ -86,8 +86,8 @@ class Frame(NamedTuple):
     @property
     def _packages(self) -> int:
         """Number of the parts of its path down to the folder of the installed packages; 0 without that folder."""
-        parts = PurePath(self.posix_file).parts
-        return next((at for at, part in enumerate(parts, 1) if part in ("site-packages", "dist-packages")), 0)
+        folders = PurePath(self.posix_file).parts[:-1]
+        return next((at for at, part in enumerate(folders, 1) if part in ("site-packages", "dist-packages")), 0)
 
     @property
     def is_launcher(self) -> bool:

@@ -134,6 +134,10 @@ def test_the_answer_names_cause_fix_rank_and_figures(capsys: pytest.CaptureFixtu
             "prompt (8).",
             "The global train batch size (3 x 4) is no multiple of 8 generations.",
         ),
+        (
+            "ValueError: The global batch size (4) must be divisible by the number of generations per prompt (8).",
+            "The global batch size (4) is no multiple of 8 generations.",
+        ),
         ("ModuleNotFoundError: No module named 'trl'", "No module named 'trl'."),
         ("ModuleNotFoundError: No module named 'transformers.deepspeed'", "No module named 'transformers.deepspeed'."),
         ("ValueError: No valid checkpoint found in output directory (out)", "There is no checkpoint-N in out."),
@@ -1627,6 +1631,23 @@ def test_code_that_the_installed_release_lacks_is_of_another_one(
     assert (f"Try: pip install -U {proposed} where the training ran." in " ".join(text.split())) is bool(proposed)
     other = json.loads(_why(capsys, "odd.log", "--json")[1])["other_release"]
     assert (other and (other["package"], other["code"])) == ((proposed, code) if proposed else None)
+
+
+def test_an_asynchronous_function_also_raises_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("odd_served", "odd_served-1.0.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "odd_served-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: odd_served\nVersion: 1.0\n"
+    )
+    raising = "async def answer():\n    raise ValueError('the engine got an odd value of a size')\n"
+    (tmp_path / "odd_served/__init__.py").write_text(raising)
+    monkeypatch.syspath_prepend(tmp_path)
+    frame = '  File "/opt/site-packages/odd_served/__init__.py", line 9, in answer\n    refuse(size)\n'
+    for words, is_proposed in (("the engine got an odd value of a size", False), ("another thing", True)):
+        Path("odd.log").write_text(f"Traceback (most recent call last):\n{frame}ValueError: {words}\n")
+        assert ("pip install -U odd_served" in _why(capsys, "odd.log")[1]) is is_proposed
 
 
 def test_a_command_that_is_cut_off_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:

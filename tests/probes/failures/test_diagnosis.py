@@ -1416,6 +1416,10 @@ def test_what_is_near_an_error_tells_its_kind(log: str, message: str) -> None:
 REFUSED = (
     "Couldn't connect to the Hub: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/x.\n"
 )
+TOO_MANY = (
+    "requests.exceptions.RetryError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with "
+    "url: /api/models/x (Caused by ResponseError('too many 429 error responses'))\n"
+)
 FETCH = """[rank1]: Traceback (most recent call last):
 [rank1]:   File "/opt/venv/lib/python3.11/site-packages/huggingface_hub/file_download.py", line 9, in hf_hub_download
 [rank1]:     raise head_call_error
@@ -1430,6 +1434,7 @@ FETCH = """[rank1]: Traceback (most recent call last):
         (REFUSED + FRAMES + "ValueError: an odd value\n", ""),
         (REFUSED + FETCH, "hub-rate-limit"),  # the answer was needed
         (REFUSED, "hub-rate-limit"),
+        (TOO_MANY, "hub-rate-limit"),  # of urllib3, which asked again after each
     ],
 )
 def test_a_request_that_failed_loses_to_a_later_traceback_without_one(log: str, message: str) -> None:

@@ -50,6 +50,12 @@ def test_the_example_fills_every_placeholder(message: Message) -> None:
     assert about.cause == message.cause or "{" in message.cause
 
 
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.id)
+def test_a_pattern_does_not_begin_at_every_letter_of_a_long_word(message: Message) -> None:
+    """A pattern that begins with any word is anchored, else the time grows with the square of the word's length."""
+    assert not re.search(r"^(?:\((?:\?:|\?P<\w+>))*\\[wS][+*]", message.pattern.pattern)
+
+
 @pytest.mark.parametrize(
     "ids", [("extension-lock", "extension-lock-interrupted"), ("unequal-sizes", "unequal-sizes-worker")]
 )
