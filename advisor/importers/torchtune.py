@@ -26,7 +26,7 @@ def torchtune_question(values: Mapping[str, Any], gpus: str | None, further: Seq
     tokenizer = values.get("tokenizer")
     samples, steps = _count(values, "batch_size"), _count(values, "gradient_accumulation_steps") or 1
     ranks = _ranks(gpus)
-    checkpoints, dtype = values.get("enable_activation_checkpointing"), values.get("dtype")
+    checkpoints, dtype = values.get("enable_activation_checkpointing"), str(values.get("dtype"))
     options = {
         "--seq-len": _count(tokenizer, "max_seq_len") if isinstance(tokenizer, Mapping) else None,
         "--micro-batch": samples,
