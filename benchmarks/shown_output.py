@@ -163,7 +163,7 @@ def make_files(folder: Path) -> None:
         ("net.py", "\n".join(net.lines)),
         ("cifar.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}'),
         ("chats.jsonl", json.dumps(chat) + "\n"),
-        *_CONFIGURATION.findall((ROOT / "docs/own-script.md").read_text()),
+        *_CONFIGURATION.findall((ROOT / "docs/own-script.md").read_text(encoding="utf-8")),
         *scripts().items(),
         ("train.log", _LOG),
         ("make_config.py", f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))"),

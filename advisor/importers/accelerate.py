@@ -63,7 +63,7 @@ FIELDS: Mapping[tuple[str, ...], tuple[str, ...]] = {
 CONFIG_OPTIONS = ("accelerate_config", "config_file")
 """TRL's options that name a configuration of accelerate (1.16 cli/accelerate_config.py)."""
 
-CHECKPOINTING_BY_FSDP = "fsdp_activation_checkpointing"
+_CHECKPOINTING_BY_FSDP = "fsdp_activation_checkpointing"
 """The key of FSDP's own checkpointing, with which the key of its offload begins."""
 
 _PREFIX = "parallelism_config_"
@@ -150,7 +150,7 @@ class AccelerateFormat:
         """The keys that name the better DeepSpeed configuration, and the numbers of processes, machines and groups."""
         if part is None:
             fsdp = _block(source.values, "fsdp_config")
-            kept = {name: value for name, value in fsdp.items() if not name.startswith(CHECKPOINTING_BY_FSDP)}
+            kept = {name: value for name, value in fsdp.items() if not name.startswith(_CHECKPOINTING_BY_FSDP)}
             return {} if plan.gradient_checkpointing or kept == fsdp else {"fsdp_config": kept}
         values, changed = source.values, config_named(source.values, part.name, stage=plan.zero_stage)
         changed |= changed_counts(values, run.processes, run.nodes)

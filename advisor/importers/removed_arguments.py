@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ...probes.failures.messages import find_message
 from ...probes.installed_packages import installed_version
+from ...validate import parse_version
 from .imported_run import known_names
 
 _REFUSAL = "TypeError: TrainingArguments.__init__() got an unexpected keyword argument '{}'"
@@ -18,8 +19,9 @@ def removed_arguments() -> set[str]:
 
 def replacement(argument: str) -> str:
     """What took the place of a removed argument, by the table of failure messages; "" for nothing."""
-    message = find_message(_REFUSAL.format(argument))
-    return "" if message is None else message.names(_REFUSAL.format(argument)).get("replacement", "")
+    refusal = _REFUSAL.format(argument)
+    message = find_message(refusal)
+    return "" if message is None else message.names(refusal).get("replacement", "")
 
 
 def refusal_of(arguments: Iterable[str]) -> str:
@@ -30,5 +32,4 @@ def refusal_of(arguments: Iterable[str]) -> str:
 
 def are_refused_here() -> bool:
     """Whether the installed transformers is 5 or newer."""
-    major = installed_version("transformers").partition(".")[0]
-    return major.isdigit() and int(major) >= 5
+    return parse_version(installed_version("transformers") or "0").major >= 5

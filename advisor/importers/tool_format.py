@@ -143,13 +143,13 @@ class ToolFormat:
         cannot be read. A misspelled key at which the tool stops is read as the one that is meant, and a renamed key by
         its present name."""
         arguments = source.arguments
+        run = self._read(source, arguments, {})
         if not self._has_own_keys(source):
-            return self._read(source, arguments, {})
+            return run
         # Only an option that nothing reads may be a misspelled one: others are the script's.
-        self._read(source, arguments, {})
         names = names_of(self.name, _trl_command(read_objective(arguments, str(source.path))))
         meant = nearest_names((name for name in arguments.unread if name not in names), names)
-        return self._read(source, source.arguments, meant)
+        return self._read(source, source.arguments, meant) if meant else run
 
     def _has_own_keys(self, source: Source) -> bool:
         return self.has_own_keys or bool(self.extensions & source.values.keys())
@@ -171,7 +171,6 @@ class ToolFormat:
         arguments.drop([name for name in unknown if name not in meant])
         part = self.deepspeed(arguments, folder)
         checkpointing = self._checkpointing(arguments)
-        checkpointing = self.checkpoints if checkpointing is None else checkpointing
         has_fsdp = any(arguments.flag(name) and arguments.text(name) not in ("[]", "{}") for name in self.fsdp)
         fsdp = _fsdp_settings(arguments, folder) if has_fsdp and part is None else {}
         version = arguments.text("fsdp_version") or fsdp.get("version", self.fsdp_version)
@@ -281,7 +280,6 @@ class ToolFormat:
         # The settings of FSDP, which may checkpoint, do not stay beside a DeepSpeed configuration.
         loses_fsdp = run.is_fsdp and part is not None
         own = self._checkpointing(source.arguments) if loses_fsdp else run.gradient_checkpointing
-        own = self.checkpoints if own is None else own
         if bool(own) != plan.gradient_checkpointing:
             if self.disables_checkpointing:
                 changed[self.disables_checkpointing] = None if plan.gradient_checkpointing else True
@@ -308,10 +306,11 @@ class ToolFormat:
             changed["fp16"] = False
         return changed
 
-    def _checkpointing(self, arguments: ScriptArguments) -> bool | Literal["offload"] | None:
+    def _checkpointing(self, arguments: ScriptArguments) -> bool | Literal["offload"]:
         if self.disables_checkpointing:
             return not arguments.flag(self.disables_checkpointing)
-        return arguments.gradient_checkpointing
+        named = arguments.gradient_checkpointing
+        return self.checkpoints if named is None else named
 
 
 Format = AccelerateFormat | ToolFormat

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...estimators.workload import TORCH_DTYPES
 from ..question.gpu_text import counts_in
 
 _COMPONENT = "_component_"
@@ -25,13 +26,13 @@ def torchtune_question(values: Mapping[str, Any], gpus: str | None, further: Seq
     tokenizer = values.get("tokenizer")
     samples, steps = _count(values, "batch_size"), _count(values, "gradient_accumulation_steps") or 1
     ranks = _ranks(gpus)
-    checkpoints = values.get("enable_activation_checkpointing")
+    checkpoints, dtype = values.get("enable_activation_checkpointing"), str(values.get("dtype"))
     options = {
         "--seq-len": _count(tokenizer, "max_seq_len") if isinstance(tokenizer, Mapping) else None,
         "--micro-batch": samples,
         "--global-batch": samples * steps * ranks if samples and ranks else None,
-        "--gradient-checkpointing": {True: "on", False: "off"}.get(checkpoints) if checkpoints is not None else None,
-        "--precision": values.get("dtype") if values.get("dtype") in ("bf16", "fp16", "fp32") else None,
+        "--gradient-checkpointing": ("on" if checkpoints else "off") if isinstance(checkpoints, bool) else None,
+        "--precision": dtype if dtype in TORCH_DTYPES else None,
     }
     words = [word for option, value in options.items() if value is not None for word in (option, str(value))]
     return shlex.join(["ds-advise", "MODEL", "--gpus", gpus or "SPEC", *words, *further])

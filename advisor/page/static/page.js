@@ -23,11 +23,14 @@ let lateTimer, resting = "";  // resting: what the status says between questions
 function markLate(isLate) {
   if (!isLate) { clearTimeout(lateTimer); lateTimer = undefined; }
   for (const name of ["result", "summary"]) byId(name).classList.toggle("late", isLate);
-  if (resting) byId("status").textContent = isLate ? t("Calculating …") : resting;
+  showStatus();
+}
+function showStatus() {
+  if (resting) byId("status").textContent = byId("result").classList.contains("late") ? t("Calculating …") : resting;
 }
 function rest(status) {
   resting = status;
-  byId("status").textContent = byId("result").classList.contains("late") ? t("Calculating …") : status;
+  showStatus();
 }
 
 function loadFailed(reason) {

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -207,50 +208,53 @@ COVERED = """() => [...document.querySelectorAll(".copy")].filter(each => each.c
 """Script: for each visible code with buttons, whether they overlap."""
 
 
-@pytest.mark.skipif(chromium_path() is None, reason="there is no Chromium")
-def test_the_buttons_do_not_cover_the_code(tmp_path: Path) -> None:
-    """A command that is longer than its box scrolls beside the buttons, or below them on a narrow screen."""
+def in_browser(folder: Path, look: Callable[[Any], Any]) -> Any:
+    """What `look` finds in a tab of a browser that shows the report."""
     pytest.importorskip("playwright")
-    path = tmp_path / "report.html"
+    path = folder / "report.html"
     assert run([*QUESTION, "--no-write", "--quiet", "--html", str(path)]) == 0
 
-    def covered(widths: tuple[int, ...]) -> list[bool]:
+    def looked() -> Any:
         with browser() as opened:
-            tab, found = opened.new_page(), []
+            tab = opened.new_page(viewport={"width": 1000, "height": 900})
             tab.goto(path.as_uri())
-            for width in widths:
-                tab.set_viewport_size({"width": width, "height": 900})
-                found += tab.evaluate(COVERED)
-            return found
+            return look(tab)
 
     # In a thread of its own: Playwright keeps a loop running in the thread of the tests of the page.
     with ThreadPoolExecutor(1) as thread:
-        overlaps = thread.submit(covered, (1200, 800, 400)).result()
+        return thread.submit(looked).result()
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="there is no Chromium")
+def test_the_buttons_do_not_cover_the_code(tmp_path: Path) -> None:
+    """A command that is longer than its box scrolls beside the buttons, or below them on a narrow screen."""
+
+    def covered(tab: Any) -> list[bool]:
+        found = []
+        for width in (1200, 800, 400):
+            tab.set_viewport_size({"width": width, "height": 900})
+            found += tab.evaluate(COVERED)
+        return found
+
+    overlaps = in_browser(tmp_path, covered)
     assert overlaps and not any(overlaps)
 
 
 @pytest.mark.skipif(chromium_path() is None, reason="there is no Chromium")
 def test_paper_has_what_is_open_and_a_focused_bar_leaves_the_others_in_sight(tmp_path: Path) -> None:
     """Without what one does on a screen."""
-    pytest.importorskip("playwright")
-    path = tmp_path / "report.html"
-    assert run([*QUESTION, "--no-write", "--quiet", "--html", str(path)]) == 0
 
-    def shown() -> tuple[list[bool], bool]:
-        with browser() as opened:
-            tab = opened.new_page(viewport={"width": 1000, "height": 900})
-            tab.goto(path.as_uri())
-            tab.locator("#time .wide .row").first.scroll_into_view_if_needed()
-            tab.locator("#time .wide .row").first.focus()
-            tab.keyboard.press("Tab")
-            tip, chart = (tab.locator(each).bounding_box() for each in ("#tip", "#time .wide svg"))
-            tab.locator("#time summary").click()
-            tab.emulate_media(media="print")
-            tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-            places = ("#time table", "#memory table", "#memory .screen", "#figures table")
-            is_apart = tip["y"] >= chart["y"] + chart["height"] or tip["y"] + tip["height"] <= chart["y"]
-            return [tab.locator(place).first.is_visible() for place in places], is_apart
+    def shown(tab: Any) -> tuple[list[bool], bool]:
+        tab.locator("#time .wide .row").first.scroll_into_view_if_needed()
+        tab.locator("#time .wide .row").first.focus()
+        tab.keyboard.press("Tab")
+        tip, chart = (tab.locator(each).bounding_box() for each in ("#tip", "#time .wide svg"))
+        tab.locator("#time summary").click()
+        tab.emulate_media(media="print")
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        places = ("#time table", "#memory table", "#memory .screen", "#figures table")
+        is_apart = tip["y"] >= chart["y"] + chart["height"] or tip["y"] + tip["height"] <= chart["y"]
+        return [tab.locator(place).first.is_visible() for place in places], is_apart
 
-    with ThreadPoolExecutor(1) as thread:
-        visible, is_apart = thread.submit(shown).result()
+    visible, is_apart = in_browser(tmp_path, shown)
     assert visible == [True, False, False, False] and is_apart
