@@ -321,16 +321,14 @@ def _value_label(setting: Setting) -> str:
 def _only_of(found: Difference) -> str:
     """Return the side that alone has a key: at the other's stage, it may have an effect."""
     owners = [
-        letter
-        for letter, setting in zip("AB", (found.first, found.second), strict=True)
-        if setting.origin not in ("default", "unset")
+        letter for letter, setting in zip("AB", (found.first, found.second), strict=True) if not setting.is_default
     ]
     return f" (of {owners[0]})" if len(owners) == 1 else ""
 
 
 def _idle_label(setting: Setting, key: str, stage: int) -> str:
     """Return a value that DeepSpeed does not use."""
-    if setting.origin in ("default", "unset"):
+    if setting.is_default:
         return NOTHING
     return f"{value_label(setting.value)} (no effect{'' if key.startswith('aio.') else f' at stage {stage}'})"
 
