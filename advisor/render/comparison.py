@@ -126,19 +126,19 @@ def _speed(first: Candidate, second: Candidate, where: str, recomputing: Sequenc
     if lacking:
         which, other = ("A", "B") if first.fit.fits else ("B", "A")
         return f"Only {which} {fits}{where}; {other}: {lacking[0].reason}."
-    faster = _faster(first, second)
-    said = f"; {faster} as fast" if faster else " at about the same speed"
+    faster, same = _faster(first, second), "at about the same speed"
+    said = f"Both fit{where}{f'; {faster}' if faster else f' {same}'}"
     if len(recomputing) == 2:
-        said += f"; with checkpointing on in both, {_faster(*recomputing) or 'they are about'} as fast"
-    return f"Both fit{where}{said}."
+        said += f"; with checkpointing on in both, {_faster(*recomputing) or f'they train {same}'}"
+    return f"{said}."
 
 
 def _faster(first: Candidate, second: Candidate) -> str:
-    """Return the faster plan and by how much: `A is 1.5 x`; "" for about the same speed."""
+    """Return the faster plan and by how much: `A is 1.5 x as fast`; "" for about the same speed."""
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
         return ""
-    return f"B is {times(ratio)}" if ratio > 1 else f"A is {times(1 / ratio)}"
+    return f"B is {times(ratio)} as fast" if ratio > 1 else f"A is {times(1 / ratio)} as fast"
 
 
 def _subject_of(comparison: Comparison) -> str:
