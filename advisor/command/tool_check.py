@@ -41,12 +41,11 @@ def read_tool_file(path: Path, given: Mapping[str, Any]) -> ImportAnswer:
     """The training of a tool's file. given: options of a question by name. Raises DsAdviseError for a file that cannot
     be read, and for an option that its tool sets itself."""
     taken = {name: value for name, value in given.items() if value is not None and name not in names_in(JobOptions)}
-    answer = import_file(path, **{name: value for name, value in taken.items() if name in _TAKEN})
     if foreign := next((name for name in taken if name not in _TAKEN), ""):
         raise ConfigFileError(
             f"{path}: --{foreign.replace('_', '-')} does not apply", why="the file sets it", fix="change it in the file"
         )
-    return answer
+    return import_file(path, **taken)
 
 
 def check_tool_file(answer: ImportAnswer, given: Mapping[str, Any], limits: Limits) -> Iterator[Requirement]:
