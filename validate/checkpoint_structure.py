@@ -40,7 +40,7 @@ _PAGE_PROBLEM = "is a web page instead of the file"
 def structural_damage(path: Path) -> tuple[str, int | None]:
     """(the damage of a file according to its format; "" for an intact file and for other formats, the number of its
     values that are NaN or infinite, as in `CheckpointFile`)."""
-    if path.suffix in (*TENSOR_FILES, ".json") and (problem := stand_in(path)):
+    if problem := stand_in(path):
         return problem, None
     if path.suffix in _ARCHIVES:
         return _archive(path)
@@ -66,10 +66,14 @@ def structural_damage(path: Path) -> tuple[str, int | None]:
 
 
 def stand_in(path: Path) -> str:
-    """What lies there in place of the file, as a problem; "" if it may be the file."""
+    """What lies there in place of the file, as a problem; "" if it may be the file. A pointer may stand for any file; a
+    file of no known format may be a page."""
     with path.open("rb") as stream:
         first = stream.read(256)
-    return _LFS_PROBLEM if first.startswith(_LFS_POINTER) else _PAGE_PROBLEM if _PAGE.match(first) else ""
+    if first.startswith(_LFS_POINTER):
+        return _LFS_PROBLEM
+    has_format = path.suffix in (*TENSOR_FILES, ".json")
+    return _PAGE_PROBLEM if has_format and _PAGE.match(first) else ""
 
 
 def _archive(path: Path) -> tuple[str, int | None]:

@@ -105,9 +105,7 @@ def missing_to_load(names: Collection[str]) -> tuple[str, ...]:
     """The files that `from_pretrained` needs for the weights of a folder, and that are missing."""
     here = {name for name in names if "/" not in name}
     kept = weights_in(here)
-    ending, stem = (
-        (".safetensors", "model") if not kept or kept[0].endswith(".safetensors") else (".bin", "pytorch_model")
-    )
+    stem, ending = ("pytorch_model", ".bin") if _are_of_torch(kept) else ("model", ".safetensors")
     if f"adapter_model{ending}" in here and not any(name.startswith(stem) for name in here if ending in name):
         return tuple({"adapter_config.json"} - here)
     index = f"{stem}{ending}.index.json"
@@ -119,8 +117,13 @@ def missing_to_load(names: Collection[str]) -> tuple[str, ...]:
 def missing_of_model(names: Collection[str]) -> tuple[str, ...]:
     """The missing files of a model alone: those that `from_pretrained` needs. DeepSpeed writes `pytorch_model.bin`
     without config.json (0.19.8 runtime/engine.py `save_16bit_model`, utils/zero_to_fp32.py)."""
-    is_deepspeeds = any(name.endswith(".bin") for name in weights_in(names))
-    return tuple(name for name in missing_to_load(names) if name != "config.json" or not is_deepspeeds)
+    without_config = _are_of_torch(weights_in(names))
+    return tuple(name for name in missing_to_load(names) if name != "config.json" or not without_config)
+
+
+def _are_of_torch(weights: Iterable[str]) -> bool:
+    """Whether `torch.save` wrote the files of `weights_in`."""
+    return any(name.endswith(".bin") for name in weights)
 
 
 def distributed_damage(metadata: Path) -> str:

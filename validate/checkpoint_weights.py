@@ -22,10 +22,7 @@ from ..estimators.errors import ConfigFileError
 from ..estimators.workload import TORCH_DTYPES, Precision
 from .checkpoint_class import own_tensors
 from .checkpoint_contents import CheckpointContents, json_object
-from .checkpoint_layout import (
-    CHECKSUMS,
-    has_adapters,
-)
+from .checkpoint_layout import CHECKSUMS, has_adapters
 
 _KNOWN = frozenset(
     (

@@ -178,8 +178,7 @@ def _recomputing(
     first: str | FileQuestion, second: str | FileQuestion, sides: tuple[Side, Side], context: ComparisonContext
 ) -> tuple[Candidate, ...]:
     """Return `Comparison.recomputing`."""
-    labels = {checkpointing_label(side.candidate.plan) for side in sides if side.candidate is not None}
-    if len(labels) < 2:
+    if len({side.candidate.plan.gradient_checkpointing for side in sides if side.candidate is not None}) < 2:
         return ()
     on = {"gradient_checkpointing": "on"}
     without_dry_run = ComparisonContext(

@@ -34,6 +34,11 @@ class Setting:
     value: Any
     origin: Origin
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the configuration does not decide it: it has DeepSpeed's default, or no value."""
+        return self.origin in ("default", "unset")
+
     def same_as(self, other: Setting) -> bool:
         """Whether DeepSpeed treats both values as equal: 5e8 equals 500000000, but true does not equal 1. NaN equals
         nothing, not even itself."""

@@ -31,8 +31,7 @@ def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Differen
         follows = path == "train_batch_size" and any(each.value in (None, "auto") for each in (ours, theirs))
         if not (ours.same_as(theirs) or follows or _only_repeats_the_default(path, first, second)):
             acts = any(
-                side.acts(path) and setting.origin not in ("default", "unset")
-                for side, setting in ((first, ours), (second, theirs))
+                side.acts(path) and not setting.is_default for side, setting in ((first, ours), (second, theirs))
             )
             found.append(Difference(key=path, first=ours, second=theirs, meaning=meaning(path), acts=acts))
     return tuple(found)

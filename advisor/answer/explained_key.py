@@ -309,8 +309,8 @@ def _origin(path: str, context: KeyContext, side: Side | None) -> str:
     if side is None:
         return "recommended" if context.is_recommended else "this plan"
     option, settings = follows_option(path), side.settings
-    origin = settings.get(path).origin
-    if option and origin in ("default", "unset"):  # another key may have what the option names, as fp16.enabled
+    setting = settings.get(path)
+    if option and setting.is_default:  # another key may have what the option names, as fp16.enabled
         same = [each.path for each in CONFIG_KEYS.values() if each.option == option]
         if any(settings.get(each).origin == "file" for each in same):
             return "in the file"
@@ -322,7 +322,7 @@ def _origin(path: str, context: KeyContext, side: Side | None) -> str:
         "file": "in the file",
         "auto": "for auto" if is_named else "assumed for auto",
         "derived": "computed" if is_named else "assumed",
-    }.get(origin, "default")
+    }.get(setting.origin, "default")
 
 
 def _names_batch(path: str, side: Side) -> bool:

@@ -14,6 +14,7 @@ import click
 
 from ...estimators.errors import ConfigFileError, DsAdviseError
 from ...estimators.json_form import SCHEMA_VERSION
+from ..question.options import IMPORT_OPTIONS
 from ..text.output import Output
 from .help import GroupedCommand
 from .options import (
@@ -301,10 +302,7 @@ _UNSET = {"default": None, "default_text": "from the file"}
 @click.command(name="from", cls=CommandWithItsWords)
 @click.argument("file", metavar="FILE", type=PATH)
 @question_options(
-    (
-        *("gpus", "ram", "host", "nvme", "link", "interconnect"),
-        *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing", "risk", "offline"),
-    ),
+    IMPORT_OPTIONS,
     extra=[
         click.option("--format", type=click.Choice(IMPORT_FORMATS), help="Format of FILE.  [default: detected]"),
         model_option("Model.  [default: from the file]"),

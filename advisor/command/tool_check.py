@@ -9,31 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError, DsAdviseError
-from ..answer.requirements import (
-    Limits,
-    Requirement,
-    check_plan,
-    lint_requirement,
-    refuse_plan,
-    skip_refused,
-)
-from ..importers.answer import ImportAnswer, YamlConfigError, detect_format, import_file
+from ..answer.requirements import Limits, Requirement, check_plan, lint_requirement, refuse_plan, skip_refused
+from ..importers.answer import DEEPSPEED_KEYS, ImportAnswer, YamlConfigError, detect_format, import_file
 from ..question.job import build_job, has_amount, parse_price
-from ..question.options import JobOptions, fill_defaults, names_in
+from ..question.options import IMPORT_OPTIONS, JobOptions, fill_defaults, names_in
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 """Endings of the files of training tools."""
 
-_OF_DEEPSPEED = frozenset(("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"))
+_OF_DEEPSPEED = DEEPSPEED_KEYS | {"train_batch_size"}
 """Keys that a DeepSpeed configuration has and no tool's JSON file."""
 
-_TAKEN = frozenset(
-    (
-        *("model", "gpus", "ram", "host", "nvme", "link", "interconnect", "offline"),
-        *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing"),
-    )
-)
-"""Options in place of the file's values: those of `ds-advise from`."""
+_TAKEN = frozenset(("model", *IMPORT_OPTIONS))
+"""The options of `ds-advise from`."""
 
 
 def is_tool_file(path: Path) -> bool:
@@ -53,19 +41,17 @@ def read_tool_file(path: Path, given: Mapping[str, Any]) -> ImportAnswer:
     """The training of a tool's file. given: options of a question by name. Raises DsAdviseError for a file that cannot
     be read, and for an option that its tool sets itself."""
     taken = {name: value for name, value in given.items() if value is not None and name not in names_in(JobOptions)}
-    answer = import_file(path, **{name: value for name, value in taken.items() if name in _TAKEN})
     if foreign := next((name for name in taken if name not in _TAKEN), ""):
         raise ConfigFileError(
             f"{path}: --{foreign.replace('_', '-')} does not apply", why="the file sets it", fix="change it in the file"
         )
-    return answer
+    return import_file(path, **taken)
 
 
 def check_tool_file(answer: ImportAnswer, given: Mapping[str, Any], limits: Limits) -> Iterator[Requirement]:
     """Check that neither the tool nor DeepSpeed refuses a file; if a model is known, also that its training fits and
     meets the limits. Raises DsAdviseError if its training cannot be predicted."""
-    name, figures = str(answer.source.path), answer.figures
-    run = answer.run
+    name, run, figures = str(answer.source.path), answer.run, answer.figures
     tool = run.tool or "the Trainer"
     lint = lint_requirement(
         name,

@@ -43,6 +43,10 @@ FORMATS: tuple[Format, ...] = (ACCELERATE, AXOLOTL, LLAMA_FACTORY, MS_SWIFT, TRL
 NAMES = tuple(form.name for form in FORMATS)
 
 
+DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu"))
+"""Keys that a DeepSpeed configuration has and no tool's file."""
+
+
 class YamlConfigError(ConfigFileError):
     """A DeepSpeed configuration in YAML, which no command reads."""
 
@@ -62,7 +66,7 @@ def detect_format(
     form = next((form for form in FORMATS if (form.matches(source) if name is None else form.name == name)), None)
     if form is not None:
         return source, form
-    if {"zero_optimization", "train_micro_batch_size_per_gpu"} & set(source.values):
+    if DEEPSPEED_KEYS & source.values.keys():
         if source.kind == "yaml":
             code = "import json, sys, yaml; print(json.dumps(yaml.safe_load(sys.stdin), indent=2))"
             written = shlex.quote(str(path.with_suffix(".json")))

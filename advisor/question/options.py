@@ -43,6 +43,12 @@ and 128, between which published recipes lie. 8 is usual on one GPU (LLaMA-Facto
 files), 128 on eight (alignment-handbook recipes@925acdf: 14 of 22 files; Stanford Alpaca). It does not grow with the
 GPUs, because it decides how a training converges."""
 
+IMPORT_OPTIONS = (
+    *("gpus", "ram", "host", "nvme", "link", "interconnect"),
+    *("method", "lora_rank", "seq_len", "loss", "micro_batch", "gradient_checkpointing", "risk", "offline"),
+)
+"""The options of a question about the file of a training tool, without the model: most replace a value of the file."""
+
 LORA_METHODS: tuple[Method, ...] = ("lora", "qlora")
 _QLORA: tuple[Method, ...] = ("qlora",)
 

@@ -126,19 +126,19 @@ def _speed(first: Candidate, second: Candidate, where: str, recomputing: Sequenc
     if lacking:
         which, other = ("A", "B") if first.fit.fits else ("B", "A")
         return f"Only {which} {fits}{where}; {other}: {lacking[0].reason}."
-    faster = _faster(first, second)
-    said = f"; {faster} as fast" if faster else " at about the same speed"
+    faster, same = _faster(first, second), "at about the same speed"
+    said = f"Both fit{where}{f'; {faster}' if faster else f' {same}'}"
     if len(recomputing) == 2:
-        said += f"; with checkpointing on in both, {_faster(*recomputing) or 'they are about'} as fast"
-    return f"Both fit{where}{said}."
+        said += f"; with checkpointing on in both, {_faster(*recomputing) or f'they train {same}'}"
+    return f"{said}."
 
 
 def _faster(first: Candidate, second: Candidate) -> str:
-    """Return the faster plan and by how much: `A is 1.5 x`; "" for about the same speed."""
+    """Return the faster plan and by how much: `A is 1.5 x as fast`; "" for about the same speed."""
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < SAME_SPEED:
         return ""
-    return f"B is {times(ratio)}" if ratio > 1 else f"A is {times(1 / ratio)}"
+    return f"B is {times(ratio)} as fast" if ratio > 1 else f"A is {times(1 / ratio)} as fast"
 
 
 def _subject_of(comparison: Comparison) -> str:
@@ -321,16 +321,14 @@ def _value_label(setting: Setting) -> str:
 def _only_of(found: Difference) -> str:
     """Return the side that alone has a key: at the other's stage, it may have an effect."""
     owners = [
-        letter
-        for letter, setting in zip("AB", (found.first, found.second), strict=True)
-        if setting.origin not in ("default", "unset")
+        letter for letter, setting in zip("AB", (found.first, found.second), strict=True) if not setting.is_default
     ]
     return f" (of {owners[0]})" if len(owners) == 1 else ""
 
 
 def _idle_label(setting: Setting, key: str, stage: int) -> str:
     """Return a value that DeepSpeed does not use."""
-    if setting.origin in ("default", "unset"):
+    if setting.is_default:
         return NOTHING
     return f"{value_label(setting.value)} (no effect{'' if key.startswith('aio.') else f' at stage {stage}'})"
 

@@ -22,6 +22,7 @@ from tests.helpers import write_checkpoint
 
 STATES = "global_step8/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
 MODEL = "model.safetensors"
+TOKENIZER = "tokenizer.model"
 
 
 def _cut(path: Path) -> None:
@@ -256,16 +257,26 @@ def test_padding_of_zero3_may_be_any_number(tmp_path: Path) -> None:
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    """Also in place of a file whose format is not read."""
     for is_summed in (False, True):
+        folder = write_checkpoint(tmp_path / f"{is_summed}" / "checkpoint-8", ranks=2)
+        (folder / TOKENIZER).write_bytes(b"pieces of words")
         if is_summed:
-            write_checksums(write_checkpoint(tmp_path / "summed" / "checkpoint-8", ranks=2))
-            folder = tmp_path / "summed" / "checkpoint-8"
-        for name in (STATES, MODEL):
+            write_checksums(folder)
+        for name in (STATES, MODEL, TOKENIZER):
             (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-        assert {file.problem for file in read_checkpoint(folder).damaged} == {
-            "is a Git LFS pointer instead of the file: git lfs pull"
-        }
+        damaged = {file.name: file.problem for file in read_checkpoint(folder).damaged}
+        assert damaged.keys() == {STATES, MODEL, TOKENIZER}
+        assert {*damaged.values()} == {"is a Git LFS pointer instead of the file: git lfs pull"}
+
+
+def test_a_web_page_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint-8", ranks=2)
+    _web_page(folder / "report.html")
+    assert read_checkpoint(folder).is_whole
+    write_checksums(folder)
+    (folder / "report.html").write_text("<html>" + "changed" * 20)
+    assert read_checkpoint(folder).problem == "report.html has changed since it was saved"
 
 
 def test_lost_model_states_are_named(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def ops_folder(machine: ExaminedMachine) -> Findings:
             else:
                 left[lock] = minutes
     if left:
-        names, shortest = list(dict.fromkeys(lock.parent.name for lock in left)), min(left.values())
+        names, shortest = [lock.parent.name for lock in left], min(left.values())
         ops, are, them = ("op", "is", "it") if len(names) == 1 else ("ops", "are", "them")
         for_long = f"for {'' if len(left) == 1 else 'at least '}{shortest:.0f} min"
         yield problem(

@@ -341,8 +341,8 @@ _RAISES_LOSS = (
 )
 
 _NO_MEAN = (
-    "DeepSpeed's optimizers take it without a message: with another number the averages of the gradients are none, and "
-    "with 1 Adam divides by zero, which makes the weights NaN"
+    "DeepSpeed's optimizers take it without a message: with a number out of this range the running averages of the "
+    "gradients are wrong, and with 1 Adam divides by zero, which makes the weights NaN"
 )
 
 TYPE_RULES = section(

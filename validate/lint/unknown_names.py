@@ -86,16 +86,15 @@ def unknown_name(
     names, block, is_sure, old = meant_by(path, known)
     if not (is_safe or is_sure or any(not _problem(config, path, f"{block}.{each}".lstrip(".")) for each in names)):
         names = ()
-    qualified = [f"{block}.{name}".lstrip(".") for name in names]
-    there = [(name, full) for name, full in zip(names, qualified, strict=True) if config.has(full)]
-    same = [each for each in there if config.get(each[1]) == config.get(".".join(path))]
+    qualified = {name: f"{block}.{name}".lstrip(".") for name in names}
+    there = [name for name in names if config.has(qualified[name])]
+    same = [name for name in there if config.get(qualified[name]) == config.get(".".join(path))]
     edits: tuple[Edit, ...] = ()
     if there and not same:  # it cannot be a second name of a setting that has another value
-        names = tuple(name for name in names if name not in dict(there))
-        qualified = [f"{block}.{name}".lstrip(".") for name in names]
+        names = tuple(name for name in names if name not in there)
     if same or (there and not names):
-        name, full = (same or there)[0]
-        names, fix = (), f"remove it: {name if block == '.'.join(path[:-1]) else full} is set"
+        name = (same or there)[0]
+        names, fix = (), f"remove it: {name if block == '.'.join(path[:-1]) else qualified[name]} is set"
         if is_safe and same:
             edits = (Remove(path),)
     elif names and block != ".".join(path[:-1]):
@@ -103,11 +102,11 @@ def unknown_name(
     elif old and _means_none(config, path, old, names[0]):
         names, fix, edits = (), "remove it", (Remove(path),)
     elif names:
-        wrong = _problem(config, path, qualified[0], old) if len(names) == 1 else ""
+        wrong = _problem(config, path, qualified[names[0]], old) if len(names) == 1 else ""
         fix = f"rename it to {' or '.join(names)}{wrong}"
         if is_safe and len(names) == 1 and not wrong:
             edits = (Rename(path, names[0]),)
-    meant = tuple(qualified[0].split(".")) if len(names) == 1 else ()
+    meant = tuple(qualified[names[0]].split(".")) if len(names) == 1 else ()
     return Violation(path=path, what=what, fix=fix, edits=edits, meant=meant)
 
 

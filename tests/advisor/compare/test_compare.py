@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from ds_advise.advisor.answer.config_settings import ConfigSettings
 from ds_advise.advisor.answer.differences import differences
 from ds_advise.advisor.cli.main import run as run_here
 from ds_advise.advisor.document.blocks import Table
+from ds_advise.advisor.question.file_question import read_file_question
 from ds_advise.advisor.render.comparison import comparison_document
 from ds_advise.advisor.search.search import predict_all
+from ds_advise.advisor.text.labels import checkpointing_label
 from ds_advise.ds_configs.config_keys import CONFIG_KEYS
 from ds_advise.ds_configs.config_keys import meaning as meaning_of
 from ds_advise.ds_configs.emit import ds_config
@@ -352,6 +355,23 @@ def test_the_first_line_also_compares_with_checkpointing_in_both(
     recomputing = f"with checkpointing on in both, A is {first / second:.2f} x as fast."
     assert re.match(rf"Both fit the GPUs; A is 1\.\d\d x as fast; {re.escape(recomputing)}", words)
     assert "Gradient checkpointing: A off, B on" in words
+
+
+def test_checkpoints_in_host_ram_are_checkpointing_too(tmp_path: Path) -> None:
+    """Both sides recompute, so that their own speeds are comparable. Recorded options are each file's own."""
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for stage, path in enumerate(paths, 1):
+        path.write_text(json.dumps(config | {"zero_optimization": {"stage": stage}}))
+    context = comparison_context("Qwen2.5-0.5B", **WHERE)
+    for choice, count in (("offload", 0), ("off", 2)):
+        first, second = (
+            replace(read_file_question(path, {}), recorded={}, batch={"gradient_checkpointing": each})
+            for path, each in zip(paths, (choice, "on"), strict=True)
+        )
+        comparison = compare(first, second, context)
+        assert len({checkpointing_label(each.plan) for each in comparison.candidates}) == 2
+        assert len(comparison.recomputing) == count
 
 
 @pytest.mark.parametrize(
