@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import click
@@ -50,3 +50,13 @@ def command_named(name: str) -> click.Command:
     module, function = COMMANDS[name][0].split(":")
     command: click.Command = getattr(import_module(f".{module}", __package__), function)
     return command
+
+
+def named_command(args: Sequence[str]) -> str:
+    """Return the command that the first word of a line names; "" if it names none."""
+    return args[0] if args and args[0] in COMMANDS else ""
+
+
+def command_of(args: Sequence[str]) -> click.Command:
+    """Return the command that answers a line: `advise` if its first word names none."""
+    return command_named(named_command(args) or "advise")

@@ -25,7 +25,7 @@ from ...estimators.errors import DsAdviseError
 from ...probes.command_line import set_command_line
 from ...probes.gc_pause import gc_paused
 from ..text.output import discard, error_to_stderr, ignore_closed_pipe
-from .commands import COMMANDS, GROUPS, command_named
+from .commands import COMMANDS, GROUPS, command_named, command_of, named_command
 from .help import HelpContext, HelpFormatter, write_common
 from .model_argument import is_model, option_without_value, with_model, words_behind_settings
 from .options import complete_model
@@ -71,10 +71,9 @@ class AdviseByDefault(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--help-all"]:
-            args = [*(name for name in args[1:2] if name in COMMANDS), "--help-all"]
-            args = args if args[1:] else ["advise", *args]
-        elif args[:1] in (["--help"], ["-h"]) and args[1:2] and args[1] in COMMANDS:
-            args = [args[1], "--help"]
+            args = [named_command(args[1:]) or "advise", "--help-all"]
+        elif args[:1] in (["--help"], ["-h"]) and (name := named_command(args[1:])):
+            args = [name, "--help"]
         elif args[:1] == ["help"] and not Path("help").exists():
             args = [*(name for name in args[1:2] if name in COMMANDS), "--help"]
         elif args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
@@ -272,8 +271,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
     """What is wrong, why, and what to type, or where it is listed."""
     from . import mistaken_files, mistaken_words, mistakes  # imported here: an answer does not need it
 
-    name = next((word for word in args[:1] if word in COMMANDS), "advise")
-    command = command_named(name)
+    command = command_of(args)
     message, fix = error.format_message().rstrip("."), ""
     match error:
         case click.NoSuchOption():
@@ -315,7 +313,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> tuple[str, str
 
 def _help_hint(args: Sequence[str], option: str = "--help-all") -> str:
     """The command that shows the help of the command: all of its options, or with --help its usage first."""
-    return f"see ds-advise {' '.join([*(word for word in args[:1] if word in COMMANDS), option])}"
+    return f"see ds-advise {' '.join(filter(None, (named_command(args), option)))}"
 
 
 _PACKAGES = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}

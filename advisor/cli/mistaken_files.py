@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...ds_configs.files import CONFIG_NAME, nearest_file
+from ...ds_configs.files import nearest_file
 from ...estimators.errors import ConfigFileError, DsAdviseError, NoGpuError, UnknownModelError
 from ...estimators.plan import PLANS
 from ..question.gpu_text import meant_gpus, near_gpus, started
 from ..question.other_names import meant_plan
 from ..text.units import listed
-from .commands import COMMANDS, command_named
+from .commands import command_named, command_of, named_command
 from .model_argument import is_model, positional_places
 from .typed_line import (
     GPUS,
@@ -143,29 +143,20 @@ def is_there(path: Path) -> bool:
 def models_instead(args: Sequence[str]) -> tuple[str, str] | None:
     """Return what is wrong and what to type if models stand in place of the files that a command needs; None for any
     other line."""
-    command = command_named(args[0]) if args[:1] and args[0] in COMMANDS else None
-    if command is None or not (usual := needed_files(command)):
+    command = command_of(args)
+    if not (needed := needed_files(command)):
         return None
     own = words_for(command, args, command)
     typed = [own[at] for at in positional_places(command, own)]
     models = [word for word in typed if is_model(word)]
-    if not models or (len(models) == 1 and len(typed) > len(usual)):
+    if not models or (len(models) == 1 and len(typed) > len(needed)):
         return None
     are = f"{listed(models)} are models" if models[1:] else f"{models[0]} is a model"
-    what = f"{command.name} reads {_KINDS[usual[0]]}, and {are}"
+    what = f"{command.name} reads {needed[0].kind}, and {are}"
     if len(models) == 1:
         return what, f"write {with_file(args[0], own)}"
     _, *options = question_for(command_named("advise"), args, command)
     return what, f"write {', and '.join(line([model, *options]) for model in models)}"
-
-
-_KINDS = {
-    CONFIG_NAME: "a configuration",
-    "train.log": "a log",
-    "zero2": "configurations or strategies",
-    "FILE": "a configuration of another tool",
-}
-"""Usual name of a file -> what it is."""
 
 
 def refuse_data(path: Path) -> None:
@@ -232,16 +223,17 @@ _RUNNING = ("dry-run", "probe", "launch")
 def _swapped(name: str) -> str:
     """Return the typed line with a word that is in the place of the model behind the model; "" without a model."""
     typed = typed_words()
-    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else None
-    model, *options = ["MODEL"] if command is None else question_for(command, typed, command)
-    return line([typed[0], model, *options, name]) if is_model(model) else ""
+    if not (own := named_command(typed)):
+        return ""
+    model, *options = question_for(command_named(own), typed, command_named(own))
+    return line([own, model, *options, name]) if is_model(model) else ""
 
 
 def with_strategy(plan: str) -> str:
     """Return the line that explains a plan for the typed question."""
-    explain, typed = command_named("explain"), typed_words()
-    command = command_named(typed[0]) if typed and typed[0] in COMMANDS else command_named("advise")
-    return line(["explain", *question_for(explain, typed, command), "--strategy", plan])
+    typed = typed_words()
+    question = question_for(command_named("explain"), typed, command_of(typed))
+    return line(["explain", *question, "--strategy", plan])
 
 
 def refuse_unknown(name: str, what: str = "", fix: str = "") -> None:
@@ -288,10 +280,11 @@ def with_gpus(name: str, gpus: str) -> str:
     words = [word for word in typed if word not in ("--gpus", f"--gpus={other}", other)]
     model = [] if any(map(is_model, words)) else [other if other and is_model(other) else "MODEL"]
     own = [part for word in words for part in (model if word == name else [word])]
-    command, advise = command_named(typed[0] if typed and typed[0] in COMMANDS else "advise"), command_named("advise")
+    command = command_of(typed)
     if "--gpus" in named_options(command):
         return line([*own, "--gpus", gpus])
-    return f"{line(own)}, or, for these GPUs, {line([*question_for(advise, own, command), '--gpus', gpus])}"
+    question = question_for(command_named("advise"), own, command)
+    return f"{line(own)}, or, for these GPUs, {line([*question, '--gpus', gpus])}"
 
 
 def refuse_unknown_side(name: str) -> None:

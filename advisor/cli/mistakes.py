@@ -64,8 +64,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         return f"write {positive} {off}" if off else f"leave {positive} out"
     short = {**_SHORT_HELP, **(_ALONE if [*args] == [own] else {})}
     if help_option := own if own in _HELP else short.get(own, ""):
-        of = "" if command.name == "advise" or help_option == "--version" else f"{command.name} "
-        return f"write ds-advise {of}{help_option}"
+        return f"write {_help_line(help_option, command)}"
     written = other_name(name)
     target = written.partition(" ")[0]
     own_names = {name, _plain(target)}
@@ -76,7 +75,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
             f"write {_filled(advice, value, ())}" if advice.startswith("--") else _with_question(advice, args, command)
         )
     if name in _names_of(command) and (not value or is_model(value) or is_there(Path(value))):
-        return f"write {line([word for word in args if word != option])}"
+        return f"write {line([word.removeprefix(f'{option}=') for word in args if word != option])}"
     needed = needed_method(target, args, known)
     if "--sharding" in (own, target) and "--strategy" in known and "--sharding" not in known:
         return "leave it out" if value == "zero" else f"write --strategy {FSDP_PLAN}"
@@ -136,7 +135,7 @@ def instead_of(option: str, args: Sequence[str], command: click.Command) -> str:
         if value := meant_choice(value, choices) if choices else value:
             return f"write {near} {value}{needed_method(near, args, known)}"
     if near in _HELP:
-        return f"write {line([*([] if command.name == 'advise' else [str(command.name)]), near])}"
+        return f"write {_help_line(near, command)}"
     if near and known[near].is_flag and not value:
         return f"write {near}"
     return f"did you mean {near}?" if near else _as_argument(option, value, args, command)
@@ -290,6 +289,12 @@ _HELP = ("--help", "--help-all", "--version")
 _SHORT_HELP = {"-V": "--version", "-?": "--help"}
 _ALONE = {"-v": "--version"}
 """Short options that mean something else if nothing else is typed."""
+
+
+def _help_line(option: str, command: click.Command) -> str:
+    """Return the line that shows a help of a command, or the version, which is no option of a command."""
+    is_of_program = command.name == "advise" or option == "--version"
+    return line([option] if is_of_program else [str(command.name), option])
 
 
 def _is_meant(option: click.Option, written: str) -> bool:

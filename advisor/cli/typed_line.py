@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from shutil import which
+from typing import NamedTuple
 
 import click
 
@@ -155,27 +156,34 @@ def words_for(command: click.Command, args: Sequence[str], typed: click.Command)
     return without({word.partition("=")[0] for word in own if word.startswith("-")} - known, own, typed)
 
 
-_USUAL_FILES: Mapping[str, str] = {
-    "config_files": CONFIG_NAME,
-    "logs": "train.log",
-    "first": "zero2",
-    "second": "zero3",
-    "file": "FILE",
+class NeededFile(NamedTuple):
+    """What a command reads, or each of several: a usual name, and what it is."""
+
+    name: str
+    kind: str
+
+
+_NEEDED_FILES: Mapping[str, NeededFile] = {
+    "config_files": NeededFile(CONFIG_NAME, "a configuration"),
+    "logs": NeededFile("train.log", "a log"),
+    "first": NeededFile("zero2", "configurations or strategies"),
+    "second": NeededFile("zero3", "configurations or strategies"),
+    "file": NeededFile("FILE", "a configuration of another tool"),
 }
-"""Argument of a command that reads files -> a usual name."""
+"""Argument of a command that reads files -> what it reads."""
 
 
-def needed_files(command: click.Command) -> list[str]:
-    """Return usual names of the files, or strategies, that a command needs which also takes `--model`."""
-    names = [_USUAL_FILES[each.name] for each in command.params if each.name in _USUAL_FILES]
-    return names if "--model" in named_options(command) else []
+def needed_files(command: click.Command) -> list[NeededFile]:
+    """Return the files, or strategies, that a command needs which also takes `--model`; none for any other command."""
+    needed = [_NEEDED_FILES[each.name] for each in command.params if each.name in _NEEDED_FILES]
+    return needed if "--model" in named_options(command) else []
 
 
 def with_file(name: str, words: Sequence[str]) -> str:
     """Return the line of a command that reads files, with usual names in place of those that it lacks if the words have
     a model."""
     command = command_named(name)
-    places, usual = [*positional_places(command, words)], needed_files(command)
+    places, usual = [*positional_places(command, words)], [each.name for each in needed_files(command)]
     models = [at for at in places if is_model(words[at])]
     files = [words[at] for at in places if at not in models]
     if not models or len(files) >= len(usual):

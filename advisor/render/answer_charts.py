@@ -9,7 +9,7 @@ from ..answer.explanation import explain_plan
 from ..answer.recommendation import Recommendation
 from ..answer.scaling import Series, build_scaling
 from ..document.blocks import Block, Chart, Folded, Heading, Row, Sentence, Table, make_figure
-from ..document.charts import GIB, Drawing, Lines, StackedBars
+from ..document.charts import Drawing, Lines, StackedBars
 from ..search.candidate import LIKELY, Candidate, lacking
 from ..text.units import gib, rate
 from .explanation import section_title, terms_table
@@ -18,7 +18,6 @@ from .plans import (
     best_plans,
     chart_with_table,
     host_bars,
-    host_parts,
     memory_bars,
     pareto_optimal,
     series_chart,
@@ -54,8 +53,7 @@ def chart_blocks(answer: Recommendation) -> Iterator[Block]:
         "RAM of a node. PyTorch rounds pinned buffers up to powers of two. Loading is shown if it takes more than "
         "training."
     )
-    hosts = {name: host_parts(plan.memory) for name, plan in plans.items()}
-    yield chart_with_table(host_bars(plans, cluster, chosen=chosen), hosts, "GiB", GIB.part)
+    yield chart_with_table(host_bars(plans, cluster, chosen=chosen))
     yield Heading("Time of a step", "time")
     times = time_chart(plans, chosen=chosen)
     cut = "; longer bars are cut" if isinstance(times.drawing, StackedBars) and times.drawing.is_cut else ""

@@ -338,7 +338,7 @@ def _peak(answer: DryRunAnswer, *, explain: bool) -> Iterator[doc.Block]:
     size = unit.figure(peak.allocated_bytes_per_gpu)
     title = f"{size} {unit.title} allocated at the peak (iteration {peak.iteration}, {peak.phase})"
     printed = memory_bar(peak.by_category, unit=unit)
-    memory = chart_with_table(chart, by_phase, unit.title, unit.part)._replace(printed=printed)
+    memory = chart_with_table(chart)._replace(printed=printed)
     times = list[doc.Block]()
     if answer.step is not None:
         bar = time_bar(answer.step.time)

@@ -286,11 +286,11 @@ def _changes(answer: ImportAnswer, left_out: Collection[str], command: str) -> I
         yield doc.Heading(f"Change in {name}", "change")
     for file, part in zip(answer.files, ("file", "configuration"), strict=False):
         old, new = printable(file.old_name), printable(str(file.new_path))
-        title = f"Change in {old}, written to {new}:" if file.old_name else f"A new file, {new}:"
         if not file.old_name:
-            yield doc.Sentence(title)
+            yield doc.Sentence(f"A new file, {new}:")
             yield from (doc.Sentence(f"  {line}", hang=4) for line in _json_lines(file.new_text, part in left_out))
             continue
+        title = f"Change in {old}, written to {new}:"
         keys = [printable(hide_secrets(key))[:_LONGEST_KEY] for key in changed_keys(answer.source, file)]
         if part in left_out:
             yield doc.Sentence(f"{title} {in_blocks(keys)}.", hang=2)

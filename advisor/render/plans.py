@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from ...estimators.estimate import MemoryEstimate, MemoryTerm, TimeEstimate, TimeTerm
 from ...estimators.hardware import Cluster
@@ -187,38 +186,31 @@ def _parts(
     return tuple(parts)
 
 
-def chart_with_table(
-    chart: StackedBars, parts: Mapping[str, Mapping[str, float]], what: str, write: Callable[[Any], str]
-) -> Chart:
-    """Return the chart with a table of its figures: components in rows, the largest first, and bars in columns. parts:
-    values of the components by bar."""
+def chart_with_table(chart: StackedBars, what: str = "", write: Callable[[float], str] | None = None) -> Chart:
+    """Return the chart with a table of its figures: components in rows, the largest first, and bars in columns. what,
+    write: the title and the form of the figures, by default those of the chart's unit."""
+    bars = [{part.name: part.value for part in bar.parts} for bar in chart.bars]
     most = Counter[str]()
-    for components in parts.values():
-        most |= Counter(components)
+    for parts in bars:
+        most |= Counter(parts)
+    write = write or chart.unit.part
     rows = [
-        Row([component_title(name), *(make_figure(each.get(name) or None, write) for each in parts.values())])
+        Row([component_title(name), *(make_figure(parts.get(name) or None, write) for parts in bars)])
         for name, _ in most.most_common()
     ]
-    return Chart(chart, Table([what, *parts], rows))
+    return Chart(chart, Table([what or chart.unit.title, *(bar.label for bar in chart.bars)], rows))
 
 
 def memory_chart(plans: Mapping[str, Candidate], cluster: Cluster, *, chosen: Candidate | None = None) -> Chart:
     """Return memory of a GPU by component, with formulas and sources."""
-    bars = memory_bars(plans, cluster, chosen=chosen, with_sources=True)
-    return chart_with_table(bars, {name: plan.memory.components for name, plan in plans.items()}, "GiB", GIB.part)
+    return chart_with_table(memory_bars(plans, cluster, chosen=chosen, with_sources=True))
 
 
 def time_chart(plans: Mapping[str, Candidate], *, chosen: Candidate | None = None) -> Chart:
     """Return the time of 1,000 tokens by component, with formulas and sources; its table is in the unit of the axis."""
     bars = time_bars(plans, chosen=chosen, with_sources=True)
     unit = bars.unit
-    parts = {
-        name: {part: 1000 * each_s / plan.time.tokens_per_step for part, each_s in plan.time.components.items()}
-        for name, plan in plans.items()
-    }
-    return chart_with_table(
-        bars, parts, f"{unit.title} per 1,000 tokens", lambda part_s: three_digits(part_s / unit.size)
-    )
+    return chart_with_table(bars, f"{unit.title} per 1,000 tokens", lambda part_s: three_digits(part_s / unit.size))
 
 
 def pareto_optimal(plans: Iterable[Candidate], cluster: Cluster, chosen: Candidate | None) -> list[Candidate]:

@@ -305,6 +305,8 @@ LINES = {
     "rent gpt2 --price 2.5": "write --prices FILE: a CSV table of machines with their prices\n",
     "rent gpt2 --cost 2": "write --prices FILE: a CSV table of machines with their prices\n",
     "lint --validate ds.json": "no such option --validate; write ds-advise lint ds.json\n",
+    "lint --validate=ds.json": "no such option --validate; write ds-advise lint ds.json\n",
+    "lint --versoin": "no such option --versoin; write ds-advise --version\n",
     "rent gpt2 --token 1B": "write --tokens 1B\n",
     "lint ds.json --deadline 3h": "it is one of ds-advise rent; see ds-advise rent --help-all\n",
     "explain nope gpt2": "'nope' is neither a model nor a key of a configuration",
